@@ -4,6 +4,7 @@ Scales and zeros are kept in half precision, as a share of a power of two for ea
 exponents. Nothing waits for the device once a matrix is packed, and all shapes follow from those of the inputs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -191,12 +192,25 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form of a matrix that a checkpoint has so, before anything is read; None if it is not kept so."""
     if scheme.bits > 8 or scheme.is_scattered or (scheme.is_float and scheme.bits not in (4, 8)):
         return None
-    is_fp4 = scheme.is_float and scheme.bits == 4
-    kind: Kind = "fp4" if is_fp4 else "fp8" if scheme.is_float else "int4" if scheme.bits <= 4 else "int8"
+    is_fp4 = scheme.is_float and scheme.bits == 4 and not scheme.label.startswith("IQ4")  # a table of wide integers
+    is_int4 = scheme.bits <= 4 and not scheme.is_float
+    kind: Kind = "fp4" if is_fp4 else "int4" if is_int4 else "fp8" if scheme.is_float and scheme.bits == 8 else "int8"
     size = scheme.block[1] if scheme.block else scheme.group_size
     group = None if size is None or size >= in_features else size
     form = Form(kind, group, scheme.has_zeros, is_fp4 and scheme.group_size == 32 and group is not None)
     return form if form.supports(in_features) else None
+
+
+def common_form(forms: Sequence[Form | None]) -> Form | None:
+    """The form of several matrices in one, as `groups.stacked` makes it; None if it is plain."""
+    first, known = forms[0], [form for form in forms if form is not None]
+    if all(form == first for form in forms):
+        return first
+    kinds, sizes = {form.kind for form in known}, [form.group for form in known if form.group is not None]
+    if len(known) < len(forms) or "fp8" in kinds:
+        return None
+    kind: Kind = "int4" if kinds == {"int4"} else "int8"
+    return Form(kind, min(sizes, default=None), any(form.has_zeros for form in known))
 
 
 def pack(groups: Groups, wanted: Form | None = None) -> PackedMatrix | None:
@@ -205,6 +219,7 @@ def pack(groups: Groups, wanted: Form | None = None) -> PackedMatrix | None:
     Args:
         wanted: The only form that will do.
     """
+    groups = groups if groups.offsets is None else _with_zeros(groups, groups.offsets)
     kind = _kind(groups) if wanted is None else wanted.kind
     codes = None if kind is None else _codes(groups.values, kind)
     arranged = _by_runs(groups)
@@ -255,6 +270,19 @@ def _codes(values: torch.Tensor, kind: Kind) -> torch.Tensor | None:
         table[-value], table[value] = code + 8, code
     codes = table[values.view(torch.uint8).int()]
     return None if (codes == 255).any() else codes
+
+
+def _with_zeros(groups: Groups, offsets: torch.Tensor) -> Groups:
+    """The same with zero points in place of offsets, and values of 4 bits as signed ones."""
+    values, is_flat = groups.values, groups.scales == 0  # then all weights are the offset
+    places = torch.arange(values.size(1), device=values.device) // groups.group_size
+    places = places.clamp(max=offsets.size(1) - 1) if groups.group_of is None else groups.group_of
+    values = values.masked_fill(is_flat[:, places], 0)
+    scales = torch.where(is_flat, offsets.abs().clamp(min=1e-30), groups.scales)
+    zeros = offsets / scales
+    if (values >= 0).all() and (values < 16).all():
+        values, zeros = values - 8, zeros - 8
+    return replace(groups, values=values, scales=scales, zeros=zeros, offsets=None)
 
 
 def _by_runs(groups: Groups) -> tuple[torch.Tensor, torch.Tensor | None, int | None] | None:

@@ -22,7 +22,7 @@ from weft.engine.kernels.triton.dependent_launch import launch_options
 from weft.engine.kernels.triton.experts import TritonExperts
 from weft.engine.kernels.triton.few_rows import FewRowsGated, FewRowsLinear, fuse_norms
 from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation, TritonNorm
-from weft.engine.kernels.triton.packed import Form, PackedMatrix, form_of, pack
+from weft.engine.kernels.triton.packed import Form, PackedMatrix, common_form, form_of, pack
 from weft.engine.kernels.triton.packed_layers import Fp8Linear, PackedLinear
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
@@ -97,10 +97,12 @@ class TritonKit(TorchKit):
     def packed_form(self, ref: WeightRef) -> Form | None:
         """How a matrix will be kept, as far as config.json says how the checkpoint has it; None for plain."""
         form = _STORED.get(self._storage)
-        scheme = self._quantization and self._quantization.expected(ref.names[0].format(0))
-        if form is None:
-            return form_of(scheme, ref.in_features) if scheme else None
-        return form if form.supports(ref.in_features) else None
+        if form is not None:
+            return form if form.supports(ref.in_features) else None
+        if self._quantization is None:
+            return None
+        schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
+        return common_form([form_of(scheme, ref.in_features) if scheme else None for scheme in schemes])
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:

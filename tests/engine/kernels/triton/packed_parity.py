@@ -121,11 +121,25 @@ def check_fp8_products(device: torch.device, dtype: torch.dtype) -> None:
         assert_near(Fp8Linear(matrix, None)(inputs[:5]), few, PRECISION[dtype])
 
 
+def check_offsets(device: torch.device) -> None:
+    """As GGUF files have them; a scale of 0 leaves the offset alone."""
+    scales, offsets = torch.rand(8, 2, device=device), torch.randn(8, 2, device=device)
+    scales[0], offsets[1, 0] = 0.0, 0.0
+    for most, kind in ((15, "int4"), (31, "int8")):
+        values = torch.randint(0, most + 1, (8, 64), device=device).to(torch.int8)
+        groups = Groups(values, scales, None, 4 if kind == "int4" else 5, 32, offsets=offsets)
+        matrix = pack(groups)
+        assert matrix is not None and matrix.form.kind == kind
+        unpacked = matrix.unpack(torch.float32, num_rows=8)
+        torch.testing.assert_close(unpacked, groups.dequantize(torch.float32), atol=2e-3, rtol=2e-3)
+
+
 def check_rounding(device: torch.device, dtype: torch.dtype) -> None:
     """Matrices that are quantized while they are loaded; groups of equal weights are kept as they are."""
     torch.manual_seed(0)
     weight = torch.randn(8, 64).to(device, dtype)
     weight[0], weight[1, :32], weight[2] = 0.25, 0.0, weight[2] * 1e-4
+    check_offsets(device)
     for storage, error in (("int8", 0.012), ("int4", 0.12), ("fp8", 0.04)):
         groups = round_matrix(weight, storage)
         matrix = pack(groups)
