@@ -99,6 +99,9 @@ class Quantization:
         """Whether the checkpoint was made for products of fp8 matrices and activations in fp8."""
         return any(s.is_float and s.bits == s.activation_bits == 8 and s.group_size is None for _, s in self.rules)
 
+    def __str__(self) -> str:
+        return self.described("activations are not quantized")
+
     def described(self, activations: str) -> str:
         """For the log; activations is said of a checkpoint that was made for fewer bits of these."""
         schemes = [scheme for _, scheme in self.rules if scheme.bits < 16]

@@ -112,6 +112,10 @@ class TritonKit(TorchKit):
         return form.num_bytes(ref.out_features, ref.in_features) + ref.out_features * ref.has_bias * dtype.itemsize
 
     @override
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        return ref.num_values * dtype.itemsize if self._storage == "none" else self.linear_bytes(ref, dtype)
+
+    @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
         return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
 

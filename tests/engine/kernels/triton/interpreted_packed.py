@@ -8,11 +8,13 @@ import msgspec
 import pytest
 import torch
 
+from tests import gguf_files
 from tests import quantized_checkpoints as written
 from tests.architectures import checkpoints as architectures
 from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
 from tests.engine.kernels.triton import packed_parity as parity
 from tests.engine.models.test_decoder import Runner, make_prompts
+from tests.engine.weights.test_gguf import LARGE, q4_k_m
 from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, reader
 from weft.engine.kernels.triton.packed import PackedMatrix
 from weft.engine.kernels.triton.packed_layers import PackedLinear
@@ -28,6 +30,7 @@ from weft.engine.shared.messages import EngineOptions
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.rounding import Storage
+from weft.server.gguf.folder import made_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a sigmoid that is 0
 
@@ -92,6 +95,14 @@ def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
     experts = ("experts.gate_up_proj", "experts.down_proj")
     config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     compare(folder, written.write(plain, folder, config, written.mxfp4, lambda name: name.endswith(experts)), 4)
+
+
+def test_mixtures_of_gguf_files_stay_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two layers of four matrices and the head; queries, keys and values are of two types in the first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint = Checkpoint("llama", LARGE | {"num_hidden_layers": 2})
+    file, plain = gguf_files.write_model(tmp_path / "model", "llama", checkpoint, q4_k_m)
+    compare(made_folder(file), plain, 9)
 
 
 @pytest.mark.parametrize("storage", ["int8", "int4", "fp8"])
