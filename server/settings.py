@@ -168,8 +168,8 @@ class Settings(BaseModel):
     kernels: Choices = {}
     """What computes a part of the model, as component=candidate with commas, or a mapping in YAML. Components are
     attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, norm_and_activation,
-    few_row_products, launches and sampler on CUDA. Default: the fastest candidate that computes what torch computes, by
-    comparison at the first start; `weft doctor` lists them."""
+    few_row_products, packed_products, launches and sampler on CUDA. Default: the fastest candidate that computes what
+    torch computes, by comparison at the first start; `weft doctor` lists them."""
     block_size: int | None = Field(default=None, ge=1, le=1024)
     """Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU."""
     prefix_caching: bool = True
@@ -205,8 +205,9 @@ class Settings(BaseModel):
     pooling: Literal["auto", "last", "mean", "cls"] = "auto"
     """Of which hidden states a vector is made: of the last token, the mean, or of the first; auto: as the checkpoint
     says, else last."""
-    quantization: Literal["none", "int8", "int4"] = "none"
-    """How to store matrices: int8 halves the bytes that a CPU reads for each token, int4 takes less than a third."""
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """How to store matrices: int8, and on CUDA fp8, halve the bytes that are read for each token, int4 takes less than
+    a third."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""

@@ -94,10 +94,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         max_model_len = min(max_model_len, max_num_batched_tokens)
     _check_ranks(options, device)
     dtype = _DTYPES.get(options.dtype, model.dtype)
-    if options.quantization != "none" and (device.type != "cpu" or dtype != torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        needs = f"quantization {options.quantization} needs device cpu and dtype bfloat16"
-        raise ModelError(f"{needs}, got {device.type} and {name}")
+    _check_quantization(options, device, dtype)
     return EngineConfig(
         options=options,
         model=Path(options.model),
@@ -114,6 +111,21 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
         kernels=options.kernels | _TORCH_ATTENTION if is_cuda and model.is_bidirectional else options.kernels,
     )
+
+
+def _check_quantization(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a form of matrices that the device, or a dtype on it, has no kernels for."""
+    name = options.quantization
+    if name == "fp8" and device.type == "cpu":
+        raise ModelError("quantization fp8 needs device cuda, got cpu, which has int8 and int4")
+    dtypes = (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.bfloat16,)
+    if name != "none" and dtype not in dtypes:
+        needed, got = " or ".join(_name(each) for each in dtypes), _name(dtype)
+        raise ModelError(f"quantization {name} needs dtype {needed} on device {device.type}, got {got}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
@@ -149,11 +161,16 @@ def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
         return False
     if device.type != "cuda":
         raise ModelError(f"kv_cache_dtype fp8 needs device cuda, got {device.type}")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _FP8_CAPABILITY:
+    if not has_fp8(device):
+        capability = torch.cuda.get_device_capability(device)
         needed, got = (f"{major}.{minor}" for major, minor in (_FP8_CAPABILITY, capability))
         raise ModelError(f"kv_cache_dtype fp8 needs compute capability {needed}, got {got}")
     return True
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether a GPU has instructions for e4m3."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def _device(name: str) -> torch.device:

@@ -166,10 +166,12 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
     if config.options.quantization != "none":
         kept = f"kept in {config.options.quantization}"
     else:
-        is_kept = kit.keeps_groups and model.quantization.has_integers
-        dtype = str(config.dtype).removeprefix("torch.")
-        kept = f"kept so where they are integers in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
-    return f"stored as {model.quantization} and {kept}"
+        quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
+        is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
+        which = "they lie" if kit.keeps_floats else "they are integers"
+        kept = f"kept so where {which} in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
+    activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
+    return f"stored as {model.quantization.described(activations)} and {kept}"
 
 
 def _load_native(

@@ -28,7 +28,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         load_format: auto, or dummy for random weights.
         model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
             there is a family.
-        quantization: none, or int8 or int4 for matrices of so many bits per value.
+        quantization: How plain matrices are kept: none for dtype, int8, int4, or fp8 on CUDA.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
         deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
@@ -65,7 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pin_share: float = 0.25
     load_format: Literal["auto", "dummy"] = "auto"
     model_impl: str = "auto"
-    quantization: str = "none"
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     speculative: str | None = None
     itl_target_ms: float | None = None
     deterministic: bool = False

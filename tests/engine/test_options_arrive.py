@@ -72,7 +72,7 @@ SEEN = {
 REFUSED_ON_A_CPU = {
     "device": ("cuda", "device cuda was asked for"),
     "kv_cache_dtype": ("fp8", "kv_cache_dtype fp8 needs device cuda"),
-    "quantization": ("int8", "quantization int8 needs device cpu and dtype bfloat16"),
+    "quantization": ("int8", "quantization int8 needs dtype bfloat16 on device cpu"),
     "kv_offload": (1 << 20, "kv_offload keeps blocks in the host's memory"),
     "deterministic": (True, "deterministic is for Weft's own layers"),
 }
