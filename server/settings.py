@@ -200,6 +200,17 @@ class Settings(BaseModel):
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of stages, each with some of the layers and tensor_parallel_size processes, which compute a step one after
     the other: more memory, not more speed."""
+    nnodes: int = Field(default=1, ge=1, le=64)
+    """Number of machines that compute the model, each with as many of the processes. Each runs the same command with
+    its own node_rank; the first serves HTTP, the others follow it."""
+    node_rank: int = Field(default=0, ge=0, le=63)
+    """Which of the machines this is, from 0."""
+    master_addr: str | None = None
+    """Address of the first machine, at which the others join it. Only they should reach it."""
+    master_port: int = Field(default=29500, ge=1, le=65535)
+    """Port of master_addr; open while a machine is missing. The processes also meet at ports that they choose."""
+    nodes_token: str | None = Field(default=None, min_length=16, repr=False)
+    """Secret by which the machines know each other, such as the output of `openssl rand -hex 32`; it is never sent."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
     speculative: str | None = None
@@ -349,11 +360,12 @@ FLAGS = (
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
-OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} | {"tool_format"}
+_OF_NODES = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "nodes_token"})
+OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | {"tool_format"}
 """The settings that each of several models may have for itself."""
 
-SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers"})
-DOORS = frozenset({"api_key", "api_keys_file", "admin_key"})
+SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers", "nodes_token"})
+DOORS = frozenset({"api_key", "api_keys_file", "admin_key", "nodes_token"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
 SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body_bytes", "store_max_bytes"}) | {
     "max_file_bytes",
@@ -419,6 +431,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
     if settings.models and (other := next((each for each in ("model", "served_model_name") if each in given), None)):
         raise StartError(f"{origins[other]}: {origins['models']} names the models; {other} is for a single one")
+    _check_nodes(settings, origins)
     models = {name: settings.for_model(name) for name in settings.models}
     if lacking := next((name for name, each in models.items() if each.kv_events_replay and not each.kv_events), None):
         raise StartError(f"models: {lacking}: kv_events_replay needs kv_events")
@@ -427,6 +440,27 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         if len(set(addresses)) < len(addresses):
             raise StartError(f"{setting}: each of several models needs an address of its own, in models")
     return Resolved(settings, origins)
+
+
+def _check_nodes(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse machines that have nothing to do."""
+    number, size = settings.nnodes, settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if settings.node_rank >= number:
+        raise StartError(f"{origins['node_rank']}: must be less than nnodes, {number}, got {settings.node_rank}")
+    if number == 1:
+        return
+    if size % number:
+        product = "tensor_parallel_size times pipeline_parallel_size"
+        raise StartError(f"{origins['nnodes']}: must divide {product}, {size}, got {number}")
+    if settings.models:
+        raise StartError(f"{origins['nnodes']}: several machines serve one model, and models names some")
+
+
+def check_meeting(settings: Settings) -> None:
+    """Refuse machines that could not find or trust each other. Raises StartError."""
+    lacking = next((name for name in ("master_addr", "nodes_token") if not getattr(settings, name)), None)
+    if settings.nnodes > 1 and lacking:
+        raise StartError(f"nnodes: {settings.nnodes} machines need {lacking}")
 
 
 def _fault(error: ValidationError) -> str:

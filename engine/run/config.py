@@ -130,15 +130,24 @@ def _name(dtype: torch.dtype) -> str:
 
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     """Refuse what several ranks cannot do yet."""
-    size, has_offload = options.num_ranks, bool(options.kv_offload or options.kv_offload_dir)
+    has_offload = bool(options.kv_offload or options.kv_offload_dir)
     for name, value, other, is_asked in (
         ("tensor_parallel_size", options.tensor_parallel_size, "deterministic", options.deterministic),  # for its sums
         ("pipeline_parallel_size", options.pipeline_parallel_size, "kv_offload", has_offload),
     ):
         if value > 1 and is_asked:
             raise ModelError(f"{name} {value} does not go together with {other}")
-    if size > 1 and device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ModelError(f"{settings_of_ranks(options)} needs {size} GPUs, and there are {torch.cuda.device_count()}")
+    if options.num_ranks > 1 and device.type == "cuda":
+        check_gpus(options)
+
+
+def check_gpus(options: EngineOptions) -> None:
+    """Refuse fewer GPUs than this machine has ranks."""
+    size, here = len(options.ranks_here), f" on each of {options.nnodes} machines" * (options.nnodes > 1)
+    if torch.cuda.device_count() < size:
+        raise ModelError(
+            f"{settings_of_ranks(options)} needs {size} GPUs{here}, and there are {torch.cuda.device_count()}"
+        )
 
 
 def settings_of_ranks(options: EngineOptions) -> str:
@@ -174,7 +183,7 @@ def _device(name: str) -> torch.device:
 
 def free_bytes(config: EngineConfig) -> int:
     """Bytes that a rank can allocate now. Each has a GPU of its own; on a CPU they share the memory."""
-    sharing = config.options.num_ranks if config.device.type == "cpu" else 1
+    sharing = len(config.options.ranks_here) if config.device.type == "cpu" else 1
     return available_memory_bytes(config.device) // sharing
 
 

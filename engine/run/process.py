@@ -28,6 +28,7 @@ from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
 from weft.engine.run.startup import Started, start
 from weft.engine.shared import logs
+from weft.engine.shared.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.garbage import collect_rarely
 from weft.engine.shared.messages import (
@@ -48,7 +49,6 @@ from weft.engine.step.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
@@ -78,7 +78,13 @@ class EngineProcess:
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
         self._publisher = open_publisher(options)
         epoch = f"{self._epoch_id:016x}"
-        started = start(options, epoch, progress=self._show_progress, before_launch=self._before_launch)
+        started = start(
+            options,
+            epoch,
+            progress=self._show_progress,
+            show_missing=self._show_missing,
+            before_launch=self._before_launch,
+        )
         _announce(started, options)
         self._engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
@@ -201,6 +207,11 @@ class EngineProcess:
         if now - self._progress_logged >= _LOG_EVERY_S:
             self._progress_logged = now
             logger.info("loading weights: %d of %d MB", done // 1_000_000, total // 1_000_000)
+
+    def _show_missing(self, num_machines: int) -> None:
+        """Show that so many machines have not joined yet."""
+        now = time.monotonic()
+        self._page.write(replace(self._page.read(), progress_time=now, num_missing_machines=num_machines))
 
     def _write_status(self, *steps: ScheduledStep) -> None:
         """Give a sign of life, with the time until the next is due; `steps` are about to be launched."""

@@ -42,7 +42,7 @@ from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling,
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, ModelPlan, load_planned, plan_largest, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks
+from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks, share_cores
 from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
@@ -69,12 +69,14 @@ def start(
     epoch: str,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    show_missing: Callable[[int], None] = lambda num_machines: None,
     before_launch: Callable[[ScheduledStep], None] = lambda step: None,
 ) -> Started:
     """Load the model and build the engine around it.
 
     Args:
         progress: Called with bytes loaded and bytes in all.
+        show_missing: Called with the number of machines that have not joined yet, when it changes.
 
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
@@ -82,7 +84,7 @@ def start(
     task = find_task(Path(options.model), options.task, engine_config.settings_of_ranks(options))
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
-    _share_cores(config)
+    share_cores(config)
     _check_fit(model_config, config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
@@ -90,14 +92,10 @@ def start(
     settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
-    ranks = Ranks(model_config, config) if options.num_ranks > 1 else None
+    ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    if ranks:
-        ranks.join()
-    plan = plan_memory(model, model_config, config, chosen, draft)
-    if ranks:
-        ranks.send(plan)
+    plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
@@ -134,13 +132,6 @@ def start(
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
     events = kv.events if isinstance(kv, RecordingCache) else None
     return Started(engine, info, plan, offload.tier if offload else None, events)
-
-
-def _share_cores(config: EngineConfig) -> None:
-    """Leave each rank its part of the CPU."""
-    size = config.options.tensor_parallel_size  # of several stages one computes at a time
-    if size > 1 and config.device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
 
 
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
@@ -301,16 +292,22 @@ def plan_memory(
     config: EngineConfig,
     chosen: ModelPlan,
     draft: DraftCheckpoint | None,
+    ranks: Ranks | None,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave."""
+    """Divide the memory that the weights leave, of all ranks once they have loaded, which then get the plan."""
+    if ranks:
+        ranks.join()
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
-    return make_plan(
+    plan = make_plan(
         config,
         chosen.planned_groups + (draft.groups if draft else ()),
         weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
     )
+    if ranks:
+        ranks.send(plan)
+    return plan
 
 
 def measure_memory(

@@ -33,6 +33,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_offload_disk: Bytes that they may take on disk.
         tensor_parallel_size: Processes that compute each step together, each with a part of every layer.
         pipeline_parallel_size: Stages of so many processes each, one after the other, each with some of the layers.
+        nnodes: Machines that compute the model, each with as many of the processes.
+        node_rank: Which of them this is; 0 has the engine, the others follow it.
+        master_addr, master_port: Where the others find the first; None for no address.
+        nodes_token: Secret by which they know each other; None for none.
         kv_events: ZeroMQ address at which to publish what is cached; None for nowhere.
         kv_events_topic: Topic of these messages; None for an empty one.
         kv_events_replay: ZeroMQ address at which to send them again; None for nowhere.
@@ -67,6 +71,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_disk: int = 32 << 30
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int = 29500
+    nodes_token: str | None = None
     kv_events: str | None = None
     kv_events_topic: str | None = None
     kv_events_replay: str | None = None
@@ -78,3 +87,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def num_ranks(self) -> int:
         """Processes that compute the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_here(self) -> range:
+        """Those of them that this machine has."""
+        number = self.num_ranks // self.nnodes
+        return range(self.node_rank * number, (self.node_rank + 1) * number)

@@ -72,6 +72,7 @@ class Status(Counters):
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
         loaded_bytes, total_bytes: Bytes of the weights, while they load; 0 before and after.
+        num_missing_machines: Machines that the engine waits for before it loads.
         stall_time: `time.monotonic` from which the engine counts as hanging if it has not written again; 0 for never.
     """
 
@@ -88,6 +89,7 @@ class Status(Counters):
     num_cached_blocks: Annotated[int, Shown("Blocks that can be found by content.", "kv_cache_indexed_blocks")] = 0
     loaded_bytes: int = 0
     total_bytes: int = 0
+    num_missing_machines: int = 0
     stall_time: float = 0.0
 
     @property

@@ -2,7 +2,7 @@
 
 Ray calls what has a name of Ray's. While the engine is restarted, requests are held instead of refused: a replica that
 refuses at once has the shortest queue, and would draw all requests to it. They count as running meanwhile, so that
-routers look elsewhere. Imports no Ray.
+routers look elsewhere. Imports no Ray, unless an engine needs several machines.
 """
 
 import asyncio
@@ -32,6 +32,8 @@ def check_settings(settings: Settings) -> None:
         raise StartError("ssl_certfile: replicas speak HTTP: end TLS in front of Ray")
     if (number := settings.server_processes) > 1:
         raise StartError(f"server_processes: a replica serves by itself, got {number}: take more replicas instead")
+    if settings.node_rank or settings.master_addr or settings.nodes_token:
+        raise StartError("node_rank, master_addr, nodes_token: with Ray a replica finds its machines itself")
 
 
 def num_ranks(settings: Settings) -> int:
@@ -54,6 +56,11 @@ class WeftReplica:
             EngineError: The engine cannot start.
         """
         names = self._settings.served_model_name or (checkpoint.served_name(self._settings.model),)
+        if self._settings.nnodes > 1:
+            from weft.server.ray.followers import Followers  # imports Ray
+
+            self._followers = Followers(self._settings)
+            self._settings = self._followers.settings
         found = self._settings.model_copy(update=await asyncio.to_thread(checkpoint.find, self._settings))
         found = found.model_copy(update={"served_model_name": names})
         self._owner = EngineOwner(found)
@@ -87,6 +94,8 @@ class WeftReplica:
         """Ray awaits it after the last request."""
         if hasattr(self, "_owner"):
             await self._owner.stop()
+        if hasattr(self, "_followers"):
+            await self._followers.stop()
 
 
 class HoldMiddleware:

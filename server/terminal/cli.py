@@ -227,6 +227,8 @@ def simulate(
 
     if resolved.settings.models:
         raise StartError("models: weft simulate replays a trace on one model; name it as MODEL")
+    if resolved.settings.nnodes > 1:
+        raise StartError("nnodes: weft simulate measures steps on this machine alone")
     settings = _found(resolved.settings)
     nobody_listens = dict.fromkeys(("kv_events", "kv_events_topic", "kv_events_replay"))
     settings = settings.model_copy(update=nobody_listens)

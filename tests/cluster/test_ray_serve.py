@@ -256,3 +256,25 @@ def can_connect(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
+    cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        cluster.nodes.append(cluster.cluster.add_node(num_cpus=1))
+    for name, value in {"NNODES": "2", "PIPELINE_PARALLEL_SIZE": "2", "DTYPE": "float32"}.items():
+        monkeypatch.setenv(f"WEFT_{name}", value)
+    cluster.deploy("--replicas", "1")
+    (answer,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
+    (node,) = cluster.processes("weft.engine.run.node_process")
+    (rank,), engines = (cluster.processes(f"weft.engine.run.{name}process") for name in ("rank_", ""))
+    os.kill(rank, signal.SIGKILL)
+    eventually(lambda: cluster.processes("weft.engine.run.process") not in ([], engines), lambda: engines)
+    (again,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
+    assert cluster.processes("weft.engine.run.node_process") == [node]
+    monkeypatch.setenv("WEFT_NNODES", "1")
+    monkeypatch.setenv("WEFT_PIPELINE_PARALLEL_SIZE", "1")
+    with serving(tmp_path / "log", "--kv-cache-memory", "64MB") as server:
+        (alone,) = gather(Cluster(None, [], server.port, tmp_path), ["What is the capital of France?"], max_tokens=48)
+    assert answer.text == again.text == alone.text != ""

@@ -89,14 +89,19 @@ OTHERS = {
     "kv_offload_disk",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "nodes_token",
     "kv_events",
     "kv_events_topic",
     "kv_events_replay",
     "kv_events_buffer",
 }
 """Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
-tests/faults/test_hung_engine.py, in tests/engine/offload/test_offload_engine.py, and in
-tests/end_to_end/test_kv_events.py."""
+tests/engine/run/test_nodes.py, in tests/engine/run/test_node_process.py, in tests/faults/test_hung_engine.py, in
+tests/engine/offload/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:

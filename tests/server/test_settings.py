@@ -9,7 +9,7 @@ from weft.engine.models.config import load_model_config
 from weft.engine.run import config as engine_config
 from weft.engine.shared.messages import EngineOptions
 from weft.server import settings as settings_module
-from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+from weft.server.settings import FLAGS, Settings, StartError, check_meeting, engine_options, flag_name, resolve
 from weft.server.terminal.settings_table import describe
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
@@ -64,6 +64,14 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_API_KEY": ""}, "WEFT_API_KEY: input should not be empty"),
         ({}, {"WEFT_API_KEYS_FILE": ""}, "WEFT_API_KEYS_FILE: input should not be empty"),
         ({"api_keys_file": ""}, {}, "--api-keys-file: input should not be empty"),
+        ({}, {"WEFT_NODE_RANK": "1"}, "WEFT_NODE_RANK: must be less than nnodes, 1, got 1"),
+        (
+            {},
+            {"WEFT_NNODES": "2"},
+            "WEFT_NNODES: must divide tensor_parallel_size times pipeline_parallel_size, 1, got 2",
+        ),
+        ({}, {"WEFT_NODES_TOKEN": ""}, "WEFT_NODES_TOKEN: input should not be empty"),
+        ({}, {"WEFT_NODES_TOKEN": "short"}, "WEFT_NODES_TOKEN: string should have at least 16 characters"),
         ({}, {"WEFT_KV_EVENTS_REPLAY": "tcp://*:1"}, "WEFT_KV_EVENTS_REPLAY: kv_events_replay needs kv_events"),
         ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
         (
@@ -184,6 +192,11 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "quantization": "int8",
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
+    "nnodes": 2,
+    "node_rank": 1,
+    "master_addr": "10.0.0.1",
+    "master_port": 29501,
+    "nodes_token": "sixteen letters!",
     "speculative": "ngram",
     "itl_target_ms": 70.0,
     "deterministic": True,
@@ -223,6 +236,12 @@ def test_a_key_that_goes_first_is_a_key(tmp_path: pathlib.Path) -> None:
         assert resolve({}, keys | {"WEFT_PRIORITY_KEYS": names}).settings.priority_keys == tuple(names.split(","))
     with pytest.raises(StartError, match="WEFT_PRIORITY_KEYS: every key must be one of api_key or api_keys_file"):
         resolve({}, keys | {"WEFT_PRIORITY_KEYS": "first,third"})
+
+
+def test_machines_need_an_address_and_a_token() -> None:
+    for given, lacking in (({}, "master_addr"), ({"master_addr": "10.0.0.1"}, "nodes_token")):
+        with pytest.raises(StartError, match=f"^nnodes: 2 machines need {lacking}$"):
+            check_meeting(Settings.model_validate({"nnodes": 2, "tensor_parallel_size": 2, **given}))
 
 
 def test_flags_are_few() -> None:

@@ -61,7 +61,7 @@ def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     def start(*, overlap: bool = False, stall_timeout_s: float = 120.0) -> EngineProcess:
         fake = make_engine(overlap=overlap)
 
-        def fake_start(options: EngineOptions, epoch: str, *, progress: object, before_launch: object) -> FakeStarted:
+        def fake_start(options: EngineOptions, epoch: str, *, before_launch: object, **_: object) -> FakeStarted:
             fake.engine._before_launch = before_launch  # type: ignore[assignment]
             return FakeStarted(fake.engine)
 

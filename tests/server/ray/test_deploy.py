@@ -38,6 +38,7 @@ def test_replicas_that_make_no_sense(text: str) -> None:
         (Settings(server_processes=2), 1.0, "server_processes: a replica serves by itself, got 2"),
         (Settings(models={"m": ModelEntry()}), 1.0, "models: a replica serves one model"),
         (Settings(ssl_certfile="a", ssl_keyfile="b"), 1.0, "ssl_certfile: replicas speak HTTP"),
+        (Settings(nodes_token="0" * 16), 1.0, "node_rank, master_addr, nodes_token: with Ray a replica finds"),
         (Settings(admin_key=("k",)), 1.0, "admin_key: the model of a replica cannot be managed"),
     ],
 )
@@ -117,6 +118,9 @@ def test_ranks_get_their_gpus_on_one_machine() -> None:
     assert ranks.resource_dict["GPU"] == 4
     stages = Settings(device="cuda", tensor_parallel_size=2, pipeline_parallel_size=2)
     assert deployment(stages)._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 4}]
+    nodes = deployment(stages.model_copy(update={"nnodes": 2}), cpus=8)._replica_config
+    assert nodes.placement_group_bundles == [{"CPU": 8, "GPU": 2}] * 2
+    assert (nodes.placement_group_strategy, nodes.resource_dict["GPU"]) == ("STRICT_SPREAD", 2)
 
 
 def test_bounds_of_replicas_are_checked() -> None:
