@@ -121,6 +121,7 @@ def start(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
+        max_loras=options.max_loras,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
