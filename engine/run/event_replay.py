@@ -3,10 +3,11 @@
 A request has two frames behind the client's name: an empty one and the first number that is wanted (8 bytes,
 big-endian). The answer is each kept message from there on, as empty frame, number and data, and a last one with number
 -1 and no data. Any other request is ignored. A thread of its own answers, so a slow client delays other clients, never
-a step. What a client does not take within `_PATIENCE_MS` ends its answer.
+a step. An answer ends when a client does not take a message within `_PATIENCE_MS`, or the whole within `_ANSWER_S`.
 """
 
 import threading
+import time
 from collections import deque
 
 import zmq
@@ -14,6 +15,7 @@ import zmq
 _MAX_BYTES = 64 << 20
 """Kept, whatever the number of messages: the tokens of some ten million positions."""
 _PATIENCE_MS = 1000
+_ANSWER_S = 30.0
 _MAX_FRAME_BYTES = 1024
 """Of what a client sends: a request takes 8, but ZeroMQ's greeting, which counts, holds a name of up to 255 bytes."""
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -65,9 +67,12 @@ class EventReplay:
                     continue
 
     def _answer(self, router: "zmq.Socket[bytes]", client: bytes, first: bytes) -> None:
+        deadline = time.monotonic() + _ANSWER_S
         with self._lock:
             messages = list(self._messages)
         for number, data in messages:
+            if time.monotonic() > deadline:
+                return
             if number >= first:  # big-endian, so bytes compare as the numbers do
                 router.send_multipart((client, b"", number, data))
         router.send_multipart((client, b"", _END, b""))

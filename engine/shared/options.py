@@ -38,10 +38,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_events_replay: ZeroMQ address at which to send them again; None for nowhere.
         kv_events_buffer: How many of them are kept for that.
         task: What the model is for: generate, embed or classify; auto as the checkpoint says.
-        lora: Folders of adapters to load before requests are served, by name.
-        max_loras: Slots for adapters, which is how many may be used at once; 0 for none.
-        max_lora_rank: Largest rank of an adapter.
         pooling: Of which hidden states a vector is made: last, mean or cls; auto as the checkpoint says.
+        lora: Folders of adapters that are loaded before requests are served, by name.
+        max_loras: Adapters that are ready at once; 0 for none.
+        max_lora_rank: Largest rank of an adapter.
     """
 
     model: str

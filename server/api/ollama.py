@@ -112,7 +112,9 @@ async def list_running(context: Context) -> Response:
 @bodies.post("/api/show")
 async def show(body: ShowBody, request: Request, context: Context) -> Response:
     """What one model is and can do."""
-    model = await context.check_model(request, body.model or body.name)
+    model = context.find_model(request, body.model or body.name)
+    if model.engine_client.info is None:  # what is known already needs no load
+        await model.engine_client.load()
     info = model.engine_info
     return _json(
         {

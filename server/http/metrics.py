@@ -25,6 +25,8 @@ from weft.engine.shared.messages import FinishReason, TokensOutput
 from weft.engine.shared.status_page import SHOWN, Counters, Status
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
 from weft.server.model.engine_client import EngineClient
+from weft.server.model.fleet import Fleet
+from weft.server.model.fleet_metrics import FleetCollector
 from weft.server.model.served_model import ServedModel
 
 FLUSH_S = 1.0
@@ -164,12 +166,12 @@ class ModelMetrics:
 class Metrics:
     """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
 
-    def __init__(self, models: Collection[ServedModel], prefix: str) -> None:
+    def __init__(self, models: Collection[ServedModel], fleet: Fleet, prefix: str) -> None:
         """Make the metrics of these models. Engines that several of them share count under the first one's name."""
         engines: dict[EngineClient, str] = {}
         for model in models:
             engines.setdefault(model.engine_client, model.name)
-        self._engines = EngineCollector(engines, f"{prefix}:")
+        self._collectors = EngineCollector(engines, f"{prefix}:"), FleetCollector(fleet, f"{prefix}:")
         self._own = CollectorRegistry()
         families = Families(self._own, f"{prefix}:")
         self._models = {name: ModelMetrics(families, name) for name in dict.fromkeys(model.name for model in models)}
@@ -194,7 +196,8 @@ class Metrics:
             own = b""
         else:
             own = generate_latest(self._own)
-        registry.register(self._engines)
+        for collector in self._collectors:
+            registry.register(collector)
         return own + generate_latest(registry)
 
 

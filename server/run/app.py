@@ -65,12 +65,13 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fle
         lifespan=_run_batches,
     )
     app.state.lifecycle = Lifecycle()
+    fleet = fleet or Fleet(pathlib.Path(os.devnull), settings)
     app.state.context = ServerContext(
         models=served,
         settings=settings,
-        fleet=fleet or Fleet(pathlib.Path(os.devnull), settings),
+        fleet=fleet,
         lifecycle=app.state.lifecycle,
-        metrics=Metrics(served.values(), settings.metrics_prefix),
+        metrics=Metrics(served.values(), fleet, settings.metrics_prefix),
         workers=Workers(),
         store=Store(settings),
         created=int(time.time()),

@@ -9,6 +9,7 @@ end. So what is loaded together never takes more than was planned. Starts and re
 import contextlib
 import logging
 import pathlib
+import signal
 import time
 from collections.abc import Mapping, Sequence
 
@@ -41,6 +42,8 @@ _WANTED_S = 5 * ASK_EVERY_S
 """A model that nobody has asked for again within this time is not wanted any more."""
 _HOLD_S = 5.0
 """A loaded model may stay this long to get its first request, or it would be sent away before it served any."""
+_SILENT_S = 900.0
+"""An engine that loads and shows nothing new for this long hangs. It may compile kernels for minutes."""
 _LOOK_S = 1.0
 _BUSY_LOOK_S = 0.05
 
@@ -58,6 +61,9 @@ class _Model:
         self.used_time = 0.0  # when it last became ready, or was seen to work
         self.has_worked = False  # since it became ready
         self.seen = (0, 0)
+        self.shown = (0, 0)  # what it last showed while it loaded: its process and the bytes
+        self.shown_time = 0.0
+        self.hangs = False  # and is killed for it
 
     def look(self, now: float) -> Status:
         """Note whether it has worked since the last look."""
@@ -68,6 +74,14 @@ class _Model:
             self.state = replace(self.state, last_used=float(int(time.time())))
         self.seen = seen
         return status
+
+    def is_silent(self, status: Status, now: float) -> bool:
+        """Whether its engine loads, and has shown nothing new for too long."""
+        shown = self.engine.child.pid or 0, status.loaded_bytes
+        if self.state.state != "loading" or shown != self.shown:
+            self.shown, self.shown_time, self.hangs = shown, now, False
+        self.hangs = now - self.shown_time >= _SILENT_S
+        return self.hangs
 
 
 class ModelLoader:
@@ -127,6 +141,8 @@ class ModelLoader:
             return False
         if was == "unloading":
             self._left(name)
+        elif model.hangs:
+            self._fail(name, f"its engine showed no progress for {_SILENT_S:g} s")
         elif code == EXIT_CANNOT_LOAD or (was == "loading" and child.num_deaths >= MAX_FAILURES):
             message = model.engine.take_fault() or f"its engine ended {child.num_deaths} times before it was ready"
             self._fail(name, message)
@@ -142,6 +158,8 @@ class ModelLoader:
             self._obey(ask, now)
         for name, model in self._models.items():
             status = model.look(now)
+            if model.on_demand and model.is_silent(status, now):
+                model.engine.child.send_signal(signal.SIGKILL)  # `note_end` says that it has failed
             if model.state.state == "loading" and status.is_ready:
                 self._set(model, "ready")
                 model.used_time, model.has_worked, model.seen = now, False, (0, 0)
@@ -177,9 +195,10 @@ class ModelLoader:
         """Start what is wanted and fits, and send away those that it needs the room of."""
         going = [name for name, model in self._models.items() if model.state.state == "unloading"]
         there = [name for name, model in self._models.items() if model.state.state in ("loading", "ready")] + going
+        full: set[str] = set()  # devices whose room is kept for a model that was wanted before
         for name in list(self._wanted):
-            model = self._models[name]
-            if model.state.state == "unloading":
+            model, device = self._models[name], self._room.device(name)
+            if model.state.state == "unloading" or device in full:
                 continue
             if name in self._faults:  # what it takes is not known, so nothing can be promised
                 del self._wanted[name]
@@ -198,6 +217,8 @@ class ModelLoader:
                 going.append(leaver)
             if leavers is not None:
                 there.append(name)  # it has that room: no other wanted one may count on it
+            elif device:
+                full.add(device)
 
     def _may_leave(self, now: float) -> Sequence[str]:
         """Those that may be sent away, idle ones first, then the least recently used ones."""

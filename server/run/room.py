@@ -28,6 +28,10 @@ class Room:
         """What a model takes; None: it is not planned."""
         return self.needs[name].num_bytes if name in self.needs else None
 
+    def device(self, name: str) -> str | None:
+        """Where a model is loaded; None: it is not planned."""
+        return self.needs[name].device if name in self.needs else None
+
     def lack(self, name: str, there: Collection[str]) -> int:
         """Bytes that are wanting for a model beside those that are there; 0 or less if it fits."""
         if (need := self.needs.get(name)) is None:

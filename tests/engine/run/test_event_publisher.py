@@ -119,6 +119,22 @@ def test_a_slow_client_of_the_replay_is_given_up(
         assert [client.recv_multipart()[1][-1] for _ in range(2)] == [4999 % 256, 255]
 
 
+def test_a_replay_that_takes_too_long_ends(
+    replay_context: "zmq.Context[zmq.Socket[bytes]]", address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = EventReplay(replay_context, address, 10)
+    replay.add(bytes(8), b"first")
+    monkeypatch.setattr(event_replay, "_ANSWER_S", -1.0)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.set(zmq.LINGER, 0)
+        client.connect(address)
+        client.send_multipart((b"", bytes(8)))
+        assert not client.poll(100)
+        monkeypatch.setattr(event_replay, "_ANSWER_S", 30.0)
+        client.send_multipart((b"", bytes(8)))
+        assert client.recv_multipart()[-1] == b"first"
+
+
 def test_an_address_in_use_and_a_missing_package_are_named(
     publisher: EventPublisher, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

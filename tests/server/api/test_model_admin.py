@@ -123,6 +123,27 @@ def test_cards_tell_the_state_and_follow_the_aliases(fleet_site: Any) -> None:
     assert fleet_site.call("GET", "/v1/models/x").json["root"] == "b"
 
 
+def test_what_is_known_of_a_model_is_shown_without_loading_it(fleet_site: Any) -> None:
+    fleet_site.tell(ModelState("unloaded"))
+    fleet_site.loading.failure = ModelLoadingError("not in time")
+    assert fleet_site.call("POST", "/api/show", json={"model": "b"}).status == 200
+    fleet_site.loading.info = None
+    assert fleet_site.call("POST", "/api/show", json={"model": "b"}).status == 503
+
+
+def test_metrics_tell_the_state_of_each_model(fleet_site: Any) -> None:
+    fleet_site.tell(ModelState("failed", memory_bytes=5, num_failures=2, num_unloaded=3))
+    text = fleet_site.call("GET", "/metrics").text
+    assert 'weft:model_state{model_name="b",state="failed"} 1.0' in text
+    assert 'weft:model_state{model_name="b",state="ready"} 0.0' in text
+    assert 'weft:model_state{model_name="a",state="ready"} 1.0' in text
+    assert 'weft:model_memory_bytes{model_name="b"} 0.0' in text
+    assert 'weft:model_unloads_total{model_name="b"} 3.0' in text
+    assert 'weft:model_load_failures_total{model_name="b"} 2.0' in text
+    fleet_site.tell(ModelState("ready", memory_bytes=5))
+    assert 'weft:model_memory_bytes{model_name="b"} 5.0' in fleet_site.call("GET", "/metrics").text
+
+
 def test_a_request_that_has_begun_stays_with_its_model(fleet_site: Any) -> None:
     """Its tools are read with the formats of one, so its prompt must be made for that one."""
     context = fleet_site.app.state.context

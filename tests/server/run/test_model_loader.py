@@ -34,7 +34,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.status = Status()
-        self.child = SimpleNamespace(due_time=0.0, pid=None, num_deaths=0)
+        self.signals: list[int] = []
+        self.child = SimpleNamespace(due_time=0.0, pid=None, num_deaths=0, send_signal=self.signals.append)
         self.has_left = False
         self.fault = ""
 
@@ -200,6 +201,40 @@ def test_one_that_cannot_be_loaded_has_failed_and_may_be_tried_again(site: Site)
     site.engines["a"].child.num_deaths = 3
     assert site.end("a", -11)
     assert site.fleet.read().models["a"].message == "its engine ended 3 times before it was ready"
+
+
+def test_an_engine_that_hangs_while_it_loads_is_killed_and_its_model_has_failed(site: Site) -> None:
+    site.ask("load", "a")
+    engine = site.engines["a"]
+    engine.child.pid = 1
+    for loaded_bytes in (1, 2):
+        engine.status = Status(epoch_id=1, loaded_bytes=loaded_bytes)
+        site.loader.look()
+        site.now += 899
+        site.loader.look()
+        assert not engine.signals
+    site.now += 1
+    site.loader.look()
+    assert engine.signals == [signal.SIGKILL]
+    assert site.end("a", -signal.SIGKILL)
+    state = site.fleet.read().models["a"]
+    assert (state.state, state.message) == ("failed", "its engine showed no progress for 900 s")
+    site.load("a")
+    assert site.states == "ready ready unloaded unloaded"
+
+
+def test_small_models_do_not_overtake_one_that_needs_more_room(site: Site) -> None:
+    site.load("b")
+    site.ask("load", "a")
+    site.run("a")  # 50 + 30 + 20, and it has not served anybody yet
+    site.ask("unload", "b")
+    site.end("b")
+    site.ask("load", "c")
+    site.ask("load", "b")
+    assert site.states == "ready ready unloaded unloaded", "the room of b is kept for c"
+    site.report("a", num_steps=1)
+    site.end("a")
+    assert site.states == "ready unloaded unloaded loading"
 
 
 def test_one_that_was_not_planned_is_not_started(site: Site) -> None:
