@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from weft.engine.core.pending_grammars import Ready
 from weft.engine.core.request import Request, RequestStatus
@@ -20,18 +20,11 @@ from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.shared.adapters import Adapter, AdapterUse, find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import RejectReason
+from weft.engine.step.executor import Executor
 
 logger = logging.getLogger(__name__)
 
 _Key = tuple[int, int]
-
-
-class AdapterLoader(Protocol):
-    """What of an executor loads adapters."""
-
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
-        """Load in the background. No request of a running step uses the slot."""
-        ...
 
 
 @dataclass(slots=True)
@@ -53,11 +46,11 @@ class _Waiting:
 class AdapterTable:
     """Owner of the slots and of the requests that wait for their adapter."""
 
-    def __init__(self, num_slots: int, scheduler: Scheduler, loader: AdapterLoader) -> None:
-        """Start with empty slots. The loader is asked only if there are any."""
+    def __init__(self, num_slots: int, scheduler: Scheduler, executor: Executor[Any]) -> None:
+        """Start with empty slots. The executor is asked only if there are any."""
         self._slots = [_Slot(index) for index in range(1, num_slots + 1)]
         self._scheduler = scheduler
-        self._loader = loader
+        self._executor = executor
         self._waiting: dict[Adapter, dict[_Key, _Waiting]] = {}  # the adapter that is waited for longest first
         self._adapters: dict[_Key, Adapter] = {}  # of the requests in _waiting
         self._number = 0  # of the latest load or use
@@ -142,27 +135,25 @@ class AdapterTable:
             launched: The steps on the device, whose slots must stay as they are.
         """
         ready: list[Ready] = []
-        for slot in self._slots:
-            if slot.loading is not None and slot.loading.done():
-                adapter = slot.adapter
-                fault = self._end_load(slot)
-                if fault is not None and adapter is not None:
-                    ready += self._take(adapter, fault, RejectReason.ADAPTER)
-            slot.is_draining = False
+        for each in self._slots:
+            each.is_draining = False
+            is_over = each.loading is not None and each.loading.done()
+            if is_over and (adapter := each.adapter) and (fault := self._end_load(each)) is not None:
+                ready += self._take(adapter, fault, RejectReason.ADAPTER)
         if not self._adapters:
             return ready
         ready += self._expired()
         in_use: set[int] | None = None  # None: not looked at
         for adapter in list(self._waiting):
-            slot = self._slot_of(adapter)
+            slot = self._slot_of(adapter)  # None: it is in none
             if slot is None:
                 if in_use is None:
                     in_use = self._in_use(launched) | {r.request.adapter_slot for r in ready}
                 self._make_room(adapter, in_use)
             elif slot.loading is None and not slot.is_draining:
                 taken = self._take(adapter)
-                for each in taken:
-                    self._give(slot, each.request)
+                for admitted in taken:
+                    self._give(slot, admitted.request)
                 ready += taken
                 if in_use is not None:
                     in_use.add(slot.index)
@@ -184,7 +175,7 @@ class AdapterTable:
     def _begin_load(self, slot: _Slot, adapter: Adapter) -> None:
         self._number += 1
         slot.adapter, slot.load_number, slot.use_number = adapter, self._number, self._number
-        slot.loading = self._loader.load_adapter(slot.index, Path(adapter.folder))
+        slot.loading = self._executor.load_adapter(slot.index, Path(adapter.folder))
 
     def _end_load(self, slot: _Slot) -> str | None:
         """Take what has been loaded into use, or empty the slot and return the fault."""

@@ -55,13 +55,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, its description, and what keeps evicted blocks and records events, if anything does."""
+    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
     tier: OffloadTier | None = None
-    events: BlockEvents | None = None
+
+    @property
+    def events(self) -> BlockEvents | None:
+        """Of blocks that became cached; None if nobody asked for them."""
+        kv = self.engine.scheduler.kv
+        return kv.events if isinstance(kv, RecordingCache) else None
 
 
 def start(
@@ -133,8 +138,7 @@ def start(
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
-    events = kv.events if isinstance(kv, RecordingCache) else None
-    return Started(engine, info, plan, offload.tier if offload else None, events)
+    return Started(engine, info, plan, offload.tier if offload else None)
 
 
 def _share_cores(config: EngineConfig) -> None:

@@ -12,13 +12,12 @@ import msgspec
 
 from weft.engine.shared.errors import ModelError
 
-CONFIG_NAME = "adapter_config.json"
 MAX_ADAPTERS = 1000
 """Most adapters of all models together."""
 MAX_LORAS = 256
 """Most slots of a model."""
 MAX_FOLDER_CHARS = 4096
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
@@ -36,19 +35,18 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
-    """The adapter in a folder as it is now. Reads no file.
+    """The adapter in a folder as it is now. Opens no file.
 
     Raises:
         ModelError: There is none.
     """
     digest = hashlib.blake2s(str(folder).encode("utf-8", "surrogateescape"), digest_size=16)
     try:
-        for path in (folder / CONFIG_NAME, *(folder / weights for weights in _WEIGHTS)):
-            if path.is_file():
-                stat = path.stat()
-                digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-            elif path.name == CONFIG_NAME:
-                raise ModelError(f"no {CONFIG_NAME} in {folder}" if folder.is_dir() else f"no such folder: {folder}")
+        for name_of_file in _FILES:
+            stat = (folder / name_of_file).stat()
+            digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
+    except FileNotFoundError:
+        raise ModelError(f"no {name_of_file} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
     except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
         raise ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return Adapter(name, str(folder), digest.hexdigest())

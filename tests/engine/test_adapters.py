@@ -21,7 +21,8 @@ ADAPTERS: dict[str, Adapter] = {}
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").touch()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).touch()
     ADAPTERS.update({name: find_adapter(name, tmp_path) for name in ("formal", "brief")})
 
 
@@ -55,7 +56,7 @@ class AdaptingRunner:
 def adapting_engine(*, overlap: bool = False) -> tuple["Engine[Any]", AdaptingRunner]:
     fake = make_engine(overlap=overlap, max_loras=2)
     runner: Any = AdaptingRunner(fake.runner)
-    fake.engine._executor = fake.engine.pending.adapters._loader = runner
+    fake.engine._executor = fake.engine.pending.adapters._executor = runner
     fake.engine.pending.adapters.load_first({name: each.folder for name, each in ADAPTERS.items()})
     return fake.engine, runner
 

@@ -22,7 +22,8 @@ from weft.engine.shared.messages import FinishReason, RejectReason
 def adapter(folder: Path, name: str) -> Adapter:
     if not (folder / name).exists():
         (folder / name).mkdir()
-        (folder / name / "adapter_config.json").touch()
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            (folder / name / file).touch()
     return find_adapter(name, folder / name)
 
 
