@@ -108,8 +108,8 @@ def _refuse_variants(fields: Fields, path: Path) -> None:
     start = fields.raw("init_lora_weights")
     if not (start is None or isinstance(start, bool) or start in _PLAIN_STARTS):
         raise ModelError(
-            f"{path}: init_lora_weights {start} is not served: it changes the model's own weights. Save the adapter with "
-            "path_initial_model_for_weight_conversion, which makes a plain one of it"
+            f"{path}: init_lora_weights {start} is not served: it changes the model's own weights. Save the adapter "
+            "with path_initial_model_for_weight_conversion, which makes a plain one of it"
         )
 
 

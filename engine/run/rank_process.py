@@ -18,7 +18,7 @@ from weft.engine.run.kernel_choice import make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_choice import plan_model
 from weft.engine.run.process import cannot_load, follow_parent
-from weft.engine.run.ranks import FollowingRunner, RankTask
+from weft.engine.run.ranks import FollowingRunner, LoadAdapter, RankTask
 from weft.engine.run.startup import measure_memory
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
@@ -45,6 +45,8 @@ def main(fd: int, engine: int) -> int:
             message = link.recv()
             if isinstance(message, Batch):
                 runner.follow(message)
+            elif isinstance(message, LoadAdapter):
+                runner.load_adapter(message.slot, message.folder)
             else:
                 obey(blocks, message)
     except EOFError:
@@ -76,7 +78,8 @@ def _load(task: RankTask, link: Connection) -> tuple[FollowingRunner, BlockBytes
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
-    runner = FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
+    parts = model, caches, config.device
+    runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters)
     return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Model
 from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
@@ -51,6 +53,14 @@ _SILENCE_S = 60.0
 _PATIENCE_S = 1.0
 """Pause before a failed step ends the engine. If it failed because another rank has ended, that is said, and ends it,
 first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """See `Executor.load_adapter`."""
+
+    slot: int
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +135,11 @@ class Ranks:
         self.task.join(self._store)
         timer.cancel()
 
-    def send(self, message: MemoryPlan | Batch) -> None:
-        """Give the others the plan of their memory, then batches, of which they compute their parts."""
+    def send(self, message: MemoryPlan | Batch | LoadAdapter) -> None:
+        """Give the others the plan of their memory, then batches, of which they compute their parts, and adapters."""
         self.send_each([message] * len(self._links))
 
-    def send_each(self, messages: Sequence[MemoryPlan | Batch | ReadBlock | WriteBlock]) -> None:
+    def send_each(self, messages: Sequence[MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock]) -> None:
         """Give each of the others its own message. Any thread may; all ranks get what others send in one order."""
         with self._lock:
             for link, message in zip(self._links, messages, strict=True):
@@ -182,11 +192,12 @@ class RankedRunner(ModelRunner):
         device: torch.device,
         draft_model: Follower | None,
         sampling: SamplingKit,
+        adapters: Adapters | None = None,
         *,
         overlap: bool,
     ) -> None:
         """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
-        super().__init__(model, caches, device, draft_model, sampling)
+        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
         self._ranks = ranks
         self._overlap = overlap
 
@@ -205,6 +216,12 @@ class RankedRunner(ModelRunner):
             os._exit(1)
 
     @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        """See `ModelRunner`; every rank reads its part of the adapter."""
+        self._ranks.send(LoadAdapter(slot, folder))
+        return super().load_adapter(slot, folder)
+
+    @override
     def prepare(self) -> bool:
         """See `ModelRunner`; what there is to prepare of the model would have to be computed by all."""
         return self._follower is not None and self._follower.prepare()
@@ -218,16 +235,27 @@ class FollowingRunner(ModelRunner):
     """Computes batches on another rank than the first, which samples."""
 
     def __init__(
-        self, model: Model, caches: Caches, device: torch.device, *, overlap: bool, has_head: bool = True
+        self,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        *,
+        overlap: bool,
+        has_head: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
         """See `RankedRunner`; has_head unless it is of a later stage."""
-        super().__init__(model, caches, device)
+        super().__init__(model, caches, device, adapters=adapters)
         self._overlap = overlap
         self._has_head = has_head
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """Compute this rank's part of a batch and of its logits."""
+        with self._computing(batch):
+            self._follow(batch)
+
+    def _follow(self, batch: Batch) -> None:
         if not self._has_head:
             self.fill_caches(to_device(batch.token_ids, self._device), batch)
             return

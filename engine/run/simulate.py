@@ -84,6 +84,10 @@ class SimulatedDevice:
     def check_device(self) -> None:
         """It never fails."""
 
+    def load_adapter(self, slot: int, folder: pathlib.Path) -> "Future[None]":
+        """Traces name none."""
+        raise NotImplementedError
+
 
 class SimulatedReplica:
     """An engine over a simulated device, and what its clients see."""

@@ -112,8 +112,11 @@ def start(
     sampling = choose_sampling(config)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    parts = model, caches, config.device, draft_model, sampling
-    runner = RankedRunner(ranks, *parts, overlap=config.overlap) if ranks else ModelRunner(*parts, graphs)
+    parts, adapters = (model, caches, config.device, draft_model, sampling), chosen.adapters
+    if ranks:
+        runner: ModelRunner = RankedRunner(ranks, *parts, adapters, overlap=config.overlap)
+    else:
+        runner = ModelRunner(*parts, graphs, adapters)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
@@ -309,12 +312,14 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the memory that the weights leave."""
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
+    free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
     return make_plan(
         config,
         chosen.planned_groups + (draft.groups if draft else ()),
-        weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
+        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
+        adapters_bytes=chosen.adapters_bytes,
     )
 
 

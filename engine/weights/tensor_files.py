@@ -91,7 +91,7 @@ class CheckpointSource(TensorSource):
             self._upload.copy(tensor, target)
         else:
             target.copy_(tensor)
-        self._unread -= {name, _shortened(name)}
+        self._unread -= {name, shortened(name)}
 
     @override
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -103,13 +103,13 @@ class CheckpointSource(TensorSource):
 
     def name_in_files(self, name: str) -> str | None:
         """The whole name of a tensor; None if it does not exist."""
-        return self._stored.get(name) or self._stored.get(_shortened(name))
+        return self._stored.get(name) or self._stored.get(shortened(name))
 
     def take(self, name: str) -> torch.Tensor:
         """A tensor as the file has it, mapped; it counts as read."""
         tensor = self._mapped(name)
         self._check(name, tensor)
-        self._unread -= {name, _shortened(name)}
+        self._unread -= {name, shortened(name)}
         return tensor
 
     def read(self, name: str) -> torch.Tensor:
@@ -138,7 +138,7 @@ class CheckpointSource(TensorSource):
         else:
             is_nan = tensor.dtype in _CHECKED and bool(tensor.max().isnan())  # four times as fast as copying it
         if is_nan:
-            stored = self._stored.get(name) or self._stored[_shortened(name)]
+            stored = self._stored.get(name) or self._stored[shortened(name)]
             raise ModelError(f"{self._shards[stored]}: tensor {stored} holds values that are not numbers (NaN)")
 
     def _unpickle(self, path: Path) -> dict[str, torch.Tensor]:
@@ -165,7 +165,8 @@ def refuse_unexpected(names: Iterable[str]) -> None:
         raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """A tensor's name without its first part, which some checkpoints leave out."""
     return name.partition(".")[2]
 
 
@@ -175,15 +176,23 @@ def _map(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
+def text_name(stored: str) -> str | None:
+    """The name that a tensor of the text half has alone; None if it belongs to no half."""
+    prefix = next((prefix for prefix in _HALF_PREFIXES if stored.startswith(prefix)), None)
+    if prefix is None:
+        return None
+    rest = stored.removeprefix(prefix)
+    return rest if rest.startswith("lm_head.") else f"model.{rest}"
+
+
 def _text_half(shards: Iterable[str]) -> dict[str, str]:
     """Names of the text half alone -> names in the file; all names as they are if the checkpoint has no halves."""
     names = tuple(shards)
     half = {}
     for stored in names:
-        prefix = next((prefix for prefix in _HALF_PREFIXES if stored.startswith(prefix)), None)
-        if prefix is not None:
-            rest = stored.removeprefix(prefix)
-            half[rest if rest.startswith("lm_head.") else f"model.{rest}"] = stored
+        name = text_name(stored)
+        if name is not None:
+            half[name] = stored
     if half and "lm_head.weight" in names:
         half["lm_head.weight"] = "lm_head.weight"
     if half or not any(name.startswith("visual.") for name in names):

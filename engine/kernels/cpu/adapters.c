@@ -1,0 +1,151 @@
+/* Low-rank adapters: adds b (a x) to the outputs of a matrix, for the rows of a step that use an adapter.
+ *
+ * a is (rank, k), rows padded with zeros to whole vectors. b has panels of 16 outputs: [size / 16][rank][16]. The rank is
+ * padded with zeros to a multiple of 4. The order in which a row is summed does not depend on the other rows.
+ */
+#include "kernels.h"
+#include "pool.h"
+
+enum { MAX_RANK = 512, PIECE_ROWS = 8, RANKS = 4, ROWS = 4 };
+
+/* What an adapter adds to the outputs from `first` on. Mirrored, like the next two, in engine/kernels/cpu/adapters.py. */
+typedef struct {
+    const bf16 *a, *b;
+    int64_t rank, first, size;
+} Delta;
+
+typedef struct {
+    const Delta *deltas;
+    int64_t num_deltas;
+} Slot;
+
+/* The rows of a piece use one adapter. */
+typedef struct {
+    int64_t slot, first, num_rows; /* at most PIECE_ROWS */
+} Piece;
+
+typedef struct {
+    const bf16 *inputs;
+    int64_t input_stride, k;
+    const Slot *slots;
+    const int64_t *rows;
+    const Piece *pieces;
+    void *outputs;
+    int64_t output_stride, is_float;
+} Call;
+
+/* sums (num_rows, rank) of a few rows and four ranks at a time. */
+INLINE void shrink_rows(const bf16 *const *inputs, const int num_rows, int64_t k, const Delta *delta, float *sums) {
+    const int64_t whole = k / LANES * LANES, padded_k = (k + LANES - 1) / LANES * LANES;
+    for (int64_t rank = 0; rank < delta->rank; rank += RANKS) {
+        const bf16 *a = delta->a + rank * padded_k;
+        f32x16 totals[ROWS][RANKS] = {0};
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int row = 0; row < num_rows; row++) {
+                const f32x16 x = load_bf16(inputs[row] + i);
+                for (int r = 0; r < RANKS; r++) totals[row][r] += x * load_bf16(a + r * padded_k + i);
+            }
+        for (int row = 0; row < num_rows; row++) {
+            bf16 last[LANES] = {0};
+            memcpy(last, inputs[row] + whole, (size_t)(k - whole) * sizeof(bf16));
+            for (int r = 0; r < RANKS; r++) {
+                if (whole < k) totals[row][r] += load_bf16(last) * load_bf16(a + r * padded_k + whole);
+                sums[row * MAX_RANK + rank + r] = reduce_add(totals[row][r]);
+            }
+        }
+    }
+}
+
+INLINE void add_some(const Call *call, f32x16 values, int64_t place, int64_t count) {
+    float *floats = (float *)call->outputs + place;
+    bf16 *halves = (bf16 *)call->outputs + place;
+    if (count >= LANES) {
+        if (call->is_float)
+            store_f32(floats, load_f32(floats) + values);
+        else
+            store_bf16(halves, load_bf16(halves) + values);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        if (call->is_float)
+            floats[i] += values[i];
+        else
+            halves[i] = from_f32(to_f32(halves[i]) + values[i]);
+}
+
+INLINE void expand_rows(const Call *call, const int64_t *rows, const int num_rows, const Delta *delta, const float *sums) {
+    const bf16 *b = delta->b;
+    for (int64_t first = 0; first < delta->size; first += LANES, b += delta->rank * LANES) {
+        f32x16 totals[ROWS] = {0};
+        for (int64_t r = 0; r < delta->rank; r++) {
+            const f32x16 weights = load_bf16(b + r * LANES);
+            for (int row = 0; row < num_rows; row++) totals[row] += sums[row * MAX_RANK + r] * weights;
+        }
+        for (int row = 0; row < num_rows; row++)
+            add_some(call, totals[row], rows[row] * call->output_stride + delta->first + first, delta->size - first);
+    }
+}
+
+static void add_pieces(const void *context, int64_t first, int64_t end) {
+    const Call *call = context;
+    float sums[ROWS * MAX_RANK];
+    for (const Piece *piece = call->pieces + first; piece < call->pieces + end; piece++) {
+        const Slot *slot = call->slots + piece->slot;
+        for (const Delta *delta = slot->deltas; delta < slot->deltas + slot->num_deltas; delta++) {
+            int num_rows;
+            for (int64_t done = 0; done < piece->num_rows; done += num_rows) {
+                const int64_t *rows = call->rows + piece->first + done, left = piece->num_rows - done;
+                const bf16 *inputs[ROWS];
+                for (int row = 0; row < ROWS; row++) inputs[row] = call->inputs + rows[row < left ? row : 0] * call->input_stride;
+#define FEW(N)                                           \
+    num_rows = N;                                        \
+    shrink_rows(inputs, N, call->k, delta, sums);        \
+    expand_rows(call, rows, N, delta, sums);
+                if (left >= 4) {
+                    FEW(4)
+                } else if (left >= 2) {
+                    FEW(2)
+                } else {
+                    FEW(1)
+                }
+#undef FEW
+            }
+        }
+    }
+}
+
+/* Add to outputs of bfloat16, or of float32, what the adapters in `slots` make of inputs (rows, k). */
+void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const int64_t *rows,
+                const Piece *pieces, int64_t num_pieces, void *outputs, int64_t output_stride, int64_t is_float) {
+    const Call call = {inputs, input_stride, k, slots, rows, pieces, outputs, output_stride, is_float};
+    run_loop(num_pieces, 1, add_pieces, &call);
+}
+
+typedef struct {
+    const float *sums;
+    int64_t size;
+    bf16 *outputs;
+} Gating;
+
+static void gate_rows(const void *context, int64_t first, int64_t end) {
+    const Gating *call = context;
+    for (int64_t row = first; row < end; row++) {
+        const float *gate = call->sums + 2 * row * call->size, *up = gate + call->size;
+        bf16 *to = call->outputs + row * call->size;
+        for (int64_t i = 0; i < call->size; i += LANES) {
+            const size_t count = call->size - i < LANES ? (size_t)(call->size - i) : LANES;
+            float gates[LANES] = {0}, ups[LANES] = {0};
+            memcpy(gates, gate + i, count * sizeof(float));
+            memcpy(ups, up + i, count * sizeof(float));
+            const f32x16 values = load_f32(gates);
+            const u16x16 halves = to_bf16(values / (1.0f + vector_exp(-values)) * load_f32(ups));
+            memcpy(to + i, &halves, count * sizeof(bf16));
+        }
+    }
+}
+
+/* outputs (rows, size) = silu(gate) * up of sums (rows, 2 * size), as the epilogue GATED_SILU of linear.c computes it. */
+void weft_gate(const float *sums, int64_t rows, int64_t size, bf16 *outputs) {
+    const Gating call = {sums, size, outputs};
+    run_loop(rows, 1, gate_rows, &call);
+}

@@ -1,0 +1,99 @@
+"""Low-rank adapters on the CPU, in bfloat16; a wrapper of adapters.c. A row has the same bits in any step."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from typing_extensions import override
+
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.packed import PANEL
+from weft.engine.lora.step_rows import Delta, Site, StepRows
+from weft.engine.step.batch import Ints
+
+MAX_RANK = 512
+"""As in adapters.c."""
+
+_PIECE_ROWS, _RANKS = 8, 4
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Delta(ctypes.Structure):
+    """`Delta` of adapters.c."""
+
+    _fields_ = (("a", _POINTER), ("b", _POINTER), ("rank", _SIZE), ("first", _SIZE), ("size", _SIZE))
+
+
+class _Slot(ctypes.Structure):
+    """`Slot` of adapters.c."""
+
+    _fields_ = (("deltas", _POINTER), ("num_deltas", _SIZE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The rows of a step, cut for threads; addresses of arrays that it keeps."""
+
+    arrays: tuple[Ints, Ints]
+    arguments: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, rows: StepRows) -> "_Pieces":
+        """Cut the rows of each adapter into pieces."""
+        if not isinstance(rows.prepared, _Pieces):
+            pieces = [
+                (slot, first, min(end - first, _PIECE_ROWS))
+                for slot, start, end in rows.groups
+                for first in range(start, end, _PIECE_ROWS)
+            ]
+            arrays = np.ascontiguousarray(rows.order, np.int64), np.array(pieces, np.int64)
+            rows.prepared = cls(arrays, (arrays[0].ctypes.data, arrays[1].ctypes.data, len(pieces)))
+        return rows.prepared
+
+
+class NativeSite(Site):
+    """Keeps each adapter in the layout of adapters.c; its memory is allocated when the adapter comes."""
+
+    def __init__(self, library: NativeLibrary, in_features: int, max_loras: int, num_reserved_bytes: int) -> None:
+        """Begin without adapters in slots 1 to max_loras."""
+        self.num_reserved_bytes = num_reserved_bytes
+        self._in_features = in_features
+        self._slots = (_Slot * (max_loras + 1))()
+        self._kept: dict[int, object] = {}
+        sizes = _SIZE, _POINTER, _SIZE, _SIZE
+        self._adapt = library.function(
+            "weft_adapt", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, *sizes
+        )
+
+    @override
+    def put(self, slot: int, deltas: Sequence[Delta]) -> None:
+        packed = [_pack(delta) for delta in deltas]
+        table = (_Delta * len(deltas))(
+            *(
+                _Delta(a.data_ptr(), b.data_ptr(), a.size(0), delta.first, delta.b.size(0))
+                for delta, (a, b) in zip(deltas, packed, strict=True)
+            )
+        )
+        self._slots[slot] = _Slot(ctypes.addressof(table), len(deltas))
+        self._kept[slot] = packed, table
+
+    @override
+    def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
+        assert inputs.stride(1) == 1 and outputs.stride(1) == 1, "the values of a row must be contiguous"
+        self._adapt(
+            *(inputs.data_ptr(), inputs.stride(0), self._in_features, ctypes.addressof(self._slots)),
+            *_Pieces.of(rows).arguments,
+            *(outputs.data_ptr(), outputs.stride(0), outputs.dtype == torch.float32),
+        )
+
+
+def _pack(delta: Delta) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch's operations only, since native functions take calls from one thread at a time."""
+    (rank, in_features), size = delta.a.shape, len(delta.b)
+    more = -rank % _RANKS
+    a = F.pad(delta.a.to(torch.bfloat16), (0, -in_features % PANEL, 0, more))
+    b = F.pad(delta.b.to(torch.bfloat16), (0, more, 0, -size % PANEL))
+    return a.contiguous(), b.view(-1, PANEL, rank + more).transpose(1, 2).contiguous()
