@@ -52,7 +52,7 @@ def model_name(body: bytes) -> str | None:
     found = _MODEL.search(body)
     try:
         return msgspec.json.decode(found[1], type=str) if found is not None else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

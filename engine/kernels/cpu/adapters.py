@@ -64,9 +64,7 @@ class NativeSite(Site):
         self._slots = (_Slot * (max_loras + 1))()
         self._kept: dict[int, object] = {}
         sizes = _SIZE, _POINTER, _SIZE, _SIZE
-        self._adapt = library.function(
-            "weft_adapt", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, *sizes
-        )
+        self._adapt = library.function("weft_adapt", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, *sizes)
 
     @override
     def put(self, slot: int, deltas: Sequence[Delta]) -> None:

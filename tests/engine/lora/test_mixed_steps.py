@@ -42,7 +42,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for index in range(2, NUM_ADAPTERS + 1):
         torch.manual_seed(index)
         (root / str(index)).mkdir()
-        changed = {name: torch.randn_like(tensor) * 0.3 for name, tensor in tensors.items() if index % 2 or "mlp" in name}
+        changed = {
+            name: torch.randn_like(tensor) * 0.3 for name, tensor in tensors.items() if index % 2 or "mlp" in name
+        }
         save_file(changed, root / str(index) / "adapter_model.safetensors")
         (root / str(index) / "adapter_config.json").write_bytes((root / "1/adapter_config.json").read_bytes())
     return [root / "model", *(root / str(index) for index in range(1, NUM_ADAPTERS + 1))]
