@@ -84,6 +84,8 @@ def find(
     for note in check_tokenizer(model):
         tell(note)
     draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
+    if is_plan:  # which counts slots, not adapters
+        return {"model": str(model), "speculative": draft}
     adapters = {name: str(_resolve_adapter(name, source)) for name, source in settings.lora.items()}
     return {"model": str(model), "speculative": draft, "lora": adapters}
 
