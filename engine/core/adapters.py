@@ -96,8 +96,8 @@ class AdapterTable:
                 self._begin_load(slot, find_adapter(name, Path(folder)))
             except ModelError as error:
                 raise ModelError(_cannot(name, str(error))) from None
-            assert slot.loading is not None
-            slot.loading.exception()
+            if slot.loading is not None:
+                slot.loading.exception()
             if (fault := self._end_load(slot)) is not None:
                 raise ModelError(fault)
 

@@ -71,6 +71,7 @@ class EngineProcess:
         """
         self._record = CrashRecord(runtime_dir)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
+        is_first = not self._page.read().epoch_id
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
         self._have_run: set[tuple[int, int]] = set()  # those of them that were in a step that has ended
@@ -84,7 +85,8 @@ class EngineProcess:
         started = start(options, epoch, progress=self._show_progress, before_launch=self._before_launch)
         _announce(started, options)
         self._engine = started.engine
-        self._engine.pending.adapters.load_first(options.lora)
+        if is_first:  # a later one must not end because of an adapter: who asks for it is told
+            self._engine.pending.adapters.load_first(options.lora)
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._tier = started.tier
         self._events = started.events

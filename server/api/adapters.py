@@ -30,6 +30,7 @@ from weft.server.http.context import ServerContext, get_context
 from weft.server.model.fleet import Ask, FleetState, ServedAdapter, adapter_fault
 from weft.server.model.served_model import ServedModel
 from weft.server.request.body import BodyRoute
+from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.schemas.models import LoadAdapterBody, UnloadAdapterBody
 
 Context = Annotated[ServerContext, Depends(get_context)]
@@ -39,6 +40,7 @@ router = APIRouter(route_class=BodyRoute)
 @router.post("/v1/load_lora_adapter")
 async def load_adapter(body: LoadAdapterBody, request: Request, context: Context) -> Response:
     """Load an adapter from a folder of the server's machine, and serve it under its name."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
     model, name = context.find_model(request, body.model), body.lora_name
     if model.adapter is not None:
         raise InvalidRequestError(f"model must be a model, got the adapter {body.model}", param="model")
@@ -65,12 +67,13 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     await asked(ask, is_done, context)
     if context.fleet.read().adapters.get(name) != served:
         raise EngineRestartingError(f"the adapter {name} is not served yet, or another one under its name; ask again")
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.", headers=ignored_header(ignored))
 
 
 @router.post("/v1/unload_lora_adapter")
 async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
     """Serve an adapter no longer."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
     name = body.lora_name
     served = context.fleet.read().adapters.get(name)
     if served is None:
@@ -82,7 +85,7 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
     await asked(Ask("drop adapter", served.model, adapter=served.adapter), is_done, context)
     if not is_done(context.fleet.read()):
         raise EngineRestartingError(f"the adapter {name} is still served; ask again")
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=ignored_header(ignored))
 
 
 async def _load(model: ServedModel, adapter: Adapter, timeout_s: float) -> None:

@@ -24,6 +24,7 @@ from tests.engine.lora.adapters_for_tests import write_adapter
 from weft.server.run.checkpoint import DEMO_MODEL
 
 ADMIN = {"authorization": "Bearer root"}
+KERNELS = "attention=torch,layers=torch,sampler=torch,threads=1"
 PROMPT = [300, 301, 302, 20, 21, 22]
 NAMES = ("a", "b", "c")
 
@@ -45,12 +46,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[pathlib
 def server(folders: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Two of the adapters are configured; there is room for two, so that "c" has to take somebody's."""
     arguments = [f"--lora={name}={folders[name][0]}" for name in "ab"]
-    kernels = "attention=torch,layers=torch,sampler=torch,threads=1"
     log = tmp_path_factory.mktemp("log") / "log"
     with serving(
         *(log, *arguments, "--dtype", "float32", "--server-processes", "2"),
         WEFT_ADMIN_KEY="root",
-        WEFT_KERNELS=kernels,
+        WEFT_KERNELS=KERNELS,
         WEFT_MAX_LORAS="2",
         WEFT_MAX_LORA_RANK="8",
     ) as server:
@@ -119,12 +119,17 @@ def test_an_adapter_survives_an_engine_and_is_gone_everywhere_once_unloaded(
     if ask(server, "c").status_code == 404:  # this test runs alone
         assert manage(server, "load", lora_name="c", lora_path=str(folders["c"][0])).status_code == 200
     assert len(server.children(SERVER)) == 2
+    b = folders["b"][0]
+    b.rename(b.parent / "elsewhere")  # an engine that must start again does so without it
     os.kill(server.children(ENGINE)[0], signal.SIGKILL)
     deadline = time.monotonic() + TIMEOUT_S
     while (reply := ask(server, "c")).status_code == 503:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert reply.json()["choices"][0]["token_ids"] == folders["c"][1]
+    assert ask(server, "b").status_code == 503
+    (b.parent / "elsewhere").rename(b)
+    assert ids(server, "b") == folders["b"][1]
     body = {"model": "c", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=TIMEOUT_S) as stream:
         lines = stream.iter_lines()
@@ -203,7 +208,7 @@ def test_a_start_with_what_is_no_adapter_ends(folders: dict[str, Any], arguments
 
 def test_a_start_with_a_rank_beyond_the_limit_ends(folders: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "weft.server", "serve", "--port", "0", "--lora", f"a={folders['a'][0]}"]
-    environment = os.environ | {"WEFT_MAX_LORA_RANK": "2"}
+    environment = os.environ | {"WEFT_MAX_LORA_RANK": "2", "WEFT_KERNELS": KERNELS}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error:" in line]

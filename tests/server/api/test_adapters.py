@@ -92,7 +92,8 @@ def test_adapters_are_models_with_a_parent(lora_site: Any) -> None:
 def test_an_adapter_is_loaded_by_the_engine_and_then_served_until_it_is_unloaded(lora_site: Any) -> None:
     site, folder = lora_site, write(lora_site.folder / "second")
     assert site.chat(model="second").status == 404
-    reply = load(site, "second", folder)
+    reply = load(site, "second", folder, is_3d_lora_weight=False)
+    assert reply.headers["x-ignored-params"] == "is_3d_lora_weight"
     assert (reply.status, reply.text) == (200, "Success: LoRA adapter 'second' added successfully.")
     adapter = find_adapter("second", folder)
     assert site.engine.asked[-1].adapter == adapter
