@@ -67,7 +67,7 @@ class AdapterUse(msgspec.Struct, frozen=True):
 
 def unpack(data: bytes) -> AdapterUse:
     """What `AdapterUse.pack` made; zeros behind it are ignored. Of half-written bytes, whatever they say."""
-    lists = data.rstrip(b"\0").decode("utf-8", "replace").split("\n")
+    lists = data.partition(b"\0")[0].decode("utf-8", "replace").split("\n")
     return AdapterUse(*(tuple(filter(None, names.split(","))) for names in lists[:3]))
 
 

@@ -122,7 +122,7 @@ SHOWN: Final[dict[str, Shown]] = {
 
 _VERSION_BYTES = 8
 _TYPES = get_type_hints(Status)
-MAX_NAME_BYTES = 12 << 10
+MAX_NAME_BYTES = 6 << 10
 _BODY = struct.Struct("=" + "".join({float: "d", int: "Q", bytes: f"{MAX_NAME_BYTES}s"}[_TYPES[n]] for n in _FIELDS))
 _SIZE = _VERSION_BYTES + _BODY.size
 
@@ -164,7 +164,7 @@ class StatusPage:
             if before == self._version[0] and before % 2 == 0:
                 break
         status = Status(**dict(zip(_FIELDS, values, strict=True)))
-        status.lora_names = status.lora_names.rstrip(b"\0")
+        status.lora_names = status.lora_names.partition(b"\0")[0]
         return status
 
     def close(self) -> None:
