@@ -20,23 +20,23 @@ class AdaptedLinear(Linear):
 
     def __init__(self, inner: Linear, site: Site, step: AdapterStep) -> None:
         """Take the matrix without adapters."""
-        self.inner, self._site, self._step = inner, site, step
+        self.inner, self.site, self.step = inner, site, step
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs = self.inner(inputs)
-        self._step.add(self._site, outputs, inputs)
+        self.step.add(self.site, outputs, inputs)
         return outputs
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
         self.inner.add_to(residual, inputs)
-        self._step.add(self._site, residual, inputs)
+        self.step.add(self.site, residual, inputs)
 
     @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs = self.inner.to_float32(inputs)
-        self._step.add(self._site, outputs, inputs)
+        self.step.add(self.site, outputs, inputs)
         return outputs
 
 
@@ -45,14 +45,14 @@ class AdaptedActivation:
 
     def __init__(self, inner: Activated, site: Site, step: AdapterStep) -> None:
         """Take the layer without adapters."""
-        self.inner, self._site, self._step = inner, site, step
+        self.inner, self.site, self.step = inner, site, step
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
-        if not self._step.is_on:
+        if not self.step.is_on:
             return self.inner(inputs)
         sums = self.inner.sums(inputs)
-        self._step.add(self._site, sums, inputs)
+        self.step.add(self.site, sums, inputs)
         return self.inner.activate(sums)
 
 
@@ -61,12 +61,12 @@ class AdaptedEmbedding:
 
     def __init__(self, inner: Layer, site: "EmbeddingSite", step: AdapterStep) -> None:
         """Take the layer without adapters."""
-        self.inner, self._site, self._step = inner, site, step
+        self.inner, self.site, self.step = inner, site, step
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids (num_tokens,) -> (num_tokens, hidden_size)."""
         outputs = self.inner(ids)
-        self._step.add(self._site, outputs, ids)
+        self.step.add(self.site, outputs, ids)
         return outputs
 
 

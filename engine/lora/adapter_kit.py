@@ -59,6 +59,6 @@ class AdapterKit:
         return AdaptedEmbedding(embedding, sites[0], self._step), AdaptedLinear(head, sites[1], self._step)
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """See `LayerKit`; blocks of steps with adapters stay as they are."""
+        """See `LayerKit`."""
         plain = self._kit.fuse([without_adapters(block) for block in blocks])
-        return [AdaptedBlocks(plain, blocks, self._step)] if blocks else blocks
+        return [AdaptedBlocks(plain, self._kit.fuse(blocks), self._step)] if blocks else blocks

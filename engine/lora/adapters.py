@@ -121,10 +121,8 @@ class Adapters:
                         raise ModelError(f"{path}: tensor {stored} belongs to no matrix of the model")
                     if target.name not in here and target.is_here:
                         raise ModelError(f"{path}: tensor {stored}: adapters of this matrix are not served")
-                    shape, expected = (
-                        list(file.get_slice(stored).get_shape()),
-                        target.shape(match[2], config.rank_of(match[1])),
-                    )
+                    shape = list(file.get_slice(stored).get_shape())
+                    expected = target.shape(match[2], config.rank_of(match[1]))
                     if expected is None:
                         raise ModelError(f"{path}: tensor {stored} is not what adapters of this matrix have")
                     if shape != expected:
@@ -173,3 +171,4 @@ class Adapters:
                 for first, end in zip([0, *ends], ends, strict=False):
                     yield Delta(int(places[first]), a, b[first:end])
             start += size
+

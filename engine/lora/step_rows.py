@@ -28,11 +28,15 @@ class StepRows:
     def __init__(self, slots: Ints, device: torch.device) -> None:
         """Sort the rows by slot."""
         self.slots, self._device = slots, device
+        num_plain = int(np.count_nonzero(slots == 0))
         order = np.argsort(slots, kind="stable")
-        self.order = order[int(np.count_nonzero(slots == 0)) :]
-        used, starts = np.unique(slots[self.order], return_index=True)
-        ends = np.append(starts[1:], len(self.order))
-        self.groups = list(zip(used.tolist(), starts.tolist(), ends.tolist(), strict=True))
+        self.order = np.concatenate((order[num_plain:], order[:num_plain]))
+        """The rows, those of an adapter together, and those of none last."""
+        num_adapted = len(slots) - num_plain
+        used, starts = np.unique(slots[self.order[:num_adapted]], return_index=True)
+        ends = [*starts[1:].tolist(), num_adapted][: len(used)]
+        self.groups = list(zip(used.tolist(), starts.tolist(), ends, strict=True))
+        """Of each adapter in use its slot, and where its rows begin and end among those in order."""
         self.prepared: object = None
         """What the sites of a device made of the rows."""
 
@@ -94,10 +98,14 @@ class AdapterStep:
         if self._slots is not None and (replaces or len(indices) not in self._by_count):
             self._by_count[len(indices)] = StepRows(self._slots[indices], self._device)
 
+    def rows(self, num_rows: int) -> StepRows | None:
+        """So many rows that a layer got; None if none of them has an adapter."""
+        if self._slots is None or not num_rows:
+            return None
+        rows = self._by_count[num_rows]
+        return rows if rows.groups else None
+
     def add(self, site: Site, outputs: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add what the adapters of the rows make of the inputs, if there are any."""
-        if self._slots is None or not (num_rows := inputs.size(0)):
-            return
-        rows = self._by_count[num_rows]
-        if rows.groups:
+        if rows := self.rows(inputs.size(0)):
             site.add(outputs, inputs, rows)

@@ -6,32 +6,16 @@
 #include "kernels.h"
 #include "pool.h"
 
-enum { MAX_RANK = 512, PIECE_ROWS = 8, RANKS = 4, ROWS = 4 };
-
-/* What an adapter adds to the outputs from `first` on. Mirrored, like the next two, in engine/kernels/cpu/adapters.py. */
-typedef struct {
-    const bf16 *a, *b;
-    int64_t rank, first, size;
-} Delta;
-
-typedef struct {
-    const Delta *deltas;
-    int64_t num_deltas;
-} Slot;
-
-/* The rows of a piece use one adapter. */
-typedef struct {
-    int64_t slot, first, num_rows; /* at most PIECE_ROWS */
-} Piece;
+enum { MAX_RANK = 512, RANKS = 4, ROWS = 4 };
 
 typedef struct {
     const bf16 *inputs;
     int64_t input_stride, k;
     const Slot *slots;
-    const int64_t *rows;
-    const Piece *pieces;
-    void *outputs;
+    const AdapterRows *rows;
+    void *outputs; /* of bfloat16, or the sums of a gated matrix */
     int64_t output_stride, is_float;
+    bf16 *gated; /* (rows, output_stride / 2), or NULL */
 } Call;
 
 /* sums (num_rows, rank) of a few rows and four ranks at a time. */
@@ -86,39 +70,62 @@ INLINE void expand_rows(const Call *call, const int64_t *rows, const int num_row
     }
 }
 
-static void add_pieces(const void *context, int64_t first, int64_t end) {
-    const Call *call = context;
+static void add_piece(const Call *call, const Slot *slot, const int64_t *rows, int64_t left) {
     float sums[ROWS * MAX_RANK];
-    for (const Piece *piece = call->pieces + first; piece < call->pieces + end; piece++) {
-        const Slot *slot = call->slots + piece->slot;
+    for (int64_t few; left > 0; rows += few, left -= few) {
+        const bf16 *inputs[ROWS];
+        few = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        for (int64_t row = 0; row < few; row++) inputs[row] = call->inputs + rows[row] * call->input_stride;
         for (const Delta *delta = slot->deltas; delta < slot->deltas + slot->num_deltas; delta++) {
-            int num_rows;
-            for (int64_t done = 0; done < piece->num_rows; done += num_rows) {
-                const int64_t *rows = call->rows + piece->first + done, left = piece->num_rows - done;
-                const bf16 *inputs[ROWS];
-                for (int row = 0; row < ROWS; row++) inputs[row] = call->inputs + rows[row < left ? row : 0] * call->input_stride;
-#define FEW(N)                                           \
-    num_rows = N;                                        \
-    shrink_rows(inputs, N, call->k, delta, sums);        \
-    expand_rows(call, rows, N, delta, sums);
-                if (left >= 4) {
-                    FEW(4)
-                } else if (left >= 2) {
-                    FEW(2)
-                } else {
-                    FEW(1)
-                }
+#define FEW(N)                                        \
+    if (few == N) {                                   \
+        shrink_rows(inputs, N, call->k, delta, sums); \
+        expand_rows(call, rows, N, delta, sums);      \
+    }
+            FEW(4)
+            FEW(2)
+            FEW(1)
 #undef FEW
-            }
         }
     }
 }
 
+/* silu(gate) * up, as the epilogue GATED_SILU of linear_job.h computes it. */
+static void gate_row(const float *gate, int64_t size, bf16 *to) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const size_t count = size - i < LANES ? (size_t)(size - i) : LANES;
+        float gates[LANES] = {0}, ups[LANES] = {0};
+        memcpy(gates, gate + i, count * sizeof(float));
+        memcpy(ups, gate + size + i, count * sizeof(float));
+        const f32x16 values = load_f32(gates);
+        const u16x16 halves = to_bf16(values / (1.0f + vector_exp(-values)) * load_f32(ups));
+        memcpy(to + i, &halves, count * sizeof(bf16));
+    }
+}
+
+static void add_pieces(const void *context, int64_t first, int64_t end) {
+    const Call *call = context;
+    for (int64_t index = first; index < end; index++) {
+        const int64_t *piece = call->rows->pieces[index], *rows = call->rows->rows + piece[1], num_rows = piece[2];
+        if (piece[0]) add_piece(call, call->slots + piece[0], rows, num_rows);
+        for (int64_t row = 0; call->gated && row < num_rows; row++)
+            gate_row((const float *)call->outputs + rows[row] * call->output_stride, call->output_stride / 2,
+                     call->gated + rows[row] * call->output_stride / 2);
+    }
+}
+
 /* Add to outputs of bfloat16, or of float32, what the adapters in `slots` make of inputs (rows, k). */
-void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const int64_t *rows,
-                const Piece *pieces, int64_t num_pieces, void *outputs, int64_t output_stride, int64_t is_float) {
-    const Call call = {inputs, input_stride, k, slots, rows, pieces, outputs, output_stride, is_float};
-    run_loop(num_pieces, 1, add_pieces, &call);
+void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
+                void *outputs, int64_t output_stride, int64_t is_float) {
+    const Call call = {inputs, input_stride, k, slots, rows, outputs, output_stride, is_float, NULL};
+    run_loop(rows->num_adapted, 1, add_pieces, &call);
+}
+
+/* The same for sums (rows, 2 * size) of a gated matrix; then outputs (rows, size) = silu(gate) * up of all rows. */
+void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
+                      float *sums, int64_t size, bf16 *outputs) {
+    const Call call = {inputs, input_stride, k, slots, rows, sums, 2 * size, 1, outputs};
+    run_loop(rows->num_pieces, 1, add_pieces, &call);
 }
 
 typedef struct {
@@ -129,22 +136,11 @@ typedef struct {
 
 static void gate_rows(const void *context, int64_t first, int64_t end) {
     const Gating *call = context;
-    for (int64_t row = first; row < end; row++) {
-        const float *gate = call->sums + 2 * row * call->size, *up = gate + call->size;
-        bf16 *to = call->outputs + row * call->size;
-        for (int64_t i = 0; i < call->size; i += LANES) {
-            const size_t count = call->size - i < LANES ? (size_t)(call->size - i) : LANES;
-            float gates[LANES] = {0}, ups[LANES] = {0};
-            memcpy(gates, gate + i, count * sizeof(float));
-            memcpy(ups, up + i, count * sizeof(float));
-            const f32x16 values = load_f32(gates);
-            const u16x16 halves = to_bf16(values / (1.0f + vector_exp(-values)) * load_f32(ups));
-            memcpy(to + i, &halves, count * sizeof(bf16));
-        }
-    }
+    for (int64_t row = first; row < end; row++)
+        gate_row(call->sums + 2 * row * call->size, call->size, call->outputs + row * call->size);
 }
 
-/* outputs (rows, size) = silu(gate) * up of sums (rows, 2 * size), as the epilogue GATED_SILU of linear.c computes it. */
+/* outputs (rows, size) = silu(gate) * up of sums (rows, 2 * size). */
 void weft_gate(const float *sums, int64_t rows, int64_t size, bf16 *outputs) {
     const Gating call = {sums, size, outputs};
     run_loop(rows, 1, gate_rows, &call);

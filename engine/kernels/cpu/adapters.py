@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from typing_extensions import override
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL
 from weft.engine.lora.step_rows import Delta, Site, StepRows
-from weft.engine.step.batch import Ints
 
 MAX_RANK = 512
 """As in adapters.c."""
@@ -22,36 +20,40 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Delta(ctypes.Structure):
-    """`Delta` of adapters.c."""
+    """`Delta` of kernels.h."""
 
     _fields_ = (("a", _POINTER), ("b", _POINTER), ("rank", _SIZE), ("first", _SIZE), ("size", _SIZE))
 
 
 class _Slot(ctypes.Structure):
-    """`Slot` of adapters.c."""
+    """`Slot` of kernels.h."""
 
     _fields_ = (("deltas", _POINTER), ("num_deltas", _SIZE))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """The rows of a step, cut for threads; addresses of arrays that it keeps."""
+class _Rows(ctypes.Structure):
+    """`AdapterRows` of kernels.h."""
 
-    arrays: tuple[Ints, Ints]
-    arguments: tuple[int, int, int]
+    _fields_ = (("rows", _POINTER), ("pieces", _POINTER), ("num_adapted", _SIZE), ("num_pieces", _SIZE))
 
-    @classmethod
-    def of(cls, rows: StepRows) -> "_Pieces":
-        """Cut the rows of each adapter into pieces."""
-        if not isinstance(rows.prepared, _Pieces):
-            pieces = [
-                (slot, first, min(end - first, _PIECE_ROWS))
-                for slot, start, end in rows.groups
-                for first in range(start, end, _PIECE_ROWS)
-            ]
-            arrays = np.ascontiguousarray(rows.order, np.int64), np.array(pieces, np.int64)
-            rows.prepared = cls(arrays, (arrays[0].ctypes.data, arrays[1].ctypes.data, len(pieces)))
-        return rows.prepared
+
+def adapter_rows(rows: StepRows) -> int:
+    """The rows of a step as C sees them: an address that is good as long as they are."""
+    if rows.prepared is None:
+        last = rows.groups[-1][2] if rows.groups else 0
+        groups = [*rows.groups, (0, last, len(rows.order))]
+        pieces = [
+            (slot, first, min(end - first, _PIECE_ROWS))
+            for slot, start, end in groups
+            for first in range(start, end, _PIECE_ROWS)
+        ]
+        order, table = np.ascontiguousarray(rows.order, np.int64), np.array(pieces, np.int64)
+        num_adapted = sum(slot > 0 for slot, _, _ in pieces)
+        described = _Rows(order.ctypes.data, table.ctypes.data, num_adapted, len(pieces))
+        rows.prepared = ctypes.addressof(described), described, order, table
+    assert isinstance(rows.prepared, tuple)
+    address: int = rows.prepared[0]
+    return address
 
 
 class NativeSite(Site):
@@ -62,9 +64,10 @@ class NativeSite(Site):
         self.num_reserved_bytes = num_reserved_bytes
         self._in_features = in_features
         self._slots = (_Slot * (max_loras + 1))()
+        self.slots = ctypes.addressof(self._slots)
         self._kept: dict[int, object] = {}
-        sizes = _SIZE, _POINTER, _SIZE, _SIZE
-        self._adapt = library.function("weft_adapt", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, *sizes)
+        pointers = _POINTER, _POINTER, _POINTER
+        self._adapt = library.function("weft_adapt", _POINTER, _SIZE, _SIZE, *pointers, _SIZE, _SIZE)
 
     @override
     def put(self, slot: int, deltas: Sequence[Delta]) -> None:
@@ -82,8 +85,7 @@ class NativeSite(Site):
     def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
         assert inputs.stride(1) == 1 and outputs.stride(1) == 1, "the values of a row must be contiguous"
         self._adapt(
-            *(inputs.data_ptr(), inputs.stride(0), self._in_features, ctypes.addressof(self._slots)),
-            *_Pieces.of(rows).arguments,
+            *(inputs.data_ptr(), inputs.stride(0), self._in_features, self.slots, adapter_rows(rows)),
             *(outputs.data_ptr(), outputs.stride(0), outputs.dtype == torch.float32),
         )
 

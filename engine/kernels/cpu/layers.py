@@ -169,11 +169,10 @@ class NativeLinear(Linear):
     def sums(self, inputs: torch.Tensor) -> torch.Tensor:
         """Those of a gated matrix in float32, gate first; see `Activated`."""
         outputs = torch.empty(inputs.size(0), 2 * self.out_features)
-        rows = inputs.data_ptr(), inputs.stride(0), inputs.size(0)
-        for half in (0, 1):
+        for half, target in enumerate(outputs.chunk(2, 1)):
+            rows = inputs.data_ptr(), inputs.stride(0), inputs.size(0)
             matrix = self.in_features, *self.matrix.part(half), self.out_features, None
-            to = outputs[:, half * self.out_features :].data_ptr()
-            self.matrix.multiply(*rows, *matrix, to, outputs.stride(0), _Epilogue.STORE_F32)
+            self.matrix.multiply(*rows, *matrix, target.data_ptr(), outputs.stride(0), _Epilogue.STORE_F32)
         return outputs
 
     def activate(self, sums: torch.Tensor) -> torch.Tensor:
