@@ -7,6 +7,7 @@ This is the only check between the socket and the scheduler. The ranges of sampl
 from collections.abc import Iterator
 
 from weft.engine.core.beam_search import beam_fault
+from weft.engine.core.pooler import VectorModel, pooling_fault
 from weft.engine.shared.messages import AddRequest, RejectReason, id_fault
 
 
@@ -19,18 +20,22 @@ class RejectedError(Exception):
         self.reason = reason
 
 
-def request_fault(add: AddRequest, vocab_size: int, num_adapter_slots: int) -> str | None:
+def request_fault(add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None) -> str | None:
     """The first fault, fit for the caller; None when there is none. O(ids listed)."""
-    return next((fault for fault in _faults(add, vocab_size, num_adapter_slots) if fault is not None), None)
+    return next((fault for fault in _faults(add, vocab_size, num_adapter_slots, vectors) if fault is not None), None)
 
 
-def _faults(add: AddRequest, vocab_size: int, num_adapter_slots: int) -> Iterator[str | None]:
+def _faults(
+    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None
+) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
     yield add.input.fault(vocab_size)
     if add.num_choices < 1:
         yield f"num_choices must be at least 1, got {add.num_choices}"
     if add.adapter is not None and not num_adapter_slots:
         yield f"this model takes no adapters, got {add.adapter.name}: max_loras must be at least 1, but is 0"
+    if add.pooling is not None:
+        yield pooling_fault(add, add.pooling, vectors)
     if add.beams is not None:
         yield beam_fault(add, vocab_size)
     if budget is not None and budget.max_tokens < 0:

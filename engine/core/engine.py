@@ -13,13 +13,12 @@ from typing import Generic
 from weft.engine.core.adapters import AdapterTable
 from weft.engine.core.batch_builder import build_batch
 from weft.engine.core.beam_search import BeamSearch, give_way
-from weft.engine.core.check_request import RejectedError as RejectedError
-from weft.engine.core.check_request import request_fault
+from weft.engine.core.check_request import RejectedError, request_fault
 from weft.engine.core.grammar_masks import MaskComputer
 from weft.engine.core.output_collector import Outputs, collect, end, fail
 from weft.engine.core.pending import Pending
 from weft.engine.core.pending_grammars import PendingGrammars, Ready
-from weft.engine.core.pooler import Pooler, VectorModel, pooling_fault
+from weft.engine.core.pooler import Pooler, VectorModel
 from weft.engine.core.request import make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.speculator import BatchDrafter, Drafter, Speculator
@@ -110,8 +109,7 @@ class Engine(Generic[Launched]):
 
     def is_live(self, connection: int, request_id: int) -> bool:
         """Whether any choice of a request runs or waits."""
-        is_pending = self.pending.has(connection, request_id)
-        return is_pending or bool(self.scheduler.requests.choices_of(connection, request_id))
+        return self.pending.has(connection, request_id) or self.scheduler.requests.has(connection, request_id)
 
     def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
         """Accept a request.
@@ -255,9 +253,7 @@ class Engine(Generic[Launched]):
 
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.input.token_ids), add.sampling_params
-        if (fault := request_fault(add, self._vocab_size, self.pending.adapters.num_slots)) is not None:
-            raise RejectedError(RejectReason.INVALID, fault)
-        if add.pooling is not None and (fault := pooling_fault(add, add.pooling, self._vectors)) is not None:
+        if fault := request_fault(add, self._vocab_size, self.pending.adapters.num_slots, self._vectors):
             raise RejectedError(RejectReason.INVALID, fault)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:

@@ -1,5 +1,6 @@
 """Chooses what computes the adapters of a model, and plans their memory, before the model is loaded."""
 
+
 from weft.engine.kernels.cpu import adapters as native_adapters
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.native_kit import NativeKit
@@ -38,12 +39,15 @@ def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:
     options = config.options
     native = library.load() if isinstance(kit, NativeKit) else None
     if native:
-        return lambda ref, size: native_adapters.NativeSite(native, ref.in_features, options.max_loras, size)
+        return lambda ref, count, size: native_adapters.NativeSite(native, ref.in_features, options.max_loras, size)
     if has_triton(config.device):
         from weft.engine.kernels.triton.adapters import TritonSite  # not installed without CUDA
 
-        def make(ref: WeightRef, size: int) -> Site:
-            return TritonSite(ref, options.max_loras, options.max_lora_rank, config.dtype, config.device)
+        limits = options.max_loras, options.max_lora_rank
+
+        def make(ref: WeightRef, num_deltas: int, num_bytes: int) -> Site:
+            sizes = ref.out_features, ref.in_features
+            return TritonSite(sizes, num_deltas, *limits, config.dtype, config.device)
 
         return make
-    return lambda ref, size: TorchSite(size)
+    return lambda ref, count, size: TorchSite(size)

@@ -19,7 +19,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint

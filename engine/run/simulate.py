@@ -15,7 +15,8 @@ import torch
 
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheSpec, PagedKV, StateSpec
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.check_request import RejectedError
+from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel, StepLoad

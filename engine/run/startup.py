@@ -113,16 +113,16 @@ def start(
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     parts, adapters = (model, caches, config.device, draft_model, sampling), chosen.adapters
-    if ranks:
-        runner: ModelRunner = RankedRunner(ranks, *parts, adapters, overlap=config.overlap)
-    else:
-        runner = ModelRunner(*parts, graphs, adapters)
+    runner: ModelRunner = (
+        RankedRunner(ranks, *parts, adapters, overlap=config.overlap)
+        if ranks
+        else ModelRunner(*parts, graphs, adapters)
+    )
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
-    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         _scheduler(config, kv, cost, offload),
         runner,
@@ -132,16 +132,21 @@ def start(
         max_loras=options.max_loras,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
-        grammars=PendingGrammars(GrammarCompiler(vocabulary)),
+        grammars=_grammars(config, model_config),
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
         vectors=vectors,
         before_launch=before_launch,
     )
-    info = _info(epoch, model_config, config, plan, caches.name, num_threads)
-    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
+    facts = {"task": task.name, "vectors": vectors.info if vectors else None}
+    info = replace_fields(_info(epoch, model_config, config, plan, caches.name, num_threads), **facts)
     return Started(engine, info, plan, offload.tier if offload else None)
+
+
+def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
+    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
+    return PendingGrammars(GrammarCompiler(vocabulary))
 
 
 def _share_cores(config: EngineConfig) -> None:

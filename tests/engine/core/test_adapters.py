@@ -12,7 +12,7 @@ from tests.engine.fake_runner import FakeEngine, make_engine
 from tests.engine.guidance.demo import guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.shared.adapters import Adapter, find_adapter
 from weft.engine.shared.errors import ModelError

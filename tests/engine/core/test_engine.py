@@ -9,7 +9,7 @@ import torch
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.guidance.demo import guided
 from tests.engine.requests_for_tests import add_request
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.request import Request
 from weft.engine.core.speculator import Speculator

@@ -13,7 +13,8 @@ from tests.engine.guidance.demo import Answers, guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
 from weft.engine.core import pending_grammars as pending_module
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.check_request import RejectedError
+from weft.engine.core.engine import Engine
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
