@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from weft.engine.lora.adapted_layers import EmbeddingSite
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site
-from weft.engine.lora.targets import Targets, rank_values, turned_embedding
+from weft.engine.lora.targets import Targets, projections, rank_values, turned_embedding
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.weights.refs import WeightRef
 
-MakeSite = Callable[[WeightRef, int], Site]
-"""Makes the site of a matrix, with the bytes that it will take for all slots."""
+MakeSite = Callable[[WeightRef, int, int], Site]
+"""Makes the site of a matrix: the most deltas of an adapter there, and the bytes that all slots will take."""
 
 _TENSOR = re.compile(r"base_model\.model\.(.{1,400})\.(lora_(?:embedding_)?[AB]|base_layer)(?:\.weight)?")
 
@@ -55,17 +55,21 @@ class Adapters:
 
     def matrix_site(self, ref: WeightRef) -> Site:
         """A place for adapters of the projections of a matrix."""
-        return self._keep(ref, ref.names, self._make(ref, self._num_bytes(ref)))
+        return self._matrix(ref, ref.names)
 
     def head_site(self, ref: WeightRef) -> Site:
         """The same for an output head that shares the matrix of the embedding."""
-        return self._keep(ref, (self._targets.tied_head,), self._make(ref, self._num_bytes(ref)))
+        return self._matrix(ref, (self._targets.tied_head,))
 
     def embedding_site(self, ref: WeightRef) -> EmbeddingSite:
         """A place for adapters of an embedding, whose a has a column for each id."""
         turned = turned_embedding(ref)
-        expander = self._make(replace(turned, in_features=self._max_rank, share=None), 0)
+        expander = self._make(replace(turned, in_features=self._max_rank, share=None), 1, 0)
         return self._keep(turned, ref.names, EmbeddingSite(expander, self._max_rank, self._num_bytes(turned)))
+
+    def _matrix(self, ref: WeightRef, names: tuple[str, ...]) -> Site:
+        num_deltas = sum(len(projection.runs) for projection in projections(ref, names))
+        return self._keep(ref, names, self._make(ref, num_deltas, self._num_bytes(ref)))
 
     def _keep(self, ref: WeightRef, names: tuple[str, ...], site: _S) -> _S:
         self._sites.append((ref, names, site))
@@ -103,7 +107,7 @@ class Adapters:
         with torch.inference_mode():
             pairs = self._read(folder / TENSORS_FILE, config)
             for ref, names, site in self._sites:
-                site.put(slot, [delta for delta in self._deltas(ref, names, pairs) if len(delta.b)])
+                site.put(slot, list(self._deltas(ref, names, pairs)))
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
 
@@ -153,22 +157,12 @@ class Adapters:
 
     def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[Delta]:
         """What the adapter adds to the outputs of a matrix: for each projection, one for each run of its outputs."""
-        whole = ref.share or ref
         columns = slice(ref.share.first_input, ref.share.first_input + ref.in_features) if ref.share else slice(None)
-        if ref.share:
-            rows = ref.stored_rows(ref.share)
-        else:
-            rows = ref.order.indices(ref.out_features) if ref.order else torch.arange(ref.out_features)
         scales = torch.repeat_interleave(torch.tensor(ref.scales or (1.0,) * len(ref.sizes)), torch.tensor(ref.sizes))
-        start = 0
-        for name, size in zip(names, whole.sizes if len(names) > 1 else (sum(whole.sizes),), strict=True):
-            (places,) = torch.where((rows >= start) & (rows < start + size))
-            if name in pairs and len(places):
-                a, b = pairs[name]
+        for projection in projections(ref, names):
+            if projection.name in pairs:
+                a, b = pairs[projection.name]
                 a = a[:, columns].to(self._device, self._dtype)
-                b = (b[rows[places] - start] * scales[places].unsqueeze(1)).to(self._device, self._dtype)
-                ends = [*(torch.where(places.diff() != 1)[0] + 1).tolist(), len(places)]
-                for first, end in zip([0, *ends], ends, strict=False):
-                    yield Delta(int(places[first]), a, b[first:end])
-            start += size
-
+                b = b[projection.rows] * scales[projection.places].unsqueeze(1)
+                for first, run in zip(projection.runs, b.split(projection.run_sizes), strict=True):
+                    yield Delta(first, a, run.to(self._device, self._dtype))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -90,6 +91,37 @@ def _projections(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
             numbers = range(weight.num_experts if isinstance(weight, ExpertsRef) else 1)
             for name, size in zip(ref.names, ref.sizes if len(ref.names) > 1 else (ref.out_features,), strict=False):
                 yield from ((name.format(number), size, ref.in_features) for number in numbers)
+
+
+class Projection(NamedTuple):
+    """One projection of a stacked matrix, as far as this process has it.
+
+    Attributes:
+        places, rows: Its outputs in the matrix, in order, and for each the row of the projection in the checkpoint.
+        runs, run_sizes: The first of neighbouring outputs, and how many these are.
+    """
+
+    name: str
+    places: torch.Tensor
+    rows: torch.Tensor
+    runs: list[int]
+    run_sizes: list[int]
+
+
+def projections(ref: WeightRef, names: tuple[str, ...]) -> Iterator[Projection]:
+    """The projections of these names of a matrix that have outputs here."""
+    if ref.share:
+        stored = ref.stored_rows(ref.share)
+    else:
+        stored = ref.order.indices(ref.out_features) if ref.order else torch.arange(ref.out_features)
+    sizes, start = (ref.share or ref).sizes, 0
+    for name, size in zip(names, sizes if len(names) > 1 else (sum(sizes),), strict=True):
+        (places,) = torch.where((stored >= start) & (stored < start + size))
+        if len(places):
+            firsts = torch.cat((places[:1], places[1:][places.diff() != 1]))
+            ends = torch.cat((places[:-1][places.diff() != 1], places[-1:])) + 1
+            yield Projection(name, places, stored[places] - start, firsts.tolist(), (ends - firsts).tolist())
+        start += size
 
 
 def turned_embedding(ref: WeightRef) -> WeightRef:
