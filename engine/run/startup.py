@@ -25,6 +25,7 @@ from weft.engine.core.step_cost import StepCostModel
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.block_bytes import BlockBytes
@@ -112,12 +113,7 @@ def start(
     sampling = choose_sampling(config)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    parts, adapters = (model, caches, config.device, draft_model, sampling), chosen.adapters
-    runner: ModelRunner = (
-        RankedRunner(ranks, *parts, adapters, overlap=config.overlap)
-        if ranks
-        else ModelRunner(*parts, graphs, adapters)
-    )
+    runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
@@ -139,9 +135,24 @@ def start(
         vectors=vectors,
         before_launch=before_launch,
     )
-    facts = {"task": task.name, "vectors": vectors.info if vectors else None}
-    info = replace_fields(_info(epoch, model_config, config, plan, caches.name, num_threads), **facts)
+    info = _info(epoch, model_config, config, plan, caches.name, num_threads)
+    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
     return Started(engine, info, plan, offload.tier if offload else None)
+
+
+def _runner(
+    model: LoadedModel,
+    caches: Caches,
+    config: EngineConfig,
+    draft_model: DraftModel | None,
+    sampling: SamplingKit,
+    adapters: Adapters | None,
+    means: Ranks | StepGraphs | None,
+) -> ModelRunner:
+    parts = model, caches, config.device, draft_model, sampling
+    if isinstance(means, Ranks):
+        return RankedRunner(means, *parts, adapters, overlap=config.overlap)
+    return ModelRunner(*parts, means, adapters)
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
