@@ -149,7 +149,8 @@ class AdapterTable:
             if slot is None:
                 if in_use is None:
                     in_use = self._in_use(launched) | {r.request.adapter_slot for r in ready}
-                self._make_room(adapter, in_use)
+                if (fault := self._make_room(adapter, in_use)) is not None:
+                    ready += self._take(adapter, fault, RejectReason.ADAPTER)
             elif slot.loading is None and not slot.is_draining:
                 taken = self._take(adapter)
                 for admitted in taken:
@@ -159,13 +160,20 @@ class AdapterTable:
                     in_use.add(slot.index)
         return ready
 
-    def _make_room(self, adapter: Adapter, in_use: set[int]) -> None:
-        """Begin to load an adapter, or let a slot drain for it; neither, if all of them drain or are being loaded."""
+    def _make_room(self, adapter: Adapter, in_use: set[int]) -> str | None:
+        """Begin to load an adapter, or let a slot drain for it; neither, if all of them drain or are being loaded.
+
+        Returns:
+            Why it cannot be loaded, in which case no other adapter loses its slot; None if it may be possible.
+        """
         loaded = [slot for slot in self._slots if slot.loading is None]
         if idle := [slot for slot in loaded if slot.index not in in_use]:
+            if (fault := _fault(adapter)) is not None:
+                return _cannot(adapter.name, fault)
             self._begin_load(min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number)), adapter)
         elif busy := [slot for slot in loaded if not slot.is_draining]:
             min(busy, key=lambda slot: slot.load_number).is_draining = True
+        return None
 
     def _in_use(self, launched: Sequence[ScheduledStep]) -> set[int]:
         """Slots of requests that are scheduled, may be, or have left while a step still computes them."""
@@ -203,7 +211,7 @@ class AdapterTable:
         late = [each for each in waiting if each.request.deadline is not None and now > each.request.deadline]
         for each in late:
             self._drop(each.request.key[:2])
-        fault = f"all {self.num_slots} slots of adapters were in use until the request's deadline"
+        fault = f"the request's adapter got none of the {self.num_slots} slots (max_loras) before the deadline"
         return [Ready(each.request, fault, RejectReason.QUEUE_FULL, each.aborted_choices) for each in late]
 
     def _take(
@@ -226,8 +234,8 @@ def _cannot(name: str, fault: str) -> str:
     return f"the adapter {name} cannot be loaded: {fault}"
 
 
-def _fault(adapter: Adapter, error: BaseException | None) -> str | None:
-    """Why an adapter cannot be used whose load has ended so; None if it can."""
+def _fault(adapter: Adapter, error: BaseException | None = None) -> str | None:
+    """Why an adapter cannot be used, whose load may have ended with an error; None if it can."""
     if error is not None:
         return str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
     try:

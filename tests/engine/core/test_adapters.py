@@ -141,9 +141,9 @@ def test_a_load_that_fails_fails_its_requests_alone(site: Site) -> None:
 
 def test_files_that_changed_are_not_used_under_the_old_content(site: Site) -> None:
     site.ask("a")
-    config = site.folder / "a" / "adapter_config.json"
-    os.utime(config, (1, 1))
     faults(site.engine)
+    config = site.folder / "a" / "adapter_config.json"
+    os.utime(config, (1, 1))  # while it is being loaded
     site.end_load()
     changed = f"the files in {config.parent} have changed; load it again with load_inplace"
     assert faults(site.engine) == {0: f"the adapter a cannot be loaded: {changed}"}
@@ -151,6 +151,21 @@ def test_files_that_changed_are_not_used_under_the_old_content(site: Site) -> No
     faults(site.engine)
     site.end_load()
     assert faults(site.engine) == {1: None}
+
+
+def test_what_is_gone_takes_no_ones_slot(site: Site) -> None:
+    for name in ("a", "b"):
+        site.ask(name)
+        faults(site.engine)
+        site.end_load()
+        faults(site.engine)
+    while site.engine.has_work:
+        site.step()
+    gone = Adapter("c", str(site.folder / "c"), "")
+    site.engine.add(0, replace(add_request([1], 9), adapter=gone))
+    assert faults(site.engine) == {9: f"the adapter c cannot be loaded: no such folder: {site.folder / 'c'}"}
+    assert site.engine.pending.adapters.use().resident == ("a", "b")
+    assert len(site.loads) == 2
 
 
 def test_prefixes_are_shared_within_one_content_of_an_adapter(site: Site) -> None:
@@ -188,7 +203,7 @@ def test_aborts_and_deadlines_end_the_wait(tmp_path: Path) -> None:
     site.end_load()
     assert faults(site.engine) == {0: None}
     now = 102.0
-    assert faults(site.engine) == {3: "all 1 slots of adapters were in use until the request's deadline"}
+    assert faults(site.engine) == {3: "the request's adapter got none of the 1 slots (max_loras) before the deadline"}
     assert [o.index for _, o in site.engine.step() + site.engine.step()] == [0, 0]
     site.engine.abort_connection(0)
     assert (site.engine.has_work, site.engine.num_waiting) == (False, 0)
