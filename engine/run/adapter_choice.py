@@ -39,7 +39,10 @@ def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:
     options = config.options
     native = library.load() if isinstance(kit, NativeKit) else None
     if native:
-        return lambda ref, count, size: native_adapters.NativeSite(native, ref.in_features, options.max_loras, size)
+        memory = native_adapters.AdapterMemory()
+        return lambda ref, count, size: native_adapters.NativeSite(
+            native, memory, ref.in_features, options.max_loras, size
+        )
     if has_triton(config.device):
         from weft.engine.kernels.triton.adapters import TritonSite  # not installed without CUDA
 

@@ -1,12 +1,15 @@
 /* Low-rank adapters: adds b (a x) to the outputs of a matrix, for the rows of a step that use an adapter.
  *
- * a is (rank, k), rows padded with zeros to whole vectors. b has panels of 16 outputs: [size / 16][rank][16]. The rank is
- * padded with zeros to a multiple of 4. The order in which a row is summed does not depend on the other rows.
+ * a has panels of 4 ranks: [rank / 4][k / 16][4][16]. b has panels of 16 outputs: [size / 16][rank][16]. Both are padded
+ * with zeros, and lie one behind the other in memory, which is read from one end to the other. The order in which a row is
+ * summed does not depend on the other rows.
  */
 #include "kernels.h"
 #include "pool.h"
 
-enum { MAX_RANK = 512, RANKS = 4, ROWS = 4 };
+enum { MAX_RANK = 512, RANKS = 4, ROWS = 4, AHEAD = 1024 }; /* values that are fetched before they are needed */
+
+INLINE void fetch_ahead(const bf16 *weights) { __builtin_prefetch(weights + AHEAD, 0, 2); }
 
 typedef struct {
     const bf16 *inputs;
@@ -20,23 +23,27 @@ typedef struct {
 
 /* sums (num_rows, rank) of a few rows and four ranks at a time. */
 INLINE void shrink_rows(const bf16 *const *inputs, const int num_rows, int64_t k, const Delta *delta, float *sums) {
-    const int64_t whole = k / LANES * LANES, padded_k = (k + LANES - 1) / LANES * LANES;
+    const int64_t whole = k / LANES * LANES;
+    const bf16 *a = delta->a;
     for (int64_t rank = 0; rank < delta->rank; rank += RANKS) {
-        const bf16 *a = delta->a + rank * padded_k;
         f32x16 totals[ROWS][RANKS] = {0};
-        for (int64_t i = 0; i < whole; i += LANES)
+        for (int64_t i = 0; i < whole; i += LANES, a += RANKS * LANES) {
+            fetch_ahead(a);
+            fetch_ahead(a + 2 * LANES);
             for (int row = 0; row < num_rows; row++) {
                 const f32x16 x = load_bf16(inputs[row] + i);
-                for (int r = 0; r < RANKS; r++) totals[row][r] += x * load_bf16(a + r * padded_k + i);
+                for (int r = 0; r < RANKS; r++) totals[row][r] += x * load_bf16(a + r * LANES);
             }
+        }
         for (int row = 0; row < num_rows; row++) {
             bf16 last[LANES] = {0};
             memcpy(last, inputs[row] + whole, (size_t)(k - whole) * sizeof(bf16));
             for (int r = 0; r < RANKS; r++) {
-                if (whole < k) totals[row][r] += load_bf16(last) * load_bf16(a + r * padded_k + whole);
+                if (whole < k) totals[row][r] += load_bf16(last) * load_bf16(a + r * LANES);
                 sums[row * MAX_RANK + rank + r] = reduce_add(totals[row][r]);
             }
         }
+        if (whole < k) a += RANKS * LANES;
     }
 }
 
@@ -62,6 +69,7 @@ INLINE void expand_rows(const Call *call, const int64_t *rows, const int num_row
     for (int64_t first = 0; first < delta->size; first += LANES, b += delta->rank * LANES) {
         f32x16 totals[ROWS] = {0};
         for (int64_t r = 0; r < delta->rank; r++) {
+            if (r % 2 == 0) fetch_ahead(b + r * LANES);
             const f32x16 weights = load_bf16(b + r * LANES);
             for (int row = 0; row < num_rows; row++) totals[row] += sums[row * MAX_RANK + r] * weights;
         }

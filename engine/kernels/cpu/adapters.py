@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.memory import allocate
 from weft.engine.kernels.cpu.packed import PANEL
 from weft.engine.lora.step_rows import Delta, Site, StepRows
 
@@ -56,12 +57,38 @@ def adapter_rows(rows: StepRows) -> int:
     return address
 
 
+class AdapterMemory:
+    """Gives pieces of large arrays, which have huge pages; an array is freed when all its pieces are."""
+
+    _NUM_VALUES = 1 << 22
+
+    def __init__(self) -> None:
+        """Begin without an array."""
+        self._array, self._used = torch.empty(0, dtype=torch.bfloat16), 0
+
+    def take(self, num_values: int) -> torch.Tensor:
+        """A flat tensor behind the last one."""
+        if self._used + num_values > len(self._array):
+            self._array, self._used = allocate(max(num_values, self._NUM_VALUES), torch.bfloat16), 0
+        taken = self._array[self._used : self._used + num_values]
+        self._used += num_values
+        return taken
+
+
 class NativeSite(Site):
     """Keeps each adapter in the layout of adapters.c; its memory is allocated when the adapter comes."""
 
-    def __init__(self, library: NativeLibrary, in_features: int, max_loras: int, num_reserved_bytes: int) -> None:
-        """Begin without adapters in slots 1 to max_loras."""
+    def __init__(
+        self,
+        library: NativeLibrary,
+        memory: AdapterMemory,
+        in_features: int,
+        max_loras: int,
+        num_reserved_bytes: int,
+    ) -> None:
+        """Begin without adapters in slots 1 to max_loras; memory is that of all sites, which are filled in turn."""
         self.num_reserved_bytes = num_reserved_bytes
+        self._memory = memory
         self._in_features = in_features
         self._slots = (_Slot * (max_loras + 1))()
         self.slots = ctypes.addressof(self._slots)
@@ -71,10 +98,10 @@ class NativeSite(Site):
 
     @override
     def put(self, slot: int, deltas: Sequence[Delta]) -> None:
-        packed = [_pack(delta) for delta in deltas]
+        packed = [self._pack(delta) for delta in deltas]
         table = (_Delta * len(deltas))(
             *(
-                _Delta(a.data_ptr(), b.data_ptr(), a.size(0), delta.first, delta.b.size(0))
+                _Delta(a.data_ptr(), b.data_ptr(), b.size(1), delta.first, len(delta.b))
                 for delta, (a, b) in zip(deltas, packed, strict=True)
             )
         )
@@ -89,11 +116,16 @@ class NativeSite(Site):
             *(outputs.data_ptr(), outputs.stride(0), outputs.dtype == torch.float32),
         )
 
-
-def _pack(delta: Delta) -> tuple[torch.Tensor, torch.Tensor]:
-    """Torch's operations only, since native functions take calls from one thread at a time."""
-    (rank, in_features), size = delta.a.shape, len(delta.b)
-    more = -rank % _RANKS
-    a = F.pad(delta.a.to(torch.bfloat16), (0, -in_features % PANEL, 0, more))
-    b = F.pad(delta.b.to(torch.bfloat16), (0, more, 0, -size % PANEL))
-    return a.contiguous(), b.view(-1, PANEL, rank + more).transpose(1, 2).contiguous()
+    def _pack(self, delta: Delta) -> tuple[torch.Tensor, torch.Tensor]:
+        """By torch's operations only, since native functions take calls from one thread at a time."""
+        (rank, in_features), size = delta.a.shape, len(delta.b)
+        more = -rank % _RANKS
+        plain = (
+            F.pad(delta.a, (0, -in_features % PANEL, 0, more)).view((rank + more) // _RANKS, _RANKS, -1, PANEL),
+            F.pad(delta.b, (0, more, 0, -size % PANEL)).view(-1, PANEL, rank + more),
+        )
+        a, b = (self._memory.take(values.numel()) for values in plain)
+        a, b = a.view(len(plain[0]), -1, _RANKS, PANEL), b.view(-1, rank + more, PANEL)
+        a.copy_(plain[0].transpose(1, 2))
+        b.copy_(plain[1].transpose(1, 2))
+        return a, b
