@@ -176,7 +176,7 @@ def test_what_is_wrong_with_an_adapter_is_told_and_disturbs_nobody(
         shutil.rmtree(copy)
         gone = ask(server, "brief")
         assert (gone.status_code, gone.json()["error"]["code"]) == (503, "model_failed")
-        assert f"the adapter brief cannot be loaded: {copy}: no such folder" == gone.json()["error"]["message"]
+        assert f"the adapter brief cannot be loaded: no such folder: {copy}" == gone.json()["error"]["message"]
         assert manage(server, "unload", lora_name="brief").status_code == 200
     finally:
         done.set()
