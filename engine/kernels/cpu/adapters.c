@@ -1,15 +1,15 @@
 /* Low-rank adapters: adds b (a x) to the outputs of a matrix, for the rows of a step that use an adapter.
  *
- * a has panels of 4 ranks: [rank / 4][k / 16][4][16]. b has panels of 16 outputs: [size / 16][rank][16]. Both are padded
- * with zeros, and lie one behind the other in memory, which is read from one end to the other. The order in which a row is
- * summed does not depend on the other rows.
+ * a and b are packed as in linear.c, in panels of 16 outputs: [outputs / 16][inputs / 2][16][2]. The outputs of a, the
+ * ranks, are padded with zeros to a multiple of 16, its inputs to a multiple of 4. Both lie one behind the other in memory,
+ * which is read from one end to the other. The order in which a row is summed does not depend on the other rows.
  */
 #include "kernels.h"
+#include "pairs.h"
 #include "pool.h"
 
-enum { MAX_RANK = 512, RANKS = 4, ROWS = 4, AHEAD = 1024 }; /* values that are fetched before they are needed */
-
-INLINE void fetch_ahead(const bf16 *weights) { __builtin_prefetch(weights + AHEAD, 0, 2); }
+enum { MAX_RANK = 512, ROWS = 4, CHAINS = 2, PAIR_BYTES = 64, AHEAD_BYTES = 2048 };
+enum { CHUNK = MAX_RANK }; /* inputs of a row that are prepared at a time */
 
 typedef struct {
     const bf16 *inputs;
@@ -21,29 +21,47 @@ typedef struct {
     bf16 *gated; /* (rows, output_stride / 2), or NULL */
 } Call;
 
-/* sums (num_rows, rank) of a few rows and four ranks at a time. */
-INLINE void shrink_rows(const bf16 *const *inputs, const int num_rows, int64_t k, const Delta *delta, float *sums) {
-    const int64_t whole = k / LANES * LANES;
-    const bf16 *a = delta->a;
-    for (int64_t rank = 0; rank < delta->rank; rank += RANKS) {
-        f32x16 totals[ROWS][RANKS] = {0};
-        for (int64_t i = 0; i < whole; i += LANES, a += RANKS * LANES) {
-            fetch_ahead(a);
-            fetch_ahead(a + 2 * LANES);
+/* Add the products of a few rows of inputs (num_rows, CHUNK) with a part of a panel; num_pairs is even. Two chains of sums
+ * for each row hide the time that an addition takes. */
+INLINE void add_panel(const Input *inputs, const int num_rows, int64_t num_pairs, const char *panel, int part,
+                      Sums totals[ROWS][CHAINS]) {
+    for (int64_t pair = 0; pair < num_pairs; pair += CHAINS)
+        for (int chain = 0; chain < CHAINS; chain++) {
+            const char *at = panel + (pair + chain) * PAIR_BYTES;
+            __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
+            const Pair weights = load_pair(at, part);
+            for (int row = 0; row < num_rows; row++)
+                totals[row][chain] = add_products(totals[row][chain], inputs + row * CHUNK + 2 * (pair + chain), weights);
+        }
+}
+
+/* ranks (num_rows, MAX_RANK) = a x of a few rows. */
+INLINE void shrink_rows(const bf16 *const *inputs, const int num_rows, int64_t k, const Delta *delta, Input *ranks) {
+    const int64_t num_pairs = (k + 3) / 4 * 2;
+    float sums[ROWS * MAX_RANK];
+    for (int64_t rank = 0; rank < delta->rank; rank += LANES)
+        for (int part = 0; part < PARTS; part++) {
+            const char *panel = (const char *)(delta->a + rank * 2 * num_pairs);
+            Sums totals[ROWS][CHAINS] = {0};
+            for (int64_t start = 0; start < k; start += CHUNK) {
+                Input chunk[ROWS * CHUNK];
+                const int64_t count = k - start < CHUNK ? k - start : CHUNK, pairs = (count + 3) / 4 * 2;
+                for (int row = 0; row < num_rows; row++) {
+                    copy_inputs(chunk + row * CHUNK, inputs[row] + start, count);
+                    for (int64_t i = count; i < 2 * pairs; i++) chunk[row * CHUNK + i] = 0;
+                }
+                add_panel(chunk, num_rows, pairs, panel + start / 2 * PAIR_BYTES, part, totals);
+            }
             for (int row = 0; row < num_rows; row++) {
-                const f32x16 x = load_bf16(inputs[row] + i);
-                for (int r = 0; r < RANKS; r++) totals[row][r] += x * load_bf16(a + r * LANES);
+                const Sums sum = totals[row][0] + totals[row][1];
+                memcpy(sums + row * MAX_RANK + rank + part * PART_LANES, &sum, sizeof sum);
             }
         }
-        for (int row = 0; row < num_rows; row++) {
-            bf16 last[LANES] = {0};
-            memcpy(last, inputs[row] + whole, (size_t)(k - whole) * sizeof(bf16));
-            for (int r = 0; r < RANKS; r++) {
-                if (whole < k) totals[row][r] += load_bf16(last) * load_bf16(a + r * LANES);
-                sums[row * MAX_RANK + rank + r] = reduce_add(totals[row][r]);
-            }
-        }
-        if (whole < k) a += RANKS * LANES;
+    for (int row = 0; row < num_rows; row++) {
+        float *values = sums + row * MAX_RANK;
+        if (delta->rank % (2 * LANES)) store_f32(values + delta->rank, splat(0.0f));
+        for (int64_t rank = 0; rank < delta->rank; rank += 2 * LANES)
+            store_inputs(ranks + row * MAX_RANK + rank, load_f32(values + rank), load_f32(values + rank + LANES));
     }
 }
 
@@ -64,31 +82,35 @@ INLINE void add_some(const Call *call, f32x16 values, int64_t place, int64_t cou
             halves[i] = from_f32(to_f32(halves[i]) + values[i]);
 }
 
-INLINE void expand_rows(const Call *call, const int64_t *rows, const int num_rows, const Delta *delta, const float *sums) {
-    const bf16 *b = delta->b;
-    for (int64_t first = 0; first < delta->size; first += LANES, b += delta->rank * LANES) {
-        f32x16 totals[ROWS] = {0};
-        for (int64_t r = 0; r < delta->rank; r++) {
-            if (r % 2 == 0) fetch_ahead(b + r * LANES);
-            const f32x16 weights = load_bf16(b + r * LANES);
-            for (int row = 0; row < num_rows; row++) totals[row] += sums[row * MAX_RANK + r] * weights;
+INLINE void expand_rows(const Call *call, const int64_t *rows, const int num_rows, const Delta *delta, const Input *ranks) {
+    const char *panel = (const char *)delta->b;
+    for (int64_t first = 0; first < delta->size; first += LANES, panel += delta->rank / 2 * PAIR_BYTES) {
+        float sums[ROWS * LANES];
+        for (int part = 0; part < PARTS; part++) {
+            Sums totals[ROWS][CHAINS] = {0};
+            add_panel(ranks, num_rows, delta->rank / 2, panel, part, totals);
+            for (int row = 0; row < num_rows; row++) {
+                const Sums sum = totals[row][0] + totals[row][1];
+                memcpy(sums + row * LANES + part * PART_LANES, &sum, sizeof sum);
+            }
         }
         for (int row = 0; row < num_rows; row++)
-            add_some(call, totals[row], rows[row] * call->output_stride + delta->first + first, delta->size - first);
+            add_some(call, load_f32(sums + row * LANES), rows[row] * call->output_stride + delta->first + first,
+                     delta->size - first);
     }
 }
 
 static void add_piece(const Call *call, const Slot *slot, const int64_t *rows, int64_t left) {
-    float sums[ROWS * MAX_RANK];
+    Input ranks[ROWS * MAX_RANK];
     for (int64_t few; left > 0; rows += few, left -= few) {
         const bf16 *inputs[ROWS];
         few = left >= 4 ? 4 : left >= 2 ? 2 : 1;
         for (int64_t row = 0; row < few; row++) inputs[row] = call->inputs + rows[row] * call->input_stride;
         for (const Delta *delta = slot->deltas; delta < slot->deltas + slot->num_deltas; delta++) {
-#define FEW(N)                                        \
-    if (few == N) {                                   \
-        shrink_rows(inputs, N, call->k, delta, sums); \
-        expand_rows(call, rows, N, delta, sums);      \
+#define FEW(N)                                         \
+    if (few == N) {                                    \
+        shrink_rows(inputs, N, call->k, delta, ranks); \
+        expand_rows(call, rows, N, delta, ranks);      \
     }
             FEW(4)
             FEW(2)

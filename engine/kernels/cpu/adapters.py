@@ -16,7 +16,7 @@ from weft.engine.lora.step_rows import Delta, Site, StepRows
 MAX_RANK = 512
 """As in adapters.c."""
 
-_PIECE_ROWS, _RANKS = 8, 4
+_PIECE_ROWS, _INPUTS = 8, 4
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -98,10 +98,10 @@ class NativeSite(Site):
 
     @override
     def put(self, slot: int, deltas: Sequence[Delta]) -> None:
-        packed = [self._pack(delta) for delta in deltas]
+        packed = [(self._pack(delta.a, _INPUTS), self._pack(delta.b, PANEL)) for delta in deltas]
         table = (_Delta * len(deltas))(
             *(
-                _Delta(a.data_ptr(), b.data_ptr(), b.size(1), delta.first, len(delta.b))
+                _Delta(a.data_ptr(), b.data_ptr(), a.size(0) * PANEL, delta.first, len(delta.b))
                 for delta, (a, b) in zip(deltas, packed, strict=True)
             )
         )
@@ -116,16 +116,12 @@ class NativeSite(Site):
             *(outputs.data_ptr(), outputs.stride(0), outputs.dtype == torch.float32),
         )
 
-    def _pack(self, delta: Delta) -> tuple[torch.Tensor, torch.Tensor]:
-        """By torch's operations only, since native functions take calls from one thread at a time."""
-        (rank, in_features), size = delta.a.shape, len(delta.b)
-        more = -rank % _RANKS
-        plain = (
-            F.pad(delta.a, (0, -in_features % PANEL, 0, more)).view((rank + more) // _RANKS, _RANKS, -1, PANEL),
-            F.pad(delta.b, (0, more, 0, -size % PANEL)).view(-1, PANEL, rank + more),
-        )
-        a, b = (self._memory.take(values.numel()) for values in plain)
-        a, b = a.view(len(plain[0]), -1, _RANKS, PANEL), b.view(-1, rank + more, PANEL)
-        a.copy_(plain[0].transpose(1, 2))
-        b.copy_(plain[1].transpose(1, 2))
-        return a, b
+    def _pack(self, matrix: torch.Tensor, multiple: int) -> torch.Tensor:
+        """A matrix in panels, its inputs padded to a multiple.
+
+        By torch's operations only, since native functions take calls from one thread at a time.
+        """
+        num_outputs, num_inputs = matrix.shape
+        padded = F.pad(matrix, (0, -num_inputs % multiple, 0, -num_outputs % PANEL))
+        pairs = padded.view(-1, PANEL, padded.size(1) // 2, 2).transpose(1, 2)
+        return self._memory.take(pairs.numel()).view(pairs.shape).copy_(pairs)
