@@ -11,10 +11,13 @@ from transformers import AutoModelForCausalLM
 from tests.engine.test_golden import check_entry, run
 from weft.engine.core.engine import Engine
 from weft.engine.run.startup import start
+from weft.engine.shared.adapters import Adapter, find_adapter
 from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 NUM_OUTPUT_TOKENS = 6
+ADAPTERS: dict[str, Adapter] = {}
+"""Of the engine that was started last."""
 PROMPTS = [[5, 9, 17, 30, 8, 11, 40], [7] * 19, [50, 3, 22], [12, 13, 14, 15, 16, 60, 61, 62, 20, 21]]
 
 
@@ -40,9 +43,8 @@ def start_engine(model: Path, adapters: dict[str, Path], **more: Any) -> "Engine
     settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 8 << 20, "max_model_len": 128}
     settings |= {"max_loras": max(len(adapters), 1), "max_lora_rank": 8} | more
     engine = start(EngineOptions(model=str(model), **settings), "epoch").engine
-    for slot, folder in enumerate(adapters.values(), 1):
-        engine._executor.load_adapter(slot, folder).result()
-    engine._adapters = {name: slot for slot, name in enumerate(adapters, 1)}
+    engine.pending.adapters.load_first({name: str(folder) for name, folder in adapters.items()})
+    ADAPTERS.update({name: find_adapter(name, folder) for name, folder in adapters.items()})
     return engine
 
 
@@ -50,7 +52,7 @@ def add(number: int, adapter: str | None, prompt: list[int], **params: Any) -> A
     """A greedy request that reports log-probabilities, of its prompt too."""
     chosen: dict[str, Any] = {"logprobs": 3, "prompt_logprobs": 2, "max_tokens": NUM_OUTPUT_TOKENS} | params
     sampling = SamplingParams(temperature=0, ignore_eos=True, **chosen)
-    return AddRequest(TokensInput(prompt), sampling, adapter=adapter, request_id=number)
+    return AddRequest(TokensInput(prompt), sampling, adapter=adapter and ADAPTERS[adapter], request_id=number)
 
 
 def check(output: RequestOutput, prompt: list[int], reference: Any) -> None:
