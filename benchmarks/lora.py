@@ -103,7 +103,7 @@ class Streams:
     def use(self, num_adapters: int) -> None:
         """From now on the streams use so many adapters in turn."""
         for index, request in enumerate(self.engine.scheduler.running):
-            request.adapter = index % num_adapters + 1 if num_adapters else 0
+            request.adapter_slot = index % num_adapters + 1 if num_adapters else 0
 
     def time(self, num_steps: int) -> tuple[float, float]:
         """Seconds of a step, and of CPU time, which other programs disturb least; means of so many steps."""

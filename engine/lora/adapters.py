@@ -164,5 +164,5 @@ class Adapters:
                 a, b = pairs[projection.name]
                 a = a[:, columns].to(self._device, self._dtype)
                 b = b[projection.rows] * scales[projection.places].unsqueeze(1)
-                for first, run in zip(projection.runs, b.split(projection.run_sizes), strict=True):
+                for first, run in zip(projection.runs, b.split_with_sizes(projection.run_sizes), strict=True):
                     yield Delta(first, a, run.to(self._device, self._dtype))

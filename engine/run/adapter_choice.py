@@ -1,6 +1,5 @@
 """Chooses what computes the adapters of a model, and plans their memory, before the model is loaded."""
 
-
 from weft.engine.kernels.cpu import adapters as native_adapters
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.native_kit import NativeKit

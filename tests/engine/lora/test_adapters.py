@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests.architectures.checkpoints import write
 from tests.engine.lora.adapters_for_tests import PROMPTS, add, check, start_engine, write_adapter
 from tests.engine.test_golden import run
+from weft.engine.core.engine import Engine
 from weft.engine.run import print_plan
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -23,6 +24,12 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> "Engine[Any]":
+    """With a slot that stays empty."""
+    return start_engine(model, {}, max_loras=1)
 
 
 def test_a_slot_is_filled_again_and_a_refused_folder_changes_nothing(model: Path, tmp_path: Path) -> None:
@@ -60,34 +67,34 @@ def test_a_slot_is_filled_again_and_a_refused_folder_changes_nothing(model: Path
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(
-    model: Path, tmp_path: Path, change: Callable[[Tensors], Any], fault: str
+    model: Path, engine: "Engine[Any]", tmp_path: Path, change: Callable[[Tensors], Any], fault: str
 ) -> None:
     write_adapter(model, tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=fault):
-        start_engine(model, {"a": tmp_path})
+        engine._executor.load_adapter(1, tmp_path).result()
 
 
-def test_a_broken_file_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_broken_file_is_refused(model: Path, engine: "Engine[Any]", tmp_path: Path) -> None:
     write_adapter(model, tmp_path)
     whole = (tmp_path / "adapter_model.safetensors").read_bytes()
     (tmp_path / "adapter_model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors: not readable"):
-        start_engine(model, {"a": tmp_path})
+        engine._executor.load_adapter(1, tmp_path).result()
 
 
-def test_an_embedding_beside_the_adapter_must_be_the_models(model: Path, tmp_path: Path) -> None:
+def test_an_embedding_beside_the_adapter_must_be_the_models(model: Path, engine: "Engine[Any]", tmp_path: Path) -> None:
     """PEFT writes the whole embedding beside an adapter of it, which may have been trained."""
     write_adapter(model, tmp_path, target_modules=["embed_tokens"])
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     name = "base_model.model.model.embed_tokens.base_layer.weight"
     assert name in tensors
-    start_engine(model, {"a": tmp_path})
+    engine._executor.load_adapter(1, tmp_path).result()
     save_file(tensors | {name: tensors[name] + 1}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match="embed_tokens.base_layer.weight is not the model's"):
-        start_engine(model, {"a": tmp_path})
+    with pytest.raises(ModelError, match=r"embed_tokens\.base_layer\.weight is not the model's"):
+        engine._executor.load_adapter(1, tmp_path).result()
 
 
 def test_adapters_of_the_language_half_and_of_the_bare_model_have_other_names(model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ __all__ = ["keep_threads"]
     ("model", "changes", "config", "ranks"),
     [
         ("llama", {"num_key_value_heads": 1}, {}, {"tensor_parallel_size": 2}),
-        ("phi3", {}, {"target_modules": ["qkv_proj", "down_proj", "embed_tokens", "lm_head"]}, {"tensor_parallel_size": 2}),
+        ("phi3", {}, {"target_modules": r".*(qkv_proj|down_proj|embed_tokens|lm_head)"}, {"tensor_parallel_size": 2}),
         ("llama", {}, {}, {"pipeline_parallel_size": 2}),
     ],
 )

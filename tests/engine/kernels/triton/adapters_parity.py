@@ -10,7 +10,9 @@ from weft.engine.lora.step_rows import Delta, StepRows
 NUM_OUTS, COLUMNS, RANK = 200, 72, 20
 
 
-def random_deltas(runs: tuple[tuple[int, int], ...], rank: int, device: torch.device, dtype: torch.dtype) -> list[Delta]:
+def random_deltas(
+    runs: tuple[tuple[int, int], ...], rank: int, device: torch.device, dtype: torch.dtype
+) -> list[Delta]:
     def draw(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape) * 0.2).to(device, dtype)
 
