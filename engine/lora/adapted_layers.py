@@ -10,6 +10,7 @@ from typing_extensions import override
 from weft.engine.layers.block import Block, BlockStep, run_blocks
 from weft.engine.layers.gated import Activated
 from weft.engine.layers.parts import Layer, Linear
+from weft.engine.lora.adapted_experts import AdaptedExperts
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site, StepRows
 
 _T = TypeVar("_T")
@@ -112,7 +113,7 @@ class AdaptedBlocks(Block):
 def without_adapters(part: _T) -> _T:
     """The part of a model with the layers that adapted ones hold in place of these, as far as parts are dataclasses."""
     found: object = part
-    if isinstance(part, AdaptedLinear | AdaptedActivation | AdaptedEmbedding):
+    if isinstance(part, AdaptedLinear | AdaptedActivation | AdaptedEmbedding | AdaptedExperts):
         found = part.inner
     elif isinstance(part, tuple):
         found = tuple(map(without_adapters, part))

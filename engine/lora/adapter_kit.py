@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from weft.engine.layers.block import Block
+from weft.engine.layers.experts import Experts
 from weft.engine.layers.gated import Activated
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
+from weft.engine.layers.routing import Gating
+from weft.engine.lora.adapted_experts import AdaptedExperts, SeparableExperts
 from weft.engine.lora.adapted_layers import (
     AdaptedActivation,
     AdaptedBlocks,
@@ -16,7 +19,7 @@ from weft.engine.lora.adapted_layers import (
 )
 from weft.engine.lora.adapters import Adapters
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 
 class AdapterKit:
@@ -47,6 +50,14 @@ class AdapterKit:
         """See `LayerKit`."""
         layer = cast(Activated, self._kit.ungated(ref, reader, activation))
         return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
+
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        """See `LayerKit`."""
+        experts = self._kit.experts(gate_up, down, reader, gating)
+        first, second = (self._adapters.expert_sites(ref) for ref in (gate_up, down))
+        if not (first and second):
+            return experts
+        return AdaptedExperts(cast(SeparableExperts, experts), first, second, self._step)
 
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
         """See `LayerKit`."""

@@ -22,7 +22,7 @@ from weft.engine.lora.step_rows import AdapterStep, Delta, Site
 from weft.engine.lora.targets import Targets, projections, rank_values, turned_embedding
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch, Ints
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 MakeSite = Callable[[WeightRef, int, int], Site]
 """Makes the site of a matrix: the most deltas of an adapter there, and the bytes that all slots will take."""
@@ -60,6 +60,13 @@ class Adapters:
     def head_site(self, ref: WeightRef) -> Site:
         """The same for an output head that shares the matrix of the embedding."""
         return self._matrix(ref, (self._targets.tied_head,))
+
+    def expert_sites(self, ref: ExpertsRef) -> list[Site]:
+        """A place for adapters of each expert; none if the checkpoint does not have experts one by one."""
+        if not all("{}" in name for name in ref.matrix.names):
+            return []
+        named = (tuple(name.format(number) for name in ref.matrix.names) for number in range(ref.num_experts))
+        return [self._matrix(replace(ref.matrix, names=names), names) for names in named]
 
     def embedding_site(self, ref: WeightRef) -> EmbeddingSite:
         """A place for adapters of an embedding, whose a has a column for each id."""

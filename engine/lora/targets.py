@@ -140,7 +140,8 @@ def rank_values(ref: WeightRef) -> int:
 
 def rank_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
     """Bytes of an adapter of all matrices of a decoder that take one, for each rank that it has."""
-    refs = [weight for weight in spec.weights if isinstance(weight, WeightRef)]
+    values = sum(rank_values(weight) for weight in spec.weights if isinstance(weight, WeightRef))
+    values += sum(ref.num_experts * rank_values(ref.matrix) for ref in spec.weights if isinstance(ref, ExpertsRef))
     if spec.head is None and spec.embedding is not None:
-        refs.append(spec.embedding)
-    return sum(map(rank_values, refs)) * dtype.itemsize
+        values += rank_values(spec.embedding)
+    return values * dtype.itemsize
