@@ -23,7 +23,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         load_format: auto, or dummy for random weights.
         model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
             there is a family.
-        quantization: none, or int8 for matrices of one byte per value.
+        quantization: none, or int8 or int4 for matrices of so many bits per value.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
         deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.

@@ -75,7 +75,7 @@ static void multiply(const Matrix *matrix, const Pairs *pairs, int64_t num_exper
         if (matrix->form)
             plan_grouped_job(job);
         else
-            plan_job(job, matrix->scales ? sizeof(int8_t) : sizeof(bf16));
+            plan_job(job);
         job->weights = (const char *)matrix->weights + expert * padded_n / PANEL * job->panel_bytes;
         num_bytes += matrix->form ? rounded_bytes(job) : input_bytes(job);
     }
@@ -90,9 +90,7 @@ static void multiply(const Matrix *matrix, const Pairs *pairs, int64_t num_exper
         inputs += job->rows * k;
         memory += job_bytes;
     }
-    ComputeUnit *of_int8 = matrix->form ? compute_grouped_unit : compute_int8_unit;
-    if (matrix->scales && !matrix->form) reserve_wide_panels(jobs);
-    run_jobs(jobs, num_jobs, matrix->scales ? of_int8 : compute_unit);
+    run_jobs(jobs, num_jobs, matrix->form ? compute_grouped_unit : compute_unit);
 }
 
 typedef struct {

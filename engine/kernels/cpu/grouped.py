@@ -135,14 +135,15 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
 
 
-def round_rows(library: NativeLibrary, weight: torch.Tensor) -> GroupedRows:
-    """Round a bfloat16 matrix to 4 bits in groups of 32 with offsets; round_groups.c says how."""
+def round_rows(library: NativeLibrary, weight: torch.Tensor, form: Form) -> GroupedRows:
+    """Round a bfloat16 matrix to 4 bits with offsets, or to 8 bits without; round_groups.c says how."""
+    assert form.group == 32 and form.has_offset == (form.bits == 4)
     plain = weight.contiguous()
     num_outputs, num_inputs = plain.shape
     groups = num_outputs, num_inputs // 32
     values = torch.empty(num_outputs, num_inputs, dtype=torch.uint8)
-    scales, offsets = torch.empty(groups), torch.empty(groups)
+    scales, offsets = torch.empty(groups), torch.empty(groups) if form.has_offset else None
     function = library.function("weft_round_groups", _POINTER, _SIZE, _SIZE, *(_POINTER,) * 3)
-    targets = values.data_ptr(), scales.data_ptr(), offsets.data_ptr()
+    targets = values.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr()
     function(plain.data_ptr(), num_outputs, num_inputs, *targets)
     return GroupedRows(values, scales, offsets)

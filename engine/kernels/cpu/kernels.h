@@ -15,7 +15,7 @@ typedef struct {
 /* Mirrored in engine/kernels/cpu/packed.py. */
 typedef struct {
     const void *weights; /* packed; those of experts, or of gate and up, one after another */
-    const float *scales; /* of int8 weights and of groups, else NULL */
+    const float *scales; /* factor of each output of weights in groups, else NULL */
     const bf16 *bias;    /* or NULL */
     int64_t inputs, outputs; /* of one expert; outputs of gate times up */
     int64_t form; /* of weights in groups (linear_grouped.c), else 0 */
@@ -75,10 +75,6 @@ void weft_convolve(const Requests *requests, const bf16 *inputs, int64_t input_s
 
 void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue);
-
-void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
-                      const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
-                      int64_t epilogue);
 
 void weft_linear_grouped(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const char *weights,
                          const float *factors, int64_t form, int64_t n, const bf16 *bias, void *outputs,

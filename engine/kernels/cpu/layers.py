@@ -1,4 +1,4 @@
-"""Native layers for the CPU: matrices, norms and heads, which wrap linear.c, linear_int8.c, elementwise.c."""
+"""Native layers for the CPU: matrices, norms and heads, which wrap linear.c, linear_grouped.c, elementwise.c."""
 
 import ctypes
 from enum import IntEnum

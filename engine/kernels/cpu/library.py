@@ -20,7 +20,7 @@ _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "bmi2
 
 # Instruction sets, best first, and the flags in /proc/cpuinfo that they need.
 VARIANTS: Final = {
-    "amx": _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
+    "amx": _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
     "avx512_bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"},
     "avx512": _AVX512,
     "avx2": frozenset({"avx2", "fma", "bmi2", "f16c"}),

@@ -96,7 +96,7 @@ static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
 void compute_unit(const Job *job, const Unit *unit, int thread) {
     (void)thread;
     if (job->rows > FEW_ROWS) {
-        compute_blocks(job, unit, unit->panels);
+        compute_blocks(job, unit);
         return;
     }
     _Alignas(64) float sums[TILE_ROWS * BLOCK_COLUMNS];
@@ -108,7 +108,7 @@ void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 void compute_unit(const Job *job, const Unit *unit, int thread) {
     (void)thread;
-    compute_blocks(job, unit, unit->panels);
+    compute_blocks(job, unit);
 }
 
 #endif
@@ -121,7 +121,7 @@ void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue) {
     Job job = {.rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .bias = bias,
                .n = n, .outputs = outputs, .output_stride = output_stride, .epilogue = (Epilogue)epilogue};
-    plan_job(&job, sizeof(bf16));
+    plan_job(&job);
     run_job(&job, inputs, compute_unit);
 }
 

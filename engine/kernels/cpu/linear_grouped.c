@@ -18,7 +18,7 @@ typedef struct {
 } Form;
 
 INLINE Form read_form(int64_t form) {
-    return (Form){(int)(form & FORM_BITS), (int)(form >> FORM_GROUP & 0xff), (int)(form >> FORM_OFFSET)};
+    return (Form){(int)(form & FORM_BITS), (int)group_of_form(form), (int)(form >> FORM_OFFSET)};
 }
 
 /* Bytes of the weights of STEP inputs of a panel, of their scales, and of a step in all. */
@@ -248,6 +248,43 @@ INLINE Dots add_dots(Dots total, Bytes weights, const int8_t *inputs) {
 #endif
 }
 
+/* Without VNNI, products with weights of 4 bits are added as pairs: no more than 16 * 2 * 15 * 127, which 16 bits hold. */
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+enum { HAS_PAIRS = 1 };
+#else
+enum { HAS_PAIRS = 0 };
+#endif
+
+/* As `add_dots`, but the two halves of each lane are sums of their own. */
+INLINE Dots add_pairs(Dots total, Bytes weights, const int8_t *inputs) {
+    int32_t quad;
+    memcpy(&quad, inputs, sizeof quad);
+#if defined(__AVX512F__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(quad));
+    return (Dots)_mm512_add_epi16((__m512i)total, pairs);
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(quad));
+    return (Dots)_mm256_add_epi16((__m256i)total, pairs);
+#else
+    (void)weights;
+    return total;
+#endif
+}
+
+INLINE Dots add_products_of(Form form, Dots total, Bytes weights, const int8_t *inputs) {
+    return HAS_PAIRS && form.bits == 4 ? add_pairs(total, weights, inputs) : add_dots(total, weights, inputs);
+}
+
+INLINE Dots join_pairs(Dots pairs) {
+#if defined(__AVX512F__)
+    return (Dots)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    return (Dots)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#else
+    return pairs;
+#endif
+}
+
 INLINE Bytes load_bytes(const char *from) {
     Bytes bytes;
     memcpy(&bytes, from, sizeof bytes);
@@ -256,11 +293,17 @@ INLINE Bytes load_bytes(const char *from) {
 
 INLINE Sums splat_sums(float value) { return value - (Sums){0}; }
 
+/* Add the sum over a group to that of a row, which has the scale of the group at of_row, and its start behind. */
+INLINE Sums add_group(Sums total, Dots dots, Sums scales, Sums offsets, const float *of_row, int64_t num_groups, Form form) {
+    total += splat_sums(of_row[0]) * (__builtin_convertvector(dots, Sums) * scales);
+    return form.has_offset ? total - splat_sums(of_row[num_groups]) * offsets : total;
+}
+
 /* Up to ROWS_AT_ONCE rows times some panels of a unit. */
 INLINE void multiply_block(const Job *job, const char *inputs, int rows, int columns, const char *const *panels, Form form,
                            float *sums) {
     const int64_t bytes_of_row = row_bytes(job->padded_k, form), num_groups = job->padded_k / form.group;
-    const int lines = form.group / (form.bits == 4 ? 8 : 4);
+    const int lines = form.group / (form.bits == 4 ? 8 : 4), are_pairs = HAS_PAIRS && form.bits == 4;
     Sums totals[ROWS_AT_ONCE][UNIT_PANELS][PARTS] = {0};
     for (int64_t step = 0; step < job->padded_k / STEP; step++) {
         for (int64_t in_step = 0; in_step < STEP / form.group; in_step++) {
@@ -268,7 +311,7 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
             Dots dots[ROWS_AT_ONCE][UNIT_PANELS][PARTS];
             for (int row = 0; row < rows; row++) {
                 const Start *starts = (const Start *)(inputs + row * bytes_of_row + job->padded_k) + num_groups;
-                const Dots start = (form.has_offset ? 0 : starts[group].whole) - (Dots){0};
+                const Dots start = (form.has_offset || are_pairs ? 0 : starts[group].whole) - (Dots){0};
                 for (int p = 0; p < columns; p++)
                     for (int part = 0; part < PARTS; part++) dots[row][p][part] = start;
             }
@@ -282,11 +325,11 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
                         const Bytes bytes = load_bytes(at + part * sizeof(Bytes));
                         const Bytes low = form.bits == 4 ? bytes & 15 : bytes;
                         for (int row = 0; row < rows; row++)
-                            dots[row][p][part] = add_dots(dots[row][p][part], low, quads + row * bytes_of_row);
+                            dots[row][p][part] = add_products_of(form, dots[row][p][part], low, quads + row * bytes_of_row);
                         if (form.bits == 4)
                             for (int row = 0; row < rows; row++)
-                                dots[row][p][part] = add_dots(dots[row][p][part], bytes >> 4,
-                                                              quads + row * bytes_of_row + form.group / 2);
+                                dots[row][p][part] = add_products_of(form, dots[row][p][part], bytes >> 4,
+                                                         quads + row * bytes_of_row + form.group / 2);
                     }
                 }
             }
@@ -298,9 +341,9 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
                     const Sums offsets = form.has_offset ? load_halves(halves + scale_bytes(form)) : scales;
                     for (int row = 0; row < rows; row++) {
                         const float *of_row = (const float *)(inputs + row * bytes_of_row + job->padded_k) + group;
-                        const Sums scaled = __builtin_convertvector(dots[row][p][part], Sums) * scales;
-                        totals[row][p][part] += splat_sums(of_row[0]) * scaled;
-                        if (form.has_offset) totals[row][p][part] -= splat_sums(of_row[num_groups]) * offsets;
+                        Dots whole = dots[row][p][part];
+                        if (are_pairs) whole = join_pairs(whole) + (form.has_offset ? 0 : ((const Start *)of_row)[num_groups].whole);
+                        totals[row][p][part] = add_group(totals[row][p][part], whole, scales, offsets, of_row, num_groups, form);
                     }
                 }
             }
@@ -311,12 +354,74 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
             memcpy(sums + row * BLOCK_COLUMNS + p * PANEL, totals[row][p], PANEL * sizeof(float));
 }
 
+#if defined(__AMX_INT8__)
+
+/* The weights of a group as bytes, for 16 outputs and four inputs in each line of 64; lies in `memory` if they have 4 bits. */
+INLINE const char *group_bytes(const char *weights, Form form, char *memory) {
+    if (form.bits == 8) return weights;
+    for (int64_t at = 0; at < form.group / 8 * 64; at += 64) {
+        const Bytes bytes = load_bytes(weights + at), low = bytes & 15, high = bytes >> 4;
+        memcpy(memory + at, &low, sizeof low);
+        memcpy(memory + at + form.group / 8 * 64, &high, sizeof high);
+    }
+    return memory;
+}
+
+/* 16 rows times a panel. A product of tiles gives the sums over a group, the same whole numbers as `multiply_block`. */
+INLINE void multiply_tiles(const Job *job, const char *inputs, const char *panel, Form form, float *sums) {
+    const int64_t bytes_of_row = row_bytes(job->padded_k, form), num_groups = job->padded_k / form.group;
+    const int64_t in_step = STEP / form.group;
+    _Alignas(64) char memory[32 / 4 * 64];
+    _Alignas(64) Dots dots[TILE_ROWS];
+    Sums totals[TILE_ROWS] = {0};
+    for (int64_t group = 0; group < num_groups; group++) {
+        const char *step = panel + group / in_step * step_bytes(form);
+        const char *weights = step + group % in_step * (form.group * PANEL * form.bits / 8);
+        const char *halves = step + weight_bytes(form) + group % in_step * PANEL * 2;
+        _tile_zero(0);
+        _tile_loadd(4, inputs + group * form.group, bytes_of_row);
+        _tile_loadd(5, group_bytes(weights, form, memory), 64);
+        _tile_dpbsud(0, 4, 5);
+        _tile_stored(0, dots, sizeof(Dots));
+        READS_MEMORY;
+        const Sums scales = load_halves(halves), offsets = form.has_offset ? load_halves(halves + scale_bytes(form)) : scales;
+        for (int row = 0; row < TILE_ROWS; row++) {
+            const float *of_row = (const float *)(inputs + row * bytes_of_row + job->padded_k) + group;
+            const int32_t start = form.has_offset ? 0 : ((const Start *)of_row)[num_groups].whole;
+            totals[row] = add_group(totals[row], dots[row] + start, scales, offsets, of_row, num_groups, form);
+        }
+    }
+    for (int row = 0; row < TILE_ROWS; row++) memcpy(sums + row * BLOCK_COLUMNS, totals + row, sizeof *totals);
+}
+
+/* As many rows of a unit as fill tiles; returns their number. */
+INLINE int64_t compute_tiles(const Job *job, const Unit *unit, Form form) {
+    float sums[TILE_ROWS * BLOCK_COLUMNS];
+    int64_t done = 0;
+    for (; unit->rows - done >= TILE_ROWS; done += TILE_ROWS) {
+        const char *inputs = (const char *)job->inputs + (unit->row + done) * row_bytes(job->padded_k, form);
+        for (int64_t p = 0; p < UNIT_PANELS; p++) multiply_tiles(job, inputs, unit->panels[p], form, sums + p * PANEL);
+        finish_block(job, unit, unit->row + done, TILE_ROWS, sums);
+    }
+    return done;
+}
+
+#else
+
+INLINE int64_t compute_tiles(const Job *job, const Unit *unit, Form form) {
+    (void)job, (void)unit, (void)form;
+    return 0;
+}
+
+#endif
+
 /* A unit of any number of rows, in equal groups but for the last. */
 INLINE void compute_form(const Job *job, const Unit *unit, Form form) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
-    const int64_t num_parts = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    const int64_t part_rows = (unit->rows + num_parts - 1) / num_parts, bytes_of_row = row_bytes(job->padded_k, form);
-    for (int64_t done = 0; done < unit->rows; done += part_rows) {
+    const int64_t first = compute_tiles(job, unit, form), num_rows = unit->rows - first;
+    const int64_t num_parts = (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, bytes_of_row = row_bytes(job->padded_k, form);
+    const int64_t part_rows = num_parts ? (num_rows + num_parts - 1) / num_parts : 0;
+    for (int64_t done = first; done < unit->rows; done += part_rows) {
         const int64_t row = unit->row + done, left = unit->rows - done;
         const int64_t rows = left < part_rows ? left : part_rows;
         const char *inputs = (const char *)job->inputs + row * bytes_of_row;
@@ -366,7 +471,7 @@ void compute_grouped_unit(const Job *job, const Unit *unit, int thread) {
 /* `plan_job` for weights in groups; job.form is set. */
 void plan_grouped_job(Job *job) {
     const Form form = read_form(job->form);
-    plan_job(job, sizeof(int8_t));
+    plan_job(job);
     job->padded_k = padded_inputs(job->k);
     job->panel_bytes = job->padded_k / STEP * step_bytes(form);
 }

@@ -44,10 +44,10 @@ typedef struct {
     const char *panels[UNIT_PANELS];
 } Unit;
 
-/* Divide the job, whose fields up to `epilogue` are set, apart from those set here. A weight takes value_bytes. */
-static inline void plan_job(Job *job, int64_t value_bytes) {
+/* Divide the job, whose fields up to `epilogue` are set, apart from those set here. */
+static inline void plan_job(Job *job) {
     job->padded_k = (job->k + TILE_K - 1) / TILE_K * TILE_K;
-    job->panel_bytes = PANEL * job->padded_k * value_bytes;
+    job->panel_bytes = PANEL * job->padded_k * (int64_t)sizeof(bf16);
     job->columns = (job->n + PANEL - 1) / PANEL;
     job->unit_columns = job->epilogue >= GATED_SILU ? UNIT_PANELS / 2 : UNIT_PANELS;
     job->units_per_chunk = (job->columns + job->unit_columns - 1) / job->unit_columns;

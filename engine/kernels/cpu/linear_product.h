@@ -66,13 +66,13 @@ static void multiply_2x2(const bf16 *tiles, const char *const panels[2], int64_t
     store_block_of_sums(sums);
 }
 
-/* Compute a unit of any number of rows from panels of bfloat16, and prefetch the packed panels of the next unit. */
-static void compute_blocks(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS]) {
+/* Compute a unit of any number of rows, and prefetch the panels of the next unit. */
+static void compute_blocks(const Job *job, const Unit *unit) {
     _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
     const int64_t steps = job->padded_k / TILE_K, num_blocks = (unit->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t lines = (job->panel_bytes / steps / 64 + num_blocks - 1) / num_blocks;
     int64_t ahead = job->unit_step * job->panel_bytes;
-    if (num_blocks <= 2 && panels == unit->panels) { /* too few products to hide a unit's load: prefetch within it */
+    if (num_blocks <= 2) { /* too few products to hide a unit's load: prefetch within it */
         ahead = AHEAD_BYTES;
         lines = TILE_ROWS;
     }
@@ -81,7 +81,7 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
         const bf16 *tiles = job->inputs + row * job->padded_k;
         for (int64_t p = 0; p < UNIT_PANELS; p += 2) {
             const char *const next[2] = {unit->panels[p] + ahead, unit->panels[p + 1] + ahead};
-            multiply_2x2(tiles, panels + p, steps, next, lines, sums + p * PANEL);
+            multiply_2x2(tiles, unit->panels + p, steps, next, lines, sums + p * PANEL);
         }
         finish_block(job, unit, row, left < BLOCK_ROWS ? left : BLOCK_ROWS, sums);
         ahead += steps * lines * 64;
@@ -100,15 +100,9 @@ enum { ROWS_AT_ONCE = 12, FEW_AT_ONCE = 5, FEW_COLUMNS = 4 }; /* weights are wid
 enum { ROWS_AT_ONCE = 4, FEW_AT_ONCE = 4, FEW_COLUMNS = COLUMNS_AT_ONCE }; /* of 16 registers 8 for sums, 4 for weights */
 #endif
 
-/* The weights of a part of 16 outputs for one pair of inputs, from a panel of 1-byte or 2-byte values. */
-INLINE Pair load_weights(const char *panel, int64_t pair, int part, int value_bytes) {
-    const char *from = panel + pair * 2 * PANEL * value_bytes;
-    return value_bytes == 1 ? load_int8_pair((const int8_t *)from, part) : load_pair(from, part);
-}
-
 /* What a group of rows prefetches: few rows the panels that they read, others a share of the next unit's. */
 typedef struct {
-    const char *const *panels; /* packed panels of this unit */
+    const char *const *panels; /* of this unit */
     int64_t at, step;          /* offset in bytes, and bytes per pair of inputs in 24.8 fixed point */
 } Ahead;
 
@@ -116,18 +110,17 @@ typedef struct {
 INLINE int columns_for(int64_t rows) { return rows <= FEW_AT_ONCE ? FEW_COLUMNS : COLUMNS_AT_ONCE; }
 
 /* Up to ROWS_AT_ONCE rows times `columns_for(rows)` panels. */
-INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const *panels, int value_bytes,
-                           Ahead ahead, float *sums) {
+INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const *panels, Ahead ahead,
+                           float *sums) {
     const int columns = columns_for(rows);
     Sums totals[ROWS_AT_ONCE][UNIT_PANELS][PARTS] = {0};
     for (int64_t pair = 0; pair < job->k / 2; pair++) {
         Pair weights[UNIT_PANELS][PARTS];
         for (int p = 0; p < columns; p++) {
-            const char *at = panels[p] + pair * 2 * PANEL * value_bytes;
+            const char *at = panels[p] + pair * 2 * PANEL * (int64_t)sizeof(bf16);
             __builtin_prefetch(at + NEAR_BYTES, 0, 3);
             __builtin_prefetch(ahead.panels[p] + ahead.at + (pair * ahead.step >> 8), 0, 2);
-            for (int part = 0; part < PARTS; part++)
-                weights[p][part] = load_weights(panels[p], pair, part, value_bytes);
+            for (int part = 0; part < PARTS; part++) weights[p][part] = load_pair(at, part);
         }
         for (int row = 0; row < rows; row++) {
             const Input *values = inputs + row * job->input_stride + 2 * pair;
@@ -141,11 +134,11 @@ INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const 
             memcpy(sums + row * BLOCK_COLUMNS + p * PANEL, totals[row][p], PANEL * sizeof(float));
 }
 
-INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, const char *const *panels,
-                          int value_bytes, Ahead ahead, float *sums) {
+INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, const char *const *panels, Ahead ahead,
+                          float *sums) {
     switch (rows) {
 #define CASE(ROWS) \
-    case ROWS: multiply_block(job, inputs, ROWS, panels, value_bytes, ahead, sums); break;
+    case ROWS: multiply_block(job, inputs, ROWS, panels, ahead, sums); break;
         CASE(1)
         CASE(2)
         CASE(3)
@@ -164,28 +157,24 @@ INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, con
     }
 }
 
-/* Compute a unit of any number of rows from panels of 1-byte or 2-byte values, in groups of equal size but for the last.
- * All groups prefetch equal shares of the next unit, which spreads its loads over the time of this one. */
-INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
+/* Compute a unit of any number of rows, in blocks of equal size but for the last. All blocks prefetch equal shares of the
+ * next unit, which spreads its loads over the time of this one. */
+static void compute_blocks(const Job *job, const Unit *unit) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
-    const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    const int64_t group_rows = (unit->rows + num_groups - 1) / num_groups, share = job->panel_bytes / num_groups;
+    const int64_t num_blocks = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    const int64_t block_rows = (unit->rows + num_blocks - 1) / num_blocks, share = job->panel_bytes / num_blocks;
     Ahead ahead = {.at = unit->rows <= FEW_AT_ONCE ? AHEAD_BYTES : job->unit_step * job->panel_bytes,
                    .step = (share << 8) / (job->k / 2)};
-    for (int64_t done = 0; done < unit->rows; done += group_rows, ahead.at += share) {
+    for (int64_t done = 0; done < unit->rows; done += block_rows, ahead.at += share) {
         const int64_t row = unit->row + done, left = unit->rows - done;
-        const int64_t rows = left < group_rows ? left : group_rows;
+        const int64_t rows = left < block_rows ? left : block_rows;
         const Input *inputs = job->inputs + row * job->input_stride;
         for (int64_t p = 0; p < UNIT_PANELS; p += columns_for(rows)) {
             ahead.panels = unit->panels + p;
-            multiply_rows(job, inputs, rows, panels + p, value_bytes, ahead, sums + p * PANEL);
+            multiply_rows(job, inputs, rows, ahead.panels, ahead, sums + p * PANEL);
         }
         finish_block(job, unit, row, rows, sums);
     }
-}
-
-static void compute_blocks(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS]) {
-    compute_groups(job, unit, panels, sizeof(bf16));
 }
 
 #endif

@@ -8,18 +8,19 @@ typedef void ComputeUnit(const Job *job, const Unit *unit, int thread);
 
 #pragma GCC visibility push(hidden)
 
-/* Compute a unit from its packed weights: bfloat16, int8, which needs `reserve_wide_panels` first, or integers in groups,
- * whose jobs are planned and get their inputs in a way of their own. */
-ComputeUnit compute_unit, compute_int8_unit, compute_grouped_unit;
+/* Compute a unit from its packed weights: bfloat16, or integers in groups, whose jobs are planned and get their inputs in
+ * a way of their own. */
+ComputeUnit compute_unit, compute_grouped_unit;
 
 void plan_grouped_job(Job *job);
+
+/* Inputs that share a scale. */
+static inline int64_t group_of_form(int64_t form) { return form >> 8 & 0xff; }
 
 /* Bytes that `give_rounded` needs for a job. */
 size_t rounded_bytes(const Job *job);
 
 void give_rounded(Job *job, const bf16 *inputs, void *memory);
-
-void reserve_wide_panels(const Job *job);
 
 #pragma GCC visibility pop
 
@@ -36,7 +37,10 @@ static void run_units(void *context, int thread) {
         if (!job || index < job->first_unit || index >= job->first_unit + job->num_units) {
             for (job = call->jobs; index >= job->first_unit + job->num_units;) job++;
 #if defined(__AMX_BF16__)
-            shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS);
+            if (job->form)
+                shape_tiles(TILE_ROWS, group_of_form(job->form));
+            else
+                shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS, 64);
 #endif
         }
         const Unit unit = unit_at(job, index - job->first_unit);

@@ -1,8 +1,8 @@
 """The kit that computes layers with Weft's own CPU kernels, in bfloat16.
 
-Matrices may be int8 or in groups of 4 bits, or in the groups that the
-checkpoint has; everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a
-step. A packed matrix is the only copy of its weights: a tied embedding reads its rows from the output head.
+Matrices may be in groups of 4 or 8 bits, those that the checkpoint has or of rounded weights; everything else stays
+bfloat16. The bits of a row's outputs do not depend on the other rows of a step. A packed matrix is the only copy of its
+weights: a tied embedding reads its rows from the output head.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from weft.engine.kernels.cpu.delta import NativeDeltaRule
 from weft.engine.kernels.cpu.grouped import Form, form_of, rows_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.packed import INT4, PANEL, TILE, Storage
+from weft.engine.kernels.cpu.packed import PANEL, TILE, Storage
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
 from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.torch.torch_kit import TorchKit
@@ -37,6 +37,9 @@ from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 KitStorage = Literal["bfloat16", "int8", "int4"]
 """How a kit keeps plain matrices."""
+
+_FORMS = {"int8": Form(bits=8, group=32), "int4": Form(bits=4, group=32, has_offset=True)}
+"""What plain weights are rounded to."""
 
 
 def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -60,7 +63,7 @@ class NativeKit(TorchKit):
             quantization: How the checkpoint has its matrices. In bfloat16, those in groups are kept as they are.
         """
         super().__init__(name=f"native{'' if storage == 'bfloat16' else f' {storage}'} ({library.variant})")
-        self._storage: Storage = INT4 if storage == "int4" else storage
+        self._storage: Storage = _FORMS.get(storage, "bfloat16")
         self._quantization = quantization if storage == "bfloat16" else None
         self._library = library
 
@@ -72,8 +75,6 @@ class NativeKit(TorchKit):
         bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
         if isinstance(storage, Form):
             return storage.num_bytes(ref.out_features, ref.in_features) + bias_bytes
-        if storage == "int8":  # every output has a scale in float32
-            return ref.out_features * (ref.in_features + torch.float32.itemsize) + bias_bytes
         return super().linear_bytes(ref, dtype)
 
     @override

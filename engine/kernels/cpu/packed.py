@@ -1,13 +1,13 @@
-"""Packs a matrix for the native kernels; linear.c, linear_int8.c and linear_grouped.c describe the layouts.
+"""Packs a matrix for the native kernels; linear.c and linear_grouped.c describe the layouts.
 
-The plain weight is not kept. In int8 every output has a scale: its largest magnitude / 127. In a form of groups, every
-16 or 32 inputs of an output share a scale and, in some forms, an offset.
+The plain weight is not kept. In a form of groups, every 16 or 32 inputs of an output share a scale and, in some forms,
+an offset.
 """
 
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import torch
 
@@ -18,11 +18,8 @@ from weft.engine.kernels.cpu.memory import allocate
 # Outputs in a panel of packed weights; inputs are padded to a multiple of the second number.
 PANEL, TILE = 16, 32
 
-Storage = Literal["bfloat16", "int8"] | Form
+Storage = Literal["bfloat16"] | Form
 """How a matrix is kept."""
-
-INT4: Final = Form(bits=4, group=32, has_offset=True)
-"""What plain weights are rounded to if four bits are asked for."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -42,7 +39,7 @@ class PackedMatrix:
 
     Attributes:
         multiply, gather: The kernels; both take `arguments` in place of the matrix.
-        tensors: The weights, then, unless they are bfloat16, their scales.
+        tensors: The weights, then, in groups, the factors of outputs.
         form: The code of a form of groups, else 0.
     """
 
@@ -80,26 +77,22 @@ def pack(
     out_features, in_features = shape
     padded = -(-out_features // PANEL) * PANEL
     form = storage if isinstance(storage, Form) else None
-    if form:
-        num_values, dtype = padded * form.row_bytes(in_features), torch.uint8
-    else:
-        num_values = padded * (-(-in_features // TILE) * TILE)
-        dtype = torch.int8 if storage == "int8" else torch.bfloat16
-    weights = allocate(num_parts * num_values, dtype)
+    num_values = padded * (form.row_bytes(in_features) if form else -(-in_features // TILE) * TILE)
+    weights = allocate(num_parts * num_values, torch.uint8 if form else torch.bfloat16)
     tensors: tuple[torch.Tensor, ...] = (weights.view(num_parts, num_values),)
-    if storage != "bfloat16":
+    if form:
         tensors += (torch.zeros(num_parts, padded),)
-    suffix = "_grouped" if form else "_int8" if storage == "int8" else ""
+    suffix = "_grouped" if form else ""
     matrix = *(_POINTER for _ in tensors), *((_SIZE,) if form else ())
-    pack_plain = library.function(f"weft_pack_linear{suffix}", _POINTER, _SIZE, _SIZE, *matrix) if not form else None
+    pack_plain = library.function("weft_pack_linear", _POINTER, _SIZE, _SIZE, _POINTER)
     for part, *targets in zip(parts, *tensors, strict=True):
         if form:
-            rows = part if isinstance(part, GroupedRows) else round_rows(library, part)
+            rows = part if isinstance(part, GroupedRows) else round_rows(library, part, form)
             rows.pack(library, form, *targets)
         else:
-            assert pack_plain and isinstance(part, torch.Tensor)
+            assert isinstance(part, torch.Tensor)
             plain = part.contiguous()
-            pack_plain(plain.data_ptr(), *plain.shape, *(target.data_ptr() for target in targets))
+            pack_plain(plain.data_ptr(), *plain.shape, targets[0].data_ptr())
     epilogue = (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
     multiply = library.function(f"weft_linear{suffix}", _POINTER, _SIZE, _SIZE, _SIZE, *matrix, *epilogue)
     gather = library.function(f"weft_gather_rows{suffix}", *matrix, _SIZE, _POINTER, _SIZE, _POINTER)

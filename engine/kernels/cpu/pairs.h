@@ -30,9 +30,6 @@ typedef u32x16 Pair;
 
 INLINE Pair load_pair(const char *from, int part) { return load_bits(from + part * sizeof(Sums)); }
 
-/* Pairs from int8: 16 first values, then the 16 second values. */
-INLINE Pair load_int8_pair(const int8_t *from, int part) { return widen_pairs(from + part * PART_LANES); }
-
 /* total + inputs[0] * the first of every pair + inputs[1] * the second. */
 INLINE Sums add_products(Sums total, const Input *inputs, Pair pair) {
     uint32_t values;
@@ -62,23 +59,6 @@ INLINE Pair load_pair(const char *from, int part) {
 #endif
     (void)part;
     return (Pair){(Sums)(bits << 16), (Sums)(bits & 0xffff0000u)};
-}
-
-INLINE Sums load_int8_part(const int8_t *from) {
-#if defined(__AVX512F__)
-    return load_int8(from);
-#elif defined(__AVX2__)
-    int64_t bytes;
-    memcpy(&bytes, from, sizeof bytes);
-    return (Sums)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
-#else
-    return (Sums){from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7]};
-#endif
-}
-
-INLINE Pair load_int8_pair(const int8_t *from, int part) {
-    from += part * PART_LANES;
-    return (Pair){load_int8_part(from), load_int8_part(from + LANES)};
 }
 
 INLINE Sums add_products(Sums total, const Input *inputs, Pair pair) {

@@ -1,6 +1,7 @@
-/* Rounds weights to 4 bits in groups of 32, each with a scale and an offset: a weight is nearly scale * q - offset.
+/* Rounds weights in groups of 32: to 8 bits with a scale, by which the largest magnitude becomes 127, or to 4 bits with a
+ * scale and an offset: a weight is nearly scale * q - offset.
  *
- * The range that q covers is the one of several, from the extremes of the group inward, that leaves the least sum of
+ * With 4 bits, the range that q covers is the one of several, from the extremes of the group inward, that leaves the least sum of
  * squared errors: a group with an outlier is better off if that is clipped. Scale and offset are then those of the line
  * that fits the chosen q best (least squares).
  */
@@ -16,16 +17,16 @@ typedef struct {
     const bf16 *weights; /* (n, k) */
     int64_t k;
     uint8_t *values;
-    float *scales, *offsets;
+    float *scales, *offsets; /* offsets may be NULL */
 } Rounding;
 
 typedef struct {
     f32x16 low, high;
 } Group;
 
-INLINE f32x16 rounded(f32x16 values) { /* 1.5 * 2^23: adding it rounds */
-    return smaller(larger(values, splat(0.0f)), splat(LARGEST)) + splat(12582912.0f) - splat(12582912.0f);
-}
+INLINE f32x16 nearest(f32x16 values) { return values + splat(12582912.0f) - splat(12582912.0f); } /* 1.5 * 2^23 */
+
+INLINE f32x16 rounded(f32x16 values) { return nearest(smaller(larger(values, splat(0.0f)), splat(LARGEST))); }
 
 INLINE Group quantized(Group weights, float scale, float least) {
     const f32x16 inverse = splat(1.0f / scale), start = splat(least);
@@ -38,7 +39,14 @@ INLINE float squared_error(Group weights, Group q, float scale, float least) {
     return reduce_add(low * low + high * high);
 }
 
-static void round_group(Group weights, uint8_t *to, float *scale, float *offset) {
+INLINE void store_values(Group q, uint8_t *to) {
+    for (int i = 0; i < LANES; i++) {
+        to[i] = (uint8_t)q.low[i];
+        to[i + LANES] = (uint8_t)q.high[i];
+    }
+}
+
+static void round_to_4_bits(Group weights, uint8_t *to, float *scale, float *offset) {
     const float most = reduce_max(larger(weights.low, weights.high));
     const float least = -reduce_max(larger(-weights.low, -weights.high));
     float best_error = INFINITY, best_scale = 0.0f, best_least = least;
@@ -62,12 +70,17 @@ static void round_group(Group weights, uint8_t *to, float *scale, float *offset)
         best_scale = reduce_add(low * (weights.low - splat(mean)) + high * (weights.high - splat(mean))) / spread;
         best_least = mean - best_scale * mean_q;
     }
-    for (int i = 0; i < LANES; i++) {
-        to[i] = (uint8_t)best.low[i];
-        to[i + LANES] = (uint8_t)best.high[i];
-    }
+    store_values(best, to);
     *scale = best_scale;
     *offset = -best_least;
+}
+
+static void round_to_8_bits(Group weights, uint8_t *to, float *scale) {
+    const f32x16 low = larger(weights.low, -weights.low), high = larger(weights.high, -weights.high);
+    const float largest = reduce_max(larger(low, high));
+    const f32x16 inverse = splat(largest > 0x1p-100f ? 127.0f / largest : 0.0f), centre = splat(128.0f);
+    store_values((Group){nearest(weights.low * inverse) + centre, nearest(weights.high * inverse) + centre}, to);
+    *scale = largest / 127.0f;
 }
 
 static void round_rows(const void *context, int64_t first, int64_t end) {
@@ -75,12 +88,16 @@ static void round_rows(const void *context, int64_t first, int64_t end) {
     const int64_t num_groups = call->k / GROUP;
     for (int64_t group = first * num_groups; group < end * num_groups; group++) {
         const bf16 *from = call->weights + group * GROUP;
-        round_group((Group){load_bf16(from), load_bf16(from + LANES)}, call->values + group * GROUP, call->scales + group,
-                    call->offsets + group);
+        const Group weights = {load_bf16(from), load_bf16(from + LANES)};
+        if (call->offsets)
+            round_to_4_bits(weights, call->values + group * GROUP, call->scales + group, call->offsets + group);
+        else
+            round_to_8_bits(weights, call->values + group * GROUP, call->scales + group);
     }
 }
 
-/* Round weights (n, k), k a multiple of 32, to values (n, k) from 0 to 15, scales and offsets (n, k / 32). */
+/* Round weights (n, k), k a multiple of 32, to values (n, k), scales and offsets (n, k / 32): to 4 bits, or to 8 bits if
+ * offsets is NULL. */
 void weft_round_groups(const bf16 *weights, int64_t n, int64_t k, uint8_t *values, float *scales, float *offsets) {
     const Rounding call = {weights, k, values, scales, offsets};
     run_loop(n, 16, round_rows, &call);

@@ -34,8 +34,6 @@ static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, voi
     if (matrix->form)
         weft_linear_grouped(inputs, k, rows, k, matrix->weights, matrix->scales, matrix->form, n, matrix->bias, outputs, n,
                             epilogue);
-    else if (matrix->scales)
-        weft_linear_int8(inputs, k, rows, k, matrix->weights, matrix->scales, n, matrix->bias, outputs, n, epilogue);
     else
         weft_linear(inputs, k, rows, k, matrix->weights, n, matrix->bias, outputs, n, epilogue);
 }

@@ -26,18 +26,19 @@ typedef struct {
 } TileShapes;
 
 /* Configure eight tiles for the calling thread. Tiles 0 to 4 have num_rows rows, since fewer rows are loaded, multiplied
- * and stored faster; the others are full. Every parallel region does this: other libraries configure tiles too. */
-INLINE void shape_tiles(int64_t num_rows) {
+ * and stored faster. Rows of inputs, in tile 4, have input_bytes, so weights, in the others, have a quarter as many rows.
+ * Every parallel region does this: other libraries configure tiles too. */
+INLINE void shape_tiles(int64_t num_rows, int64_t input_bytes) {
     TileShapes shapes = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) {
-        shapes.row_bytes[tile] = 64;
-        shapes.rows[tile] = tile <= 4 ? (uint8_t)num_rows : TILE_ROWS;
+        shapes.row_bytes[tile] = tile == 4 ? (uint16_t)input_bytes : 64;
+        shapes.rows[tile] = (uint8_t)(tile <= 4 ? num_rows : input_bytes / 4);
     }
     READS_MEMORY;
     _tile_loadconfig(&shapes);
 }
 
-INLINE void open_tiles(void) { shape_tiles(TILE_ROWS); }
+INLINE void open_tiles(void) { shape_tiles(TILE_ROWS, 64); }
 
 INLINE void close_tiles(void) { _tile_release(); }
 

@@ -84,22 +84,6 @@ INLINE void store_bf16(bf16 *to, f32x16 values) {
     memcpy(to, &halves, sizeof halves);
 }
 
-/* 16 values of int8 as float32. */
-INLINE f32x16 load_int8(const int8_t *from) {
-    i8x16 bytes;
-    memcpy(&bytes, from, sizeof bytes);
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes)); /* GCC 12 would convert lane by lane */
-#else
-    return __builtin_convertvector(__builtin_convertvector(bytes, i16x16), f32x16);
-#endif
-}
-
-/* 16 first and 16 second values of int8 as pairs of bfloat16. Exact, since 127 has seven bits. */
-INLINE u32x16 widen_pairs(const int8_t *from) {
-    return (u32x16)load_int8(from) >> 16 | (u32x16)load_int8(from + LANES);
-}
-
 INLINE f32x16 larger(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.engine.given_weights import given_experts
-from tests.engine.kernels.cpu.test_layers import both_formats, kept, random
+from tests.engine.kernels.cpu.test_layers import random
 from tests.engine.kernels.experts_reference import GATINGS, Weights, draw, exact, routes
 from weft.engine.kernels.cpu.experts import NativeExperts
 from weft.engine.kernels.cpu.library import NativeLibrary
@@ -21,7 +21,7 @@ def assert_close(ours: torch.Tensor, right: torch.Tensor) -> None:
     torch.testing.assert_close(ours.double(), right, atol=0.04, rtol=0.01)
 
 
-def experts_and_kept(
+def experts_of(
     library: NativeLibrary,
     sizes: tuple[int, int, int],
     gating: Gating,
@@ -29,23 +29,18 @@ def experts_and_kept(
     storage: KitStorage = "bfloat16",
     has_bias: bool = False,
 ) -> tuple[NativeExperts, Weights]:
-    """Packed experts, and the weights that packing has left of them."""
     weights = draw(*sizes, torch.bfloat16, CPU, has_bias=has_bias)
     experts = NativeKit(library, storage).experts(*given_experts(*weights.all), gating)
     assert isinstance(experts, NativeExperts)
-    gate_up, down = (torch.stack([kept(w, storage) for w in part]) for part in (weights.gate_up, weights.down))
-    return experts, Weights(gate_up, down, weights.gate_up_bias, weights.down_bias)
+    return experts, weights
 
 
-@both_formats
 @pytest.mark.parametrize("name", GATINGS)
 @pytest.mark.parametrize(("sizes", "num_chosen"), [((8, 64, 48), 3), ((5, 32, 34), 1), ((70, 96, 16), 8)])
-def test_parity(
-    library: NativeLibrary, sizes: tuple[int, int, int], num_chosen: int, name: str, storage: KitStorage
-) -> None:
+def test_parity(library: NativeLibrary, sizes: tuple[int, int, int], num_chosen: int, name: str) -> None:
     torch.manual_seed(0)
     gating, has_bias = GATINGS[name], name != "plain" and sizes[2] % 16 == 0
-    experts, weights = experts_and_kept(library, sizes, gating, storage=storage, has_bias=has_bias)
+    experts, weights = experts_of(library, sizes, gating, has_bias=has_bias)
     for num_rows in ROWS:
         for ids in routes(num_rows, sizes[0], num_chosen):
             inputs, shares = random(num_rows, sizes[1] + 16)[:, : sizes[1]], torch.rand(num_rows, num_chosen)
@@ -55,12 +50,12 @@ def test_parity(
             assert_close(sums, residual.double() + exact(weights, gating, inputs, ids, shares))
 
 
-@both_formats
+@pytest.mark.parametrize("storage", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, storage: KitStorage) -> None:
     torch.manual_seed(0)
     library.set_num_threads(num_threads)
-    experts, _ = experts_and_kept(library, (6, 160, 48), Gating(), storage=storage)
+    experts, _ = experts_of(library, (6, 160, 48), Gating(), storage=storage)
     inputs, shares = random(70, 160), torch.rand(70, 2)
     for ids in routes(70, 6, 2):
         alone = random(70, 160)
@@ -76,7 +71,7 @@ def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int
 
 def test_more_rows_than_one_pass_takes(library: NativeLibrary) -> None:
     torch.manual_seed(0)
-    experts, weights = experts_and_kept(library, (3, 16, 16), Gating())
+    experts, weights = experts_of(library, (3, 16, 16), Gating())
     inputs, residual, ids = random(5000, 16), torch.zeros(5000, 16).bfloat16(), torch.randint(0, 3, (5000, 4))
     experts.add_to(residual, inputs, ids, torch.full((5000, 4), 0.25))
     assert_close(residual, exact(weights, Gating(), inputs, ids, torch.full((5000, 4), 0.25)))

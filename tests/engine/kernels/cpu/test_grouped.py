@@ -10,12 +10,13 @@ from weft.engine.kernels.cpu.grouped import Form, GroupedRows, form_of, round_ro
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary, runnable_variants
 from weft.engine.kernels.cpu.library import load as load_variant
-from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
 from weft.engine.layers.routing import Gating
 from weft.engine.weights.groups import Groups
 from weft.engine.weights.quantization import Scheme
 
 FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16)]
+INT8, INT4 = Form(8, 32), Form(4, 32, True)
 ROWS = (1, 2, 4, 6, 7, 40)
 SIZES = [(16, 64), (40, 32), (130, 256), (200, 96), (9, 1056)]
 every_form = pytest.mark.parametrize("form", FORMS, ids=str)
@@ -101,8 +102,8 @@ def test_four_bits_are_rounded_with_less_error_than_from_the_extremes(library: N
     weight = random(64, 256) * (1 + 5 * (torch.rand(64, 256) > 0.97))
     weight[3] = 0.5
     weight[4, :32] = 0
-    rows = round_rows(library, weight)
-    kept = weights_of(rows, Form(4, 32, True))
+    rows = round_rows(library, weight, INT4)
+    kept = weights_of(rows, INT4)
     assert torch.equal(kept[3], weight[3].double())
     assert torch.equal(kept[4, :32], weight[4, :32].double())
     groups = weight.double().unflatten(1, (-1, 32))
@@ -112,10 +113,25 @@ def test_four_bits_are_rounded_with_less_error_than_from_the_extremes(library: N
     assert error < 0.9 * plain_error
 
 
-def test_int4_layers_are_made_of_such_matrices(library: NativeLibrary) -> None:
+def test_eight_bits_reach_the_largest_magnitude(library: NativeLibrary) -> None:
+    """What lies on such a grid is kept as it is, up to the precision of scales."""
     torch.manual_seed(0)
-    kit, weight = NativeKit(library, "int4"), random(96, 64) * 0.1
-    kept = weights_of(round_rows(library, weight), Form(4, 32, True))
+    weight = torch.randint(-127, 128, (200, 160)).bfloat16() / 64
+    weight[:, ::32] = 127 / 64
+    weight[9] = 0
+    rows = round_rows(library, weight, INT8)
+    assert rows.offsets is None
+    assert torch.equal(weights_of(rows, INT8).float(), weight.float())
+    linear = NativeLinear(library, weight, None, storage=INT8)
+    torch.testing.assert_close(linear.gather(torch.arange(200)), weight, atol=0, rtol=2**-7)
+    assert sum(tensor.nbytes for tensor in linear.matrix.tensors) == 208 * (192 * 17 // 16 + 4)
+
+
+@pytest.mark.parametrize(("storage", "form"), [("int8", INT8), ("int4", INT4)])
+def test_layers_are_made_of_such_matrices(library: NativeLibrary, storage: KitStorage, form: Form) -> None:
+    torch.manual_seed(0)
+    kit, weight = NativeKit(library, storage), random(96, 64) * 0.1
+    kept = weights_of(round_rows(library, weight, form), form)
     inputs = random(5, 64)
     gate, up = F.linear(rounded(inputs, 32), kept).chunk(2, dim=1)
     assert_close(kit.gated(*given(weight), "silu")(inputs), F.silu(gate) * up)

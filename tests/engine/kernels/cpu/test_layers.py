@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.engine.given_weights import given
 from weft.engine.kernels.cpu.layers import NativeLayerNorm, NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
+from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.rotary import RopeConfig, RotaryTable, rotate
 
@@ -23,17 +23,6 @@ SIZES = [
 ]
 """Outputs and inputs, the latter even."""
 
-PLAIN_STORAGES: tuple[KitStorage, ...] = ("bfloat16", "int8")
-both_formats = pytest.mark.parametrize("storage", PLAIN_STORAGES)
-
-
-def kept(weight: torch.Tensor, storage: str) -> torch.Tensor:
-    """What packing leaves of a weight, in float64: all of it, or what int8 with a scale for each output can say."""
-    if storage == "bfloat16":
-        return weight.double()
-    scales = weight.float().abs().amax(dim=1, keepdim=True) / 127
-    return (weight.float() / scales).round().nan_to_num().double() * scales.double()
-
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).bfloat16()
@@ -44,19 +33,16 @@ def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(ours.double(), exact, atol=0.02, rtol=0.006)
 
 
-@both_formats
 @pytest.mark.parametrize(("out_features", "in_features"), SIZES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear(
-    library: NativeLibrary, out_features: int, in_features: int, has_bias: bool, storage: KitStorage
-) -> None:
+def test_linear(library: NativeLibrary, out_features: int, in_features: int, has_bias: bool) -> None:
     torch.manual_seed(0)
     weight, bias = random(out_features, in_features), random(out_features) if has_bias else None
-    linear = NativeLinear(library, weight, bias, storage=storage)
+    linear = NativeLinear(library, weight, bias)
     for num_rows in ROWS:
         # Rows of a wider matrix: inputs may have a stride.
         inputs, residual = random(num_rows, in_features + 16)[:, :in_features], random(num_rows, out_features)
-        exact = F.linear(inputs.double(), kept(weight, storage), None if bias is None else bias.double())
+        exact = F.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
         assert_close(linear(inputs), exact)
         torch.testing.assert_close(linear.to_float32(inputs).double(), exact, atol=1e-3, rtol=1e-4)
         sums = residual.clone()
@@ -65,15 +51,14 @@ def test_linear(
         assert_close(sums, exact + residual.double())
 
 
-@both_formats
 @pytest.mark.parametrize(("inner", "in_features"), SIZES)
-def test_gated(library: NativeLibrary, inner: int, in_features: int, storage: KitStorage) -> None:
+def test_gated(library: NativeLibrary, inner: int, in_features: int) -> None:
     torch.manual_seed(0)
     weight = random(2 * inner, in_features) * in_features**-0.5
-    gated = NativeKit(library, storage).gated(*given(weight), "silu")
+    gated = NativeKit(library).gated(*given(weight), "silu")
     for num_rows in ROWS:
         inputs = random(num_rows, in_features)
-        gate, up = F.linear(inputs.double(), kept(weight, storage)).chunk(2, dim=1)
+        gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
         assert_close(gated(inputs), F.silu(gate) * up)
 
 
@@ -94,12 +79,11 @@ def test_other_activations_take_the_plain_way(library: NativeLibrary) -> None:
     torch.testing.assert_close(ours, F.gelu(gate) * up, atol=0.05, rtol=0.02)
 
 
-@both_formats
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, storage: KitStorage) -> None:
+def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int) -> None:
     torch.manual_seed(0)
     library.set_num_threads(num_threads)
-    linear, inputs = NativeLinear(library, random(200, 160), None, storage=storage), random(70, 160)
+    linear, inputs = NativeLinear(library, random(200, 160), None), random(70, 160)
     alone = torch.cat([linear.to_float32(inputs[row : row + 1]).clone() for row in range(70)])
     for num_rows in (*range(2, 14), 16, 17, 33, 70):
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
@@ -135,18 +119,14 @@ def test_a_call_takes_as_many_threads_as_it_may(library: NativeLibrary) -> None:
     assert not now - before - new
 
 
-@both_formats
-def test_a_tied_table_gives_its_rows_back(library: NativeLibrary, storage: KitStorage) -> None:
+def test_a_tied_table_gives_its_rows_back(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     table = random(130, 98)
-    embedding, head = NativeKit(library, storage).tied(*given(table))
+    embedding, head = NativeKit(library).tied(*given(table))
     ids = torch.randint(0, 130, (100,))
-    if storage == "int8":
-        torch.testing.assert_close(embedding(ids), kept(table, storage)[ids].bfloat16(), atol=0, rtol=2**-7)
-    else:
-        assert torch.equal(embedding(ids), table[ids])
+    assert torch.equal(embedding(ids), table[ids])
     inputs = random(2, 98)
-    logits = inputs.double() @ kept(table, storage).T
+    logits = inputs.double() @ table.double().T
     torch.testing.assert_close(head.to_float32(inputs).double(), logits, atol=1e-3, rtol=1e-4)
 
 
