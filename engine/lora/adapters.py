@@ -7,12 +7,11 @@ checked as a whole before anything is put in place, so that a refused one change
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -46,7 +45,6 @@ class Adapters:
         self._device, self._dtype, self._make = device, dtype, make
         self._sites: list[tuple[WeightRef, tuple[str, ...], Site]] = []
         self._reader = ThreadPoolExecutor(1, "adapters")
-        self._loading: dict[int, Future[None]] = {}
 
     @property
     def num_reserved_bytes(self) -> int:
@@ -85,19 +83,9 @@ class Adapters:
     def _num_bytes(self, ref: WeightRef) -> int:
         return self._max_loras * self._max_rank * rank_values(ref) * self._dtype.itemsize
 
-    @contextmanager
-    def computing(self, batch: Batch) -> Iterator[None]:
-        """Compute the batch in here. Waits for its adapters if they are still being loaded.
-
-        Raises:
-            ModelError: One of them could not be loaded.
-        """
-        if batch.adapters is not None:
-            for slot in np.unique(batch.adapters).tolist():
-                if loading := self._loading.pop(slot, None):
-                    loading.result()
-        with self.step.of(batch):
-            yield
+    def computing(self, batch: Batch) -> AbstractContextManager[None]:
+        """Compute the batch in here."""
+        return self.step.of(batch)
 
     def keep_rows(self, indices: Ints) -> None:
         """From now on the output head gets only these tokens of the step."""
@@ -106,8 +94,7 @@ class Adapters:
     def load(self, slot: int, folder: Path) -> "Future[None]":
         """See `Executor.load_adapter`."""
         assert 1 <= slot <= self._max_loras, f"slots are 1 to {self._max_loras}"
-        self._loading[slot] = self._reader.submit(self._load, slot, folder)
-        return self._loading[slot]
+        return self._reader.submit(self._load, slot, folder)
 
     def _load(self, slot: int, folder: Path) -> None:
         config = read_adapter_config(folder, self._max_rank)

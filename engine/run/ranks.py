@@ -248,12 +248,20 @@ class FollowingRunner(ModelRunner):
         super().__init__(model, caches, device, adapters=adapters)
         self._overlap = overlap
         self._has_head = has_head
+        self._loading: dict[int, Future[None]] = {}
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """Compute this rank's part of a batch and of its logits."""
+        for slot in set(() if batch.adapters is None else batch.adapters.tolist()) & self._loading.keys():
+            self._loading.pop(slot).result()  # rank 0 has it; if only this rank could not read it, it ends
         with self._computing(batch):
             self._follow(batch)
+
+    @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        self._loading[slot] = loading = super().load_adapter(slot, folder)
+        return loading
 
     def _follow(self, batch: Batch) -> None:
         if not self._has_head:

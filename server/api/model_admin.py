@@ -62,9 +62,7 @@ async def set_alias(body: AliasBody, request: Request, context: Context) -> Resp
     """Let an alias mean another model from now on. Requests that have begun stay where they are."""
     name = context.find_model(request, body.model).name
     if not may_be_alias(body.alias, context.fleet.read()):
-        message = (
-            f"alias must be no model's own name and no adapter's, and there may not be more of them, got {body.alias}"
-        )
+        message = f"alias must be no model's or adapter's own name, and there may not be more of them, got {body.alias}"
         raise InvalidRequestError(message, param="alias")
 
     def is_done(fleet: FleetState) -> bool:
