@@ -17,6 +17,7 @@ FOLDERS = {
     "server/store": "What outlives a request: a bounded database and files, shared by all server processes.",
     "server/mcp": "The client of MCP servers: their tools are listed and called in bounded time and bytes.",
     "server/model": "A served model: the client of its engine, its formats, its defaults.",
+    "server/gguf": "GGUF files as folders in Hugging Face layout.",
     "server/api": "One file for each group of routes; those that generate make a task of a body.",
     "server/batch": "Batches: checks of their lines, the journal of results, and the task that runs them.",
     "server/schemas": "Wire shapes of bodies and answers, as pydantic models.",

@@ -153,7 +153,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str | None = None
-    """Checkpoint: a local folder in Hugging Face layout or a hub id. Default: the demo model."""
+    """Checkpoint: a local folder in Hugging Face layout, a GGUF file, or a hub id. Default: the demo model."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 means every interface."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -164,7 +164,7 @@ class Settings(BaseModel):
     ssl_keyfile: str | None = None
     """PEM file with the certificate's private key, which must not be encrypted. Needs ssl_certfile."""
     served_model_name: Names = ()
-    """Name of the model in the API; repeat it for aliases. Default: the hub id or folder name."""
+    """Name of the model in the API; repeat it for aliases. Default: the hub id, or the folder's or file's name."""
     models: ModelEntries = {}
     """Several models in place of MODEL, as a mapping in YAML or JSON of names to checkpoints, or to `model`, `aliases`,
     `load` (always, on-demand), `unload_after` in seconds, and settings of its own. The first one serves requests that

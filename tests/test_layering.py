@@ -26,6 +26,7 @@ ORDER = (
         "render",
         "batch",
         "api",
+        "gguf",
         "run",
         "ray",
     ),

@@ -31,6 +31,7 @@ from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.decoded import DecodedSource
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
+from weft.engine.weights.gguf import GgufSource
 from weft.engine.weights.refs import WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
@@ -72,7 +73,7 @@ def load_weights(
         of_others = stage.unused(decoder_spec(config))
         of_others += tuple(name.partition(".")[2] for name in of_others)  # files may leave out the first part
         unused = *(f"{layers}.{layer}." for layer in drafts), *config.switches.unused, *of_others
-        checkpoint = CheckpointSource(folder, device, unused=unused)
+        checkpoint = _open(folder, config, device, unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
         source = DecodedSource(checkpoint, config.quantization, device) if config.quantization else checkpoint
@@ -94,10 +95,15 @@ def load_weights(
 def lacks_head(folder: Path, config: ModelConfig) -> bool:
     """Whether the files of a checkpoint hold no output head; False where `weft plan` has none of them."""
     try:
-        names = CheckpointSource(folder, torch.device("cpu")).names
+        names = _open(folder, config, torch.device("cpu")).names
         return not any(name.startswith(f"{config.switches.names.head}.") for name in names)
     except ModelError:
         return False
+
+
+def _open(folder: Path, config: ModelConfig, device: torch.device, unused: tuple[str, ...] = ()) -> CheckpointSource:
+    is_gguf = config.quantization is not None and config.quantization.method == "gguf"
+    return (GgufSource if is_gguf else CheckpointSource)(folder, device, unused=unused)
 
 
 def _has_own_head(config: ModelConfig, checkpoint: CheckpointSource) -> bool:

@@ -11,7 +11,7 @@ _CHUNK_VALUES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A matrix whose inputs share scales in groups: a weight is (value - zero) * scale, in float32.
+    """A matrix whose inputs share scales in groups: a weight is (value - zero) * scale - offset, in float32.
 
     Attributes:
         values: (out_features, in_features), int8; float8 of fp8, and float32 where a format has a table of values.
@@ -20,6 +20,7 @@ class Groups:
         bits: Of a value in the checkpoint.
         group_size: Inputs in a group; fewer in the last.
         group_of: (in_features,) int64, the group of each input; None if groups lie one after another.
+        offsets: Of the shape of scales, where there are no zeros; None if all are 0.
     """
 
     values: torch.Tensor
@@ -28,6 +29,7 @@ class Groups:
     bits: int
     group_size: int
     group_of: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """(out_features, in_features); rounded once, from float32."""
@@ -40,52 +42,74 @@ class Groups:
         for first in range(0, num_outputs, rows):
             part = slice(first, first + rows)
             plain = self.values[part].to(torch.float32, copy=True)
-            scales, zeros = self.scales[part], None if self.zeros is None else self.zeros[part]
-            if group_of is None:
-                grouped, scales = plain.view(len(plain), num_groups, -1), scales[..., None]
-                zeros = None if zeros is None else zeros[..., None]
-            else:
-                grouped, scales = plain, scales[:, group_of]
-                zeros = None if zeros is None else zeros[:, group_of]
-            if zeros is not None:
-                grouped -= zeros
-            grouped *= scales
+            grouped = plain.view(len(plain), num_groups, -1) if group_of is None else plain
+            of_each = (slice(None), slice(None), None) if group_of is None else (slice(None), group_of)
+            if self.zeros is not None:
+                grouped -= self.zeros[part][of_each]
+            grouped *= self.scales[part][of_each]
+            if self.offsets is not None:
+                grouped -= self.offsets[part][of_each]
             weights[part] = plain
         return weights
 
     def part(self, rows: torch.Tensor, columns: slice = slice(None)) -> "Groups":
         """These outputs, in this order, and these inputs, which may begin or end inside of a group."""
         start, stop, _ = columns.indices(self.values.shape[1])
-        values, scales = self.values[rows, start:stop], self.scales[rows]
-        zeros = None if self.zeros is None else self.zeros[rows]
-        group_of, size = self.group_of, self.group_size
+        values, group_of, size = self.values[rows, start:stop], self.group_of, self.group_size
+        kept = slice(None)
         if group_of is not None:
             group_of = group_of[start:stop]
-        elif scales.shape[1] > 1:
-            first, last = start // size, -(-stop // size)
-            scales, zeros = scales[:, first:last], None if zeros is None else zeros[:, first:last]
+        elif self.scales.shape[1] > 1:
+            kept = slice(start // size, -(-stop // size))
             if start % size:
-                group_of = torch.arange(start, stop, device=values.device) // size - first
-        return replace(self, values=values, scales=scales, zeros=zeros, group_of=group_of)
+                group_of = torch.arange(start, stop, device=values.device) // size - kept.start
+        scales, zeros, offsets = (
+            None if numbers is None else numbers[rows][:, kept] for numbers in (self.scales, self.zeros, self.offsets)
+        )
+        assert scales is not None
+        return replace(self, values=values, scales=scales, zeros=zeros, group_of=group_of, offsets=offsets)
+
+    def divided(self, size: int) -> "Groups":
+        """The same in groups of fewer inputs, of which so many are whole groups."""
+        times = self.group_size // size
+        if times == 1:
+            return self
+        scales, zeros, offsets = (
+            None if numbers is None else numbers.repeat_interleave(times, 1)
+            for numbers in (self.scales, self.zeros, self.offsets)
+        )
+        assert scales is not None
+        return replace(self, scales=scales, zeros=zeros, offsets=offsets, group_size=size)
 
 
 def stacked(parts: Sequence[Groups]) -> Groups | None:
-    """Matrices of the same inputs, one below the other; None if they are not quantized alike."""
+    """Matrices of the same inputs, one below the other; None if they cannot have groups of one size."""
+    size = min(part.group_size for part in parts)
+    if all(part.group_of is None and part.group_size % size == 0 for part in parts):
+        parts = [part.divided(size) for part in parts]
     first, *others = parts
     for other in others:
         are_alike = (
-            first.bits == other.bits
-            and first.values.dtype == other.values.dtype
+            first.values.dtype == other.values.dtype
+            and (first.bits == other.bits or first.values.dtype == torch.int8)
             and first.scales.shape[1] == other.scales.shape[1]
             and (first.scales.shape[1] == 1 or first.group_size == other.group_size)
         )
         if not are_alike or not _equal(first.group_of, other.group_of):
             return None
-    zeros = None
-    if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([torch.zeros_like(part.scales) if part.zeros is None else part.zeros for part in parts])
     values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
-    return replace(first, values=values, scales=scales, zeros=zeros)
+    zeros, offsets = _joined([part.zeros for part in parts], parts), _joined([part.offsets for part in parts], parts)
+    if zeros is not None and offsets is not None:
+        return None
+    return replace(first, values=values, scales=scales, zeros=zeros, offsets=offsets)
+
+
+def _joined(numbers: Sequence[torch.Tensor | None], parts: Sequence[Groups]) -> torch.Tensor | None:
+    """Zeros or offsets of all parts; None if no part has any."""
+    if all(of_part is None for of_part in numbers):
+        return None
+    pairs = zip(numbers, parts, strict=True)
+    return torch.cat([torch.zeros_like(part.scales) if of_part is None else of_part for of_part, part in pairs])
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -33,8 +33,9 @@ class Scheme:
         block: Outputs and inputs that share a scale; None if no two outputs do.
         is_float: Whether values are floating-point numbers.
         activation_bits: What the checkpoint was made for; Weft keeps activations in the model's dtype.
-        has_zeros: Whether groups have zero points, too.
+        has_zeros: Whether groups have zero points or offsets, too.
         is_scattered: Whether groups are of any inputs, or values are those of a table, which no kernel takes.
+        label: The format's own name for it, if it has one.
     """
 
     bits: int
@@ -44,11 +45,12 @@ class Scheme:
     activation_bits: int = 16
     has_zeros: bool = False
     is_scattered: bool = False
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """Such as W4A16."""
-        return f"W{self.bits}A{self.activation_bits}{' in floating point' * self.is_float}"
+        """Such as W4A16 or Q4_K."""
+        return self.label or f"W{self.bits}A{self.activation_bits}{' in floating point' * self.is_float}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Quantization:
     def __str__(self) -> str:
         schemes = [scheme for _, scheme in self.rules if scheme.bits < 16]
         are_made_for_fewer = any(scheme.activation_bits < 16 for scheme in schemes)
-        names = " and ".join(dict.fromkeys(scheme.name for scheme in schemes))
+        names = " and ".join(dict.fromkeys(scheme.name for scheme in schemes)) or "plain values"
         return f"{names} ({self.name}{'; activations are not quantized' * are_made_for_fewer})"
 
 
@@ -273,6 +275,36 @@ def _pattern(fields: Fields, name: str, text: str) -> re.Pattern[str]:
         raise fields.wrong(name, "made of regular expressions") from None
 
 
+_GGUF = {
+    "Q4_0": Scheme(4, 32),
+    "Q4_1": Scheme(4, 32, has_zeros=True),
+    "Q8_0": Scheme(8, 32),
+    "Q5_0": Scheme(5, 32),
+    "Q5_1": Scheme(5, 32, has_zeros=True),
+    "Q2_K": Scheme(2, 16, has_zeros=True),
+    "Q3_K": Scheme(3, 16),
+    "Q4_K": Scheme(4, 32, has_zeros=True),
+    "Q5_K": Scheme(5, 32, has_zeros=True),
+    "Q6_K": Scheme(6, 16),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), Scheme(4, 32, is_float=True)),
+}
+"""By type of a tensor; the values of the last three are those of tables of small integers."""
+
+
+def _gguf(config: Fields) -> Quantization:
+    """Of a folder that `server/gguf` has made; tensors of other types are plain."""
+    tensors, modules = config.section("tensors"), dict[str, list[str]]()
+    for name in tensors.names():
+        kind = tensors.section(name).optional_text("type") or ""
+        modules.setdefault(kind, []).append(re.escape(name.removesuffix(".weight")).replace(r"\{\}", r"\d+"))
+    rules = [
+        (re.compile(f"(?:{'|'.join(names)})$"), replace(_GGUF[kind], label=kind))
+        for kind, names in modules.items()
+        if kind in _GGUF
+    ]
+    return Quantization("gguf", "GGUF", tuple(rules))
+
+
 _METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
@@ -283,4 +315,5 @@ _METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "intel/auto-round": _auto_round,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "gguf": _gguf,
 }

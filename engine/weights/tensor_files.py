@@ -59,12 +59,16 @@ class CheckpointSource(TensorSource):
             is_half: Only the text half is wanted, under the names that it has alone; False leaves names as they are.
             unused: Beginnings of the names that nobody need ask for.
         """
-        shards = _locate_tensors(folder)
+        shards = self._locate(folder)
         self._stored = _text_half(shards) if is_half else {name: name for name in shards}
         self._shards = shards
         self._upload = PinnedUpload(device) if device.type == "cuda" else None
         self._unread = {name for name in self._stored if not name.startswith(unused)}
         self._pickled: tuple[Path, dict[str, torch.Tensor]] | None = None
+
+    def _locate(self, folder: Path) -> dict[str, Path]:
+        """Tensor name -> the file that holds it."""
+        return _locate_tensors(folder)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +95,7 @@ class CheckpointSource(TensorSource):
             self._upload.copy(tensor, target)
         else:
             target.copy_(tensor)
-        self._unread -= {name, shortened(name)}
+        self._count_read(name)
 
     @override
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -109,7 +113,7 @@ class CheckpointSource(TensorSource):
         """A tensor as the file has it, mapped; it counts as read."""
         tensor = self._mapped(name)
         self._check(name, tensor)
-        self._unread -= {name, shortened(name)}
+        self._count_read(name)
         return tensor
 
     def read(self, name: str) -> torch.Tensor:
@@ -130,6 +134,9 @@ class CheckpointSource(TensorSource):
             raise ModelError(f"{path}: tensor {stored} is not readable ({fault})") from None
         return tensor
 
+    def _count_read(self, name: str) -> None:
+        self._unread -= {name, shortened(name)}
+
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         if not tensor.numel():
             return
@@ -138,7 +145,8 @@ class CheckpointSource(TensorSource):
         else:
             is_nan = tensor.dtype in _CHECKED and bool(tensor.max().isnan())  # four times as fast as copying it
         if is_nan:
-            stored = self._stored.get(name) or self._stored[shortened(name)]
+            stored = self.name_in_files(name)
+            assert stored is not None
             raise ModelError(f"{self._shards[stored]}: tensor {stored} holds values that are not numbers (NaN)")
 
     def _unpickle(self, path: Path) -> dict[str, torch.Tensor]:
@@ -201,7 +209,6 @@ def _text_half(shards: Iterable[str]) -> dict[str, str]:
 
 
 def _locate_tensors(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file that holds it."""
     for index, single in _FORMATS:
         if (folder / index).exists():
             weight_map = Fields.read(folder / index).section("weight_map")

@@ -2,18 +2,21 @@
 
 Downloads only configuration, tokenizer, chat template, safetensors and the folders of sentence-transformers; never code
 or pickles. A cached model needs no network. Refuses a model that the engine cannot run, by its config.json and before
-its weights are downloaded. The engine checks everything else.
+its weights are downloaded. The engine checks everything else. A GGUF file gets a folder by `server/gguf`.
 """
 
+import contextlib
 import logging
 import pathlib
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
+from weft.server.gguf.file import GgufError, parts
+from weft.server.gguf.folder import choose, made_folder, stem
 from weft.server.run.child import python_command
 from weft.server.run.model_check import check_tokenizer
 from weft.server.settings import Settings, StartError
@@ -31,7 +34,8 @@ TORCH_PATTERNS = ["pytorch_model*.bin"]
 CONFIG_PATTERNS = ["config.json", "generation_config.json", "modules.json", "sentence_bert_config.json"]
 """Files that tell what a model is for and how much memory it takes: a few kB."""
 
-_WANTED = "a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B"
+_WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
+_GGUF_ON_HUB = re.compile(r"(\w[\w.-]*/[\w.-]*gguf[\w.-]*)(?::([\w.-]+))?", re.ASCII | re.IGNORECASE)
 
 
 def resolve(
@@ -40,7 +44,8 @@ def resolve(
     """The checkpoint folder, absolute.
 
     Args:
-        model: A local folder, a hub id, or None for the demo model of the package.
+        model: A local folder, a GGUF file, a hub id (`org/repo-GGUF:Q4_K_M` for one file of several), or None for the
+            demo model of the package.
         setting: The name of the setting, for errors.
         is_plan: Download only the configuration, which is not enough to serve.
         model_impl: The setting of that name. Unless it is native, architectures without a family are left to the
@@ -53,9 +58,16 @@ def resolve(
         return _check(DEMO_MODEL, setting, model_impl)
     folder = pathlib.Path(model).expanduser()
     if folder.is_dir():
-        return _check(folder.resolve(), setting, model_impl)
-    if is_gguf(model):
-        raise _no_gguf(model, setting)
+        has_gguf = any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+        return (
+            _of_gguf(model, folder, setting, model_impl) if has_gguf else _check(folder.resolve(), setting, model_impl)
+        )
+    if folder.is_file() and folder.suffix.lower() == ".gguf":
+        return _of_gguf(model, folder, setting, model_impl)
+    if found := gguf_on_hub(model):
+        return _of_gguf(model, _download_gguf(*found, setting), setting, model_impl)
+    if folder.suffix.lower() == ".gguf":
+        raise StartError(f"{setting}: no such file: {model}")
     if not is_hub_id(model):
         is_ollamas = re.fullmatch(r"[\w.-]+(/[\w.-]+)*:[\w.-]+", model, re.ASCII) is not None
         advice = f": this is how Ollama names models; Weft wants {_WANTED}" if is_ollamas else ""
@@ -95,16 +107,19 @@ def is_hub_id(model: str) -> bool:
     return re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", model, re.ASCII) is not None
 
 
-def is_gguf(model: str) -> bool:
-    """Whether the name is that of a GGUF file or of a repository of such files."""
-    return model.lower().endswith((".gguf", "-gguf"))
+def gguf_on_hub(model: str) -> tuple[str, str | None] | None:
+    """The repository of GGUF files and what the file is called in it, if this is such a name and no path."""
+    found = _GGUF_ON_HUB.fullmatch(model)
+    return (found[1], found[2]) if found and not found[1].lower().endswith(".gguf") else None
 
 
 def served_name(model: str | None) -> str:
-    """The default of `served_model_name`: the hub id, or the folder's own name."""
+    """The default of `served_model_name`: the hub id, or the folder's or file's own name."""
     if model is None:
         return DEMO_NAME
     folder = pathlib.Path(model).expanduser()
+    if folder.is_file():
+        return stem(folder.name)
     return folder.resolve().name if folder.is_dir() else model
 
 
@@ -127,8 +142,6 @@ def _resolve_adapter(name: str, source: str) -> pathlib.Path:
 
 def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
     """Return the folder if the engine can run its model."""
-    if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
-        raise _no_gguf(str(folder), setting)
     if not (folder / "config.json").is_file():
         raise StartError(f"{setting}: no config.json in {folder}")
     try:
@@ -147,8 +160,34 @@ def _ask_engine(folder: pathlib.Path, setting: str, model_impl: str) -> None:
             raise StartError(f"{setting}: {asked.stderr.strip().splitlines()[-1]}")
 
 
-def _no_gguf(model: str, setting: str) -> StartError:
-    return StartError(f"{setting}: {model}: GGUF files are not supported yet; Weft wants {_WANTED}")
+def _of_gguf(model: str, found: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
+    """The folder that is made of a GGUF file, or of the only model in a folder of such files."""
+    try:
+        if found.is_dir():
+            found /= choose([file.name for file in found.glob("*.gguf")], None)[0]
+        made = made_folder(found)
+    except GgufError as error:
+        raise StartError(f"{setting}: {model}: {error}") from None
+    return _check(made, setting, model_impl)
+
+
+def _download_gguf(repository: str, tag: str | None, setting: str) -> pathlib.Path:
+    """A file of a repository, fetched with the other parts of its model unless it is in the cache."""
+    from huggingface_hub import list_repo_files, snapshot_download  # slow to import
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with contextlib.suppress(LocalEntryNotFoundError, GgufError):
+        folder = pathlib.Path(snapshot_download(repository, allow_patterns=["*.gguf"], local_files_only=True))
+        file = folder / choose([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], tag)[0]
+        if parts(file):
+            return file
+    with _faults_told(repository, setting):
+        listed = list_repo_files(repository)
+    try:
+        names = choose(listed, tag)
+    except GgufError as error:
+        raise StartError(f"{setting}: {repository}: {error}") from None
+    return _download(repository, setting, names, left_out=[]) / names[0]
 
 
 def _is_cached(model: str) -> bool:
@@ -157,18 +196,28 @@ def _is_cached(model: str) -> bool:
     return isinstance(try_to_load_from_cache(model, "config.json"), str)
 
 
-def _download(model: str, setting: str, patterns: list[str]) -> pathlib.Path:
+def _download(model: str, setting: str, patterns: list[str], left_out: list[str] = LEFT_OUT) -> pathlib.Path:
     from huggingface_hub import snapshot_download  # slow to import
+
+    with _faults_told(model, setting):
+        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=left_out))
+
+
+@contextlib.contextmanager
+def _faults_told(model: str, setting: str) -> Iterator[None]:
+    """Turn what the hub or the way to it says into a `StartError`."""
+    from httpx import HTTPError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=LEFT_OUT))
+        yield
+        return
     except GatedRepoError:
         fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
     except RepositoryNotFoundError:
         fault = "no such model on the hub, or it is private (set HF_TOKEN)"
     except LocalEntryNotFoundError:
         fault = "no such folder, not in the cache, and the hub cannot be reached"
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HTTPError, OSError) as error:
         fault = f"download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     raise StartError(f"{setting}: {model}: {fault}")

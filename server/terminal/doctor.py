@@ -21,7 +21,7 @@ from rich.text import Text
 from weft.engine.shared.machine_facts import MachineFacts, driver_version, package_version
 from weft.server.http.connections import raise_file_limit
 from weft.server.run import checkpoint, runtime_folder, supervisor
-from weft.server.run.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
+from weft.server.run.checkpoint import DEMO_MODEL, gguf_on_hub, is_hub_id
 from weft.server.run.child import python_command
 from weft.server.run.model_check import check_tokenizer
 from weft.server.settings import Settings, StartError
@@ -116,21 +116,23 @@ def _model(settings: Settings) -> Finding:
     if settings.model is None:
         return Finding("model", "ok", "the demo model of the package")
     folder = pathlib.Path(settings.model).expanduser()
-    if folder.is_dir() or is_gguf(settings.model) or not is_hub_id(settings.model):
+    of_gguf = None if folder.exists() else gguf_on_hub(settings.model)
+    if of_gguf is None and (folder.exists() or not is_hub_id(settings.model)):
         return _local_model(settings.model)
     import httpx
     from huggingface_hub import constants, get_token, try_to_load_from_cache
 
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    address = f"{constants.ENDPOINT}/{settings.model}/resolve/main/config.json"
+    model, file = (of_gguf[0], ".gitattributes") if of_gguf else (settings.model, "config.json")
+    address = f"{constants.ENDPOINT}/{model}/resolve/main/{file}"
     answer: int | str
     try:
         answer = httpx.head(address, headers=headers, follow_redirects=True, timeout=_HUB_S).status_code
     except httpx.HTTPError as error:
         answer = str(error) or type(error).__name__
-    cached = try_to_load_from_cache(settings.model, "config.json")
-    if isinstance(cached, str):
+    cached = try_to_load_from_cache(model, file)
+    if isinstance(cached, str) and not of_gguf:
         try:
             checkpoint.resolve(str(pathlib.Path(cached).parent))
         except StartError as error:
@@ -145,12 +147,14 @@ def _local_model(model: str) -> Finding:
         notes = check_tokenizer(folder)
     except StartError as error:
         return _refused(error)
-    finding = check_machine.check_folder(str(folder), os.listdir(folder))
+    finding = Finding("model", "ok", model)
+    if folder == pathlib.Path(model).expanduser().resolve():  # else one that was made for a GGUF file
+        finding = check_machine.check_folder(str(folder), os.listdir(folder))
     return Finding("model", "note", f"{folder}: {'; '.join(notes)}") if notes and finding.status == "ok" else finding
 
 
 def _refused(error: StartError) -> Finding:
-    advice = "a model is a folder in Hugging Face layout or a hub id; neither GGUF nor pickled weights are read"
+    advice = "a model is a folder in Hugging Face layout, a GGUF file or a hub id; pickled weights are not read"
     return Finding("model", "missing", str(error).removeprefix("model: "), advice)
 
 

@@ -5,6 +5,7 @@ in groups of whole runs of 32 inputs is kept as it is, with the scale of its gro
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class Form:
 
     Attributes:
         bits: 4 or 8.
-        group: Inputs that share a scale; 32, or 16 with 8 bits and no offsets.
+        group: Inputs that share a scale; 32, or 16 with 8 bits.
         has_offset: Whether groups have offsets, too.
     """
 
@@ -102,25 +103,30 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
     """
     num_inputs, num_groups = groups.values.shape[1], groups.scales.shape[1]
     size = num_inputs if num_groups == 1 else groups.group_size
-    group = 16 if size == 16 and groups.zeros is None else 32
+    group = 16 if size == 16 else 32
     if groups.values.dtype != torch.int8 or num_inputs % 32:
         return None
     group_of = torch.arange(num_inputs) // size if groups.group_of is None else groups.group_of
     picked = group_of.view(-1, group)  # of a rank's part the first group, too, may be a piece
     if (picked != picked[:, :1]).any():
         return None
-    least, most = groups.values.aminmax()
-    bits = 4 if group == 32 and least >= -8 and most < 8 else 8
-    form = Form(bits, group, groups.zeros is not None)
+    has_offset = groups.zeros is not None or groups.offsets is not None
+    least, most = groups.values.aminmax(dim=1, keepdim=True)
+    are_unsigned = (least >= 0) if groups.offsets is not None else torch.zeros_like(least, dtype=torch.bool)
+    is_small = bool(torch.where(are_unsigned, most < 16, (least >= -8) & (most < 8)).all())
+    form = Form(4 if group == 32 and is_small else 8, group, has_offset)
     if wanted and wanted != form:
-        if wanted.bits < bits or wanted.group != group or wanted.has_offset < form.has_offset:
+        if wanted.bits < form.bits or wanted.group != group or wanted.has_offset < has_offset:
             return None
         form = wanted
+    centres = torch.where(are_unsigned, 0, form.centre)  # powers of two, by which halves are multiplied exactly
     scales = groups.scales.float()
-    zeros = 0.0 if groups.zeros is None else groups.zeros.float()
-    offsets = (zeros + form.centre) * scales if form.has_offset else None
+    offsets = None
+    if form.has_offset:
+        zeros = 0.0 if groups.zeros is None else groups.zeros.float()
+        offsets = (zeros + centres) * scales + (0.0 if groups.offsets is None else groups.offsets)
     parts = [None if part is None else part[:, picked[:, 0]] for part in (scales, offsets)]
-    values = groups.values.view(torch.uint8) + form.centre  # wraps
+    values = groups.values.view(torch.uint8) + centres.to(torch.uint8)  # wraps
     assert parts[0] is not None
     return form, GroupedRows(values, parts[0], parts[1])
 
@@ -128,11 +134,18 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
 def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form that `rows_of` finds for a scheme, before anything is read."""
     size = scheme.group_size or in_features
-    group = 16 if size == 16 and not scheme.has_zeros else 32
+    group = 16 if size == 16 else 32
     is_taken = not (scheme.block or scheme.is_scattered or (scheme.is_float and scheme.bits == 8))
     if not is_taken or in_features % 32 or size % group:
         return None
     return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
+
+
+def common_form(forms: Sequence[Form]) -> Form:
+    """The form of several matrices in one, as `groups.stacked` makes it."""
+    group = min(form.group for form in forms)
+    bits = 8 if group == 16 else max(form.bits for form in forms)
+    return Form(bits, group, any(form.has_offset for form in forms))
 
 
 def round_rows(library: NativeLibrary, weight: torch.Tensor, form: Form) -> GroupedRows:

@@ -461,6 +461,7 @@ void compute_grouped_unit(const Job *job, const Unit *unit, int thread) {
         CASE(8, 32, 0)
         CASE(8, 32, 1)
         CASE(8, 16, 0)
+        CASE(8, 16, 1)
 #undef CASE
     }
 #else

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
-from weft.engine.kernels.cpu.grouped import Form, form_of, rows_of
+from weft.engine.kernels.cpu.grouped import Form, common_form, form_of, rows_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Storage
@@ -86,8 +86,11 @@ class NativeKit(TorchKit):
         return self._stored_form(ref) or self._plain_storage(ref)
 
     def _stored_form(self, ref: WeightRef) -> Form | None:
-        scheme = self._quantization and self._quantization.expected(ref.names[0].format(0))
-        return form_of(scheme, ref.in_features) if scheme else None
+        if self._quantization is None:
+            return None
+        schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
+        forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]
+        return common_form(forms) if len(forms) == len(schemes) else None
 
     def _plain_storage(self, ref: WeightRef) -> Storage:
         """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""

@@ -9,19 +9,20 @@ from weft.engine.models.families.windows import read_window, windows_where
 
 @family("GptOssForCausalLM")
 def gpt_oss(fields: Fields) -> FamilySwitches:
-    """The checkpoint has all experts in one tensor, as (inputs, outputs), with gate and up in turn."""
+    """The checkpoint has all experts in one tensor, as (inputs, outputs), with gate and up in turn; GGUF has not."""
+    are_separate = fields.flag("has_separate_experts", False)
     limit, slope = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
     names = ExpertNames("mlp.router", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj", ("", "_bias"))
     experts = ExpertSwitches(
         num_experts=fields.integer("num_local_experts", 128),
         size=fields.integer("intermediate_size", 2880),
         routing=TopK(fields.integer("num_experts_per_tok", 4), scores=None, shares="softmax"),
-        names=names,
+        names=ExpertNames(router="mlp.router") if are_separate else names,
         gating=Gating(limit=limit, slope=slope, up_offset=1.0),
         router_bias=True,
         expert_bias=True,
-        is_transposed=True,
-        is_interleaved=True,
+        is_transposed=not are_separate,
+        is_interleaved=not are_separate,
     )
     return FamilySwitches(
         defaults={

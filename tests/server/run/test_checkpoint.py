@@ -1,14 +1,21 @@
+import contextlib
 import os
 import pathlib
+import shutil
 from collections.abc import Iterable
+from functools import partial
 
 import huggingface_hub
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils._paths import filter_repo_objects
 
+from tests.checkpoints import Checkpoint
+from tests.gguf_files import write_model
 from weft.server.run import checkpoint
 from weft.server.settings import Settings, StartError
+from weft.server.terminal import doctor
 
 FILES = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
 
@@ -79,15 +86,106 @@ def test_a_model_that_the_engine_does_not_have_is_refused_at_once(
         checkpoint.resolve_draft(str(folder))
 
 
-def test_gguf_is_named_whatever_stands_for_it(tmp_path: pathlib.Path) -> None:
-    file = tmp_path / "model-q4.GGUF"
-    file.touch()
-    wanted = "Weft wants a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B"
-    for model in (str(file), str(tmp_path).replace(file.name, ""), "Qwen/Qwen3-0.6B-GGUF"):
-        (tmp_path / "model.gguf").touch()
+@pytest.fixture
+def gguf_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """One that can be served, but for its weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    file, _ = write_model(tmp_path / "my-model", "qwen2", Checkpoint("qwen2", sizes), lambda name: Kind.Q8_0)
+    return file.rename(file.with_name("qwen-Q8_0.gguf"))
+
+
+def test_a_gguf_file_gets_a_folder_until_it_changes(gguf_file: pathlib.Path) -> None:
+    folder = checkpoint.resolve(str(gguf_file))
+    assert folder == checkpoint.resolve(str(gguf_file.parent)) and folder.name == "qwen-Q8_0"
+    assert checkpoint.served_name(str(gguf_file)) == "qwen-Q8_0"
+    finding = doctor._model(Settings(model=str(gguf_file)))
+    assert finding.status == "note" and "no chat template" in finding.detail
+    stamp = (folder / "config.json").stat().st_mtime_ns
+    assert checkpoint.resolve(str(gguf_file)) == folder and (folder / "config.json").stat().st_mtime_ns == stamp
+    os.utime(gguf_file)
+    other = checkpoint.resolve(str(gguf_file))
+    assert other != folder and other.is_dir() and not folder.exists()
+    assert len(list(other.parents[1].iterdir())) == 1
+
+
+def test_a_gguf_file_that_cannot_be_served_is_one_line(gguf_file: pathlib.Path) -> None:
+    def refused(model: object) -> str:
         with pytest.raises(StartError) as caught:
+            checkpoint.resolve(str(model))
+        return str(caught.value)
+
+    whole = gguf_file.read_bytes()
+    shutil.copy(gguf_file, gguf_file.with_name("other.gguf"))
+    assert refused(gguf_file.parent).endswith("models are called Q4_K_M; there are: other, qwen-Q8_0")
+    assert refused("none.gguf") == "model: no such file: none.gguf"
+    for old, new, fault in (
+        (b"GGUF", b"GGML", f"model: {gguf_file}: qwen-Q8_0.gguf is no GGUF file"),
+        (b"qwen2", b"newer", "GGUF files of architecture newer are not supported (supported: llama, qwen2, "),
+        (b"tokenizer.ggml.tokens", b"tokenizer.ggml.takens", "the file has no tokenizer ("),
+        (b"qwen2.block_count", b"qwen2.black_count", "the file lacks qwen2.block_count"),
+        (b"token_embd", b"token_embx", "the file has no embedding (token_embd.weight)"),
+    ):
+        gguf_file.write_bytes(whole.replace(old, new, 1))
+        assert fault in refused(gguf_file)
+    gguf_file.write_bytes(whole.replace(b"block_count\4\0\0\0\1", b"block_count\4\0\0\0\xff"))
+    assert "block_count is 255, and the file has 15 tensors" in refused(gguf_file)
+    gguf_file.write_bytes(whole[:-1000])
+    assert "qwen-Q8_0.gguf is truncated: tensor " in refused(gguf_file)
+
+
+LISTED = [
+    *("README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf", "mmproj-m-Q4_K_M.gguf", "m.imatrix.gguf"),
+    *(f"BF16/m-BF16-{index:05}-of-00002.gguf" for index in (1, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("tag", "chosen"),
+    [
+        (None, ["m-Q4_K_M.gguf"]),
+        ("q8_0", ["m-Q8_0.gguf"]),
+        ("UD-Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
+        ("m-Q8_0.gguf", ["m-Q8_0.gguf"]),
+        ("BF16", [f"BF16/m-BF16-{index:05}-of-00002.gguf" for index in (1, 2)]),
+        ("Q4", "no models are called Q4; there are: BF16/m-BF16, m-Q4_K_M, m-Q8_0, m-UD-Q4_K_XL"),
+    ],
+)
+def test_one_model_of_a_repository_is_fetched(
+    gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tag: str | None, chosen: list[str] | str
+) -> None:
+    model, asked = "org/m-GGUF" + f":{tag}" * bool(tag), list[object]()
+
+    def download(repo_id: str, **options: object) -> str:
+        if options.get("local_files_only"):
+            raise LocalEntryNotFoundError("not in the cache")
+        asked.extend(kept(LISTED, options))
+        for name in asked:
+            (gguf_file.parent / str(name)).parent.mkdir(exist_ok=True)
+            shutil.copy(gguf_file, gguf_file.parent / str(name))
+        return str(gguf_file.parent)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo_id: LISTED)
+    if isinstance(chosen, str):
+        with pytest.raises(StartError, match=f"^model: org/m-GGUF: {chosen}$"):
             checkpoint.resolve(model)
-        assert str(caught.value) == f"model: {model}: GGUF files are not supported yet; {wanted}"
+    else:
+        with contextlib.suppress(StartError):  # two copies are no parts
+            checkpoint.resolve(model)
+        assert asked == chosen
+
+
+def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = gguf_file.parent.parent / "hub"
+    snapshot = hub / "models--org--m-GGUF" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (hub / "models--org--m-GGUF" / "refs").mkdir()
+    (hub / "models--org--m-GGUF" / "refs" / "main").write_text("0123")
+    shutil.copy(gguf_file, snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", partial(huggingface_hub.snapshot_download, cache_dir=hub))
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", None)
+    assert checkpoint.resolve("org/m-GGUF:Q8_0").name == "qwen-Q8_0"
 
 
 @pytest.mark.parametrize("model", ["qwen3:0.6b", "library/llama3.2:latest", "hf.co/org/name-GGUF:Q4_K_M"])

@@ -71,11 +71,17 @@ def test_a_missing_chat_template_is_said(folder: pathlib.Path) -> None:
     assert (finding.status, finding.detail) == ("note", f"{folder}: {note}")
 
 
-@pytest.mark.parametrize("model", ["qwen3:0.6b", "/no/such/file.gguf", "org/name-gguf"])
-def test_the_doctor_says_what_serve_says(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("qwen3:0.6b", "Weft wants a folder with config.json and safetensors, a GGUF file, or a hub id"),
+        ("/no/such/file.gguf", "no such file: /no/such/file.gguf"),
+    ],
+)
+def test_the_doctor_says_what_serve_says(model: str, fault: str) -> None:
     finding = doctor._model(Settings(model=model))
     assert finding.status == "missing"
-    assert "Weft wants a folder with config.json and safetensors, or a hub id" in finding.detail
+    assert fault in finding.detail
 
 
 def test_what_is_broken_is_left_to_who_reads_it(folder: pathlib.Path) -> None:

@@ -6,16 +6,16 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given, given_experts
 from tests.engine.kernels.cpu.test_layers import assert_close, random
-from weft.engine.kernels.cpu.grouped import Form, GroupedRows, form_of, round_rows, rows_of
+from weft.engine.kernels.cpu.grouped import Form, GroupedRows, common_form, form_of, round_rows, rows_of
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary, runnable_variants
 from weft.engine.kernels.cpu.library import load as load_variant
 from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
 from weft.engine.layers.routing import Gating
-from weft.engine.weights.groups import Groups
+from weft.engine.weights.groups import Groups, stacked
 from weft.engine.weights.quantization import Scheme
 
-FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16)]
+FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16), Form(8, 16, True)]
 INT8, INT4 = Form(8, 32), Form(4, 32, True)
 ROWS = (1, 2, 4, 6, 7, 40)
 SIZES = [(16, 64), (40, 32), (130, 256), (200, 96), (9, 1056)]
@@ -178,6 +178,7 @@ def test_all_instruction_sets_agree(library: NativeLibrary) -> None:
         (8, 256, False, Form(8, 32)),
         (2, 64, False, Form(4, 32)),
         (8, 16, False, Form(8, 16)),
+        (4, 16, True, Form(8, 16, True)),
     ],
 )
 def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_zeros: bool, form: Form) -> None:
@@ -207,6 +208,23 @@ def test_parts_that_begin_or_end_inside_of_a_group_are_kept(columns: slice, has_
     assert found is not None
     weight = weights_of(found[1], found[0]).float()
     torch.testing.assert_close(weight, stored.dequantize(torch.float32), atol=1e-4, rtol=1e-6)
+
+
+def test_matrices_of_unlike_groups_share_the_wider_form() -> None:
+    """Such as queries in Q4_K and values in Q6_K, which were kept in bfloat16."""
+    torch.manual_seed(0)
+    offsets = torch.rand(4, 2).half().float()
+    four = Groups(torch.randint(0, 16, (4, 64), dtype=torch.int8), torch.rand(4, 2), None, 4, 32, offsets=offsets)
+    six = Groups(torch.randint(-32, 32, (4, 64), dtype=torch.int8), torch.rand(4, 4), None, 6, 16)
+    both = stacked([four, six])
+    assert both is not None
+    weight = torch.cat((four.dequantize(torch.float32), six.dequantize(torch.float32)))
+    assert torch.equal(both.dequantize(torch.float32), weight)
+    form, rows = rows_of(both) or pytest.fail("not kept")
+    assert form == Form(8, 16, True) == common_form([Form(4, 32, True), Form(8, 16)])
+    torch.testing.assert_close(weights_of(rows, form).float(), weight, atol=1e-4, rtol=1e-6)
+    alone = rows_of(four)
+    assert alone is not None and alone[0] == Form(4, 32, True)
 
 
 def test_groups_without_zero_points_fit_a_form_with_offsets() -> None:

@@ -1,0 +1,124 @@
+"""Makes a folder in Hugging Face layout for a GGUF file, without its weights, which stay where they are.
+
+It is kept in the user's cache, under a hash of the files' paths, sizes and times.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from weft.server.gguf.config import describe
+from weft.server.gguf.file import GgufError, GgufModel, parts, read_model
+from weft.server.gguf.tokenizer import describe_tokenizer
+
+_VERSION = "1"  # of what is made
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_DEFAULT_TAG = "Q4_K_M"
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end|>")
+"""Tokens that end an answer even if the metadata names another; gpt-oss writes the last between messages."""
+
+
+def stem(name: str) -> str:
+    """What a file and the other parts of its model are called."""
+    return _PART.sub("", re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE))
+
+
+def choose(names: Iterable[str], tag: str | None) -> list[str]:
+    """Of all files of a folder or repository those of one model.
+
+    Args:
+        tag: A type such as Q4_K_M, in the name of the file or of its folder, or the name of a file; None for Q4_K_M,
+            or the only model there is.
+
+    Raises:
+        GgufError: There is none, or more than one that would do.
+    """
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.lower().endswith(".gguf") and not re.search("mmproj|imatrix", name.rpartition("/")[2].lower()):
+            models.setdefault(stem(name), []).append(name)
+    if not models:
+        raise GgufError("there is no GGUF file of a language model")
+    if tag is None and len(models) == 1:
+        return next(iter(models.values()))
+    pattern = re.compile(rf"(^|[-._/]){re.escape(stem(tag or _DEFAULT_TAG))}($|/)", re.IGNORECASE)
+    found = [model for model in models if pattern.search(model)]
+    if len(found) != 1:
+        there = ", ".join(found or models)
+        raise GgufError(f"{len(found) or 'no'} models are called {tag or _DEFAULT_TAG}; there are: {there}")
+    return models[found[0]]
+
+
+def made_folder(file: Path) -> Path:
+    """The folder of a file; what is not there yet is made, and what was made of older files at this path goes.
+
+    Raises:
+        GgufError: The file cannot be served; see `read_model`, `describe` and `describe_tokenizer`.
+    """
+    file = Path(os.path.abspath(file))
+    try:
+        stats = [(str(part), part.stat()) for part in parts(file)]
+        state = _hash(_VERSION, *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats))
+        made = _cache() / f"{_hash(str(file))}-{state}" / stem(file.name)
+        if not made.is_dir():
+            _make(read_model(file), made)
+    except OSError as error:
+        fault = f"{error}; XDG_CACHE_HOME may name a folder that can be written"
+        raise GgufError(f"no folder can be made for the file ({fault})") from None
+    return made
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def _cache() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "gguf"
+
+
+def _make(model: GgufModel, made: Path) -> None:
+    config = describe(model)
+    tokenizer, tokenizer_config = describe_tokenizer(model)
+    contents = {
+        "config.json": config,
+        "generation_config.json": _generation(model),
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": tokenizer_config,
+    }
+    cache, outer = made.parents[1], made.parent
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        whole = Path(scratch) / "whole"
+        (whole / made.name).mkdir(parents=True)
+        for name, content in contents.items():
+            (whole / made.name / name).write_text(json.dumps(content), encoding="utf-8")
+        if not made.is_dir():
+            os.rename(whole, outer)
+    for old in cache.glob(f"{outer.name.partition('-')[0]}-*"):
+        if old != outer:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _generation(model: GgufModel) -> dict[str, object]:
+    """The ids that end an answer, and how the model's makers sample."""
+    tokens, types = model.values("tokenizer.ggml.tokens", str), model.values("tokenizer.ggml.token_type", int)
+    named = [model.optional(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom")]
+    ends = _ENDS[:-1] if model.optional("general.architecture", str) == "gpt-oss" else _ENDS
+    control = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3}
+    ids = [index for index in (*named, *(control.get(token) for token in ends)) if index is not None]
+    sampling = {name: model.optional(key, float) for name, key in _SAMPLING.items()}
+    sampling["top_k"] = model.optional("general.sampling.top_k", int)
+    given = {name: value for name, value in sampling.items() if value is not None}
+    return {"eos_token_id": list(dict.fromkeys(ids)), **given}
