@@ -18,14 +18,16 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
+from weft.engine.shared.adapters import MAX_ADAPTERS, MAX_FOLDER_CHARS, MAX_LORAS
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.shared.options import KvRole
-from weft.server.model_entry import ModelEntries, ModelEntry, check_names
+from weft.server.model_entry import ModelEntries, ModelEntry, ModelName, check_names
 
 ENV_PREFIX = "WEFT_"
 CONFIG_ENV = "WEFT_CONFIG"
 """Names the YAML file if there is no --config. Not a setting itself."""
 
+_DEFAULT_LORAS = 16
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -69,6 +71,21 @@ def _split_choices(value: object) -> object:
     return value
 
 
+def _read_loras(value: object) -> object:
+    """Flags such as name=path, text such as a=x,b=y, or JSON -> mapping."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("{") else value.split(",")
+    if not isinstance(value, list):
+        return value
+    pairs = [str(pair).partition("=") for pair in value]
+    if not all(sign and folder.strip() for _, sign, folder in pairs):
+        raise ValueError("input should be of the form name=folder, or name=hub id")
+    names = [name.strip() for name, _, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"input should have each name once, got {twice} twice")
+    return dict(zip(names, (folder.strip() for _, _, folder in pairs), strict=True))
+
+
 def _read_servers(value: object) -> object:
     """Text such as label=url,label=url, or JSON -> mapping; a server may be its URL alone."""
     if isinstance(value, str):
@@ -99,6 +116,11 @@ ToolFormatName = Literal[
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
 Choices = Annotated[dict[str, str], BeforeValidator(_split_choices)]
+Loras = Annotated[
+    dict[ModelName, Annotated[str, Field(min_length=1, max_length=MAX_FOLDER_CHARS)]],
+    BeforeValidator(_read_loras),
+    Field(max_length=MAX_ADAPTERS),
+]
 Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
 Origins = Annotated[
     Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
@@ -225,6 +247,14 @@ class Settings(BaseModel):
     """Port of master_addr; open while a machine is missing. The processes also meet at ports that they choose."""
     nodes_token: str | None = Field(default=None, min_length=16, repr=False)
     """Secret by which the machines know each other, such as the output of `openssl rand -hex 32`; it is never sent."""
+    lora: Loras = {}
+    """LoRA adapters of the model, each a name in the API and a folder as PEFT writes it, or a hub id: name=folder, or a
+    mapping in YAML or JSON; repeat the flag for several."""
+    max_loras: int | None = Field(default=None, ge=0, le=MAX_LORAS)
+    """Adapters that may be used at the same time, for which memory is kept; further ones take their place when they are
+    asked for. Default: as many as lora has, at most 16."""
+    max_lora_rank: int = Field(default=64, ge=1, le=512)
+    """Largest rank of an adapter; memory is kept for it."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
     speculative: str | None = None
@@ -240,7 +270,8 @@ class Settings(BaseModel):
     api_key: Names = Field(default=(), repr=False)
     """Key that clients must send; repeat it for several. Without one, everybody may send requests."""
     admin_key: Names = Field(default=(), repr=False)
-    """Key with which models may be loaded, unloaded and renamed; repeat it for several. Without one, nobody may."""
+    """Key with which models may be loaded, unloaded and renamed, and adapters loaded and unloaded; repeat it for
+    several. Without one, nobody may."""
     api_keys_file: str | None = None
     """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
     priority_keys: Names = Field(default=(), repr=False)
@@ -355,6 +386,11 @@ class Settings(BaseModel):
         """Every name of every model at the start."""
         return [each for name, entry in self.fleet.items() for each in (name, *entry.aliases)]
 
+    @property
+    def num_lora_slots(self) -> int:
+        """How many adapters of the one model may be used at once."""
+        return min(len(self.lora), _DEFAULT_LORAS) if self.max_loras is None else self.max_loras
+
     def for_model(self, name: str) -> "Settings":
         """These settings as if that model of the fleet were the only one."""
         entry = self.fleet[name]
@@ -370,7 +406,7 @@ FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
     *("load_format", "quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key"),
-    *("api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "log_format"),
+    *("api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "lora", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
@@ -456,6 +492,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         addresses = [address for each in models.values() if (address := getattr(each, setting))]
         if len(set(addresses)) < len(addresses):
             raise StartError(f"{setting}: each of several models needs an address of its own, in models")
+    check_adapters(settings)
     return Resolved(settings, origins)
 
 
@@ -478,6 +515,25 @@ def check_meeting(settings: Settings) -> None:
     lacking = next((name for name in ("master_addr", "nodes_token") if not getattr(settings, name)), None)
     if settings.nnodes > 1 and lacking:
         raise StartError(f"nnodes: {settings.nnodes} machines need {lacking}")
+
+
+def check_adapters(settings: Settings) -> None:
+    """Raise StartError if the names of adapters are not their own, or there is no room for them.
+
+    The name of a model that has none yet is not looked at.
+    """
+    if settings.models and settings.lora:
+        raise StartError("lora: of several models each has its own adapters, in models")
+    models = {name: settings.for_model(name) for name in settings.models} or {"": settings}
+    names = settings.names if settings.models or settings.served_model_name else []
+    for model, told in models.items():
+        if told.lora and told.max_loras == 0:
+            raise StartError(f"{f'models: {model}: ' * bool(model)}max_loras: must be at least 1 with lora, got 0")
+        names = [*names, *told.lora]
+    if len(names) > MAX_ADAPTERS:
+        raise StartError(f"lora: there may be at most {MAX_ADAPTERS} models and adapters, got {len(names)}")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise StartError(f"lora: a name may stand for one model or adapter, got {twice} twice")
 
 
 def _fault(error: ValidationError) -> str:
@@ -552,5 +608,5 @@ def _suggest(name: str, spell: Callable[[str], str], known: Iterable[str] = _FIE
 
 def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
     """The engine's share of the settings, by name. `model` is the resolved checkpoint folder."""
-    names = set(EngineOptions.__struct_fields__) - {"model"}
-    return EngineOptions(model=str(model), **{name: getattr(settings, name) for name in names})
+    told = {name: getattr(settings, name) for name in set(EngineOptions.__struct_fields__) - {"model"}}
+    return EngineOptions(model=str(model), **told | {"max_loras": settings.num_lora_slots})

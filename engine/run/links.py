@@ -47,7 +47,14 @@ class Fault(NamedTuple):
     text: str
 
 
-Message = RankTask | MemoryPlan | Batch | ReadBlock | WriteBlock | Progress | Fault
+class LoadAdapter(NamedTuple):
+    """See `Executor.load_adapter`; every rank reads its part, from the same path on each machine."""
+
+    slot: int
+    folder: Path
+
+
+Message = RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
 _KINDS = get_args(Message)
 
 

@@ -51,6 +51,7 @@ class _Sizes:
             weights_bytes=self.weights_bytes,
             activations_bytes=self.activations_bytes,
             free_bytes=left_bytes,
+            adapters_bytes=self.chosen.adapters_bytes,
         )
 
 

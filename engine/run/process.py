@@ -19,7 +19,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint
@@ -45,7 +45,7 @@ from weft.engine.shared.messages import (
     RejectReason,
     ToEngine,
 )
-from weft.engine.shared.status_page import Status, StatusPage
+from weft.engine.shared.status_page import MAX_NAME_BYTES, Status, StatusPage
 from weft.engine.step.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
 _LEAVE_S = 0.1
 """An engine that is to leave does so after this long without work: by then every server knows."""
+_NAMES_EVERY_S = 0.05
+"""How often the names of adapters are looked at while there is work."""
 _LOG_EVERY_S = 5.0
 """How often the log says how far loading is."""
 
@@ -70,6 +72,7 @@ class EngineProcess:
         """
         self._record = CrashRecord(runtime_dir)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
+        is_first = not self._page.read().epoch_id
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
         self._have_run: set[tuple[int, int]] = set()  # those of them that were in a step that has ended
@@ -77,6 +80,7 @@ class EngineProcess:
         self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
         self._progress_logged = time.monotonic()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
+        self._lora_names, self._names_time = b"", 0.0
         self._publisher = open_publisher(options)
         epoch = f"{self._epoch_id:016x}"
         started = start(
@@ -88,6 +92,8 @@ class EngineProcess:
         )
         _announce(started, options)
         self._engine = started.engine
+        if is_first:  # a later one must not end because of an adapter: who asks for it is told
+            self._engine.pending.adapters.load_first(options.lora)
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._tier = started.tier
         self._events = started.events
@@ -116,7 +122,7 @@ class EngineProcess:
                 idle_since = time.monotonic()
             if idle_s is not None and not messages and not self._engine.has_work:
                 idle_s = self._engine.prepare(time.monotonic() - idle_since)
-            self._answer_compiled()
+            self._answer_ready()
             outputs: Outputs = []
             steps: list[ScheduledStep] = []
             if self._engine.has_work:
@@ -162,16 +168,16 @@ class EngineProcess:
         else:
             self._write_suspects()
 
-    def _answer_compiled(self) -> None:
-        """Tell the servers which requests have their grammar now, and which are refused."""
-        for compiled in self._engine.take_compiled():
-            connection, request_id, _ = compiled.request.key
-            if compiled.fault is None:
+    def _answer_ready(self) -> None:
+        """Tell the servers which requests have their grammar and adapter now, and which are refused."""
+        for ready in self._engine.take_ready():
+            connection, request_id, _ = ready.request.key
+            if ready.fault is None:
                 self._link.put(connection, Accepted(request_id))
             else:
-                self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
+                self._link.put(connection, Rejected(request_id, ready.reason, ready.fault))
                 self._left.add((connection, request_id))
-        if self._engine.grammars:  # other compilations may have begun
+        if self._engine.pending:  # other compilations may have begun
             self._write_suspects()
 
     def _before_launch(self, step: ScheduledStep) -> None:
@@ -181,8 +187,7 @@ class EngineProcess:
     def _write_suspects(self, *steps: ScheduledStep) -> None:
         """Record the requests of launched steps and of these, and those whose grammar is being compiled."""
         requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
-        if self._engine.grammars is not None:
-            requests += self._engine.grammars.requests
+        requests += self._engine.pending.suspects
         keys = dict.fromkeys(request.key[:2] for request in requests)
         self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
@@ -223,6 +228,9 @@ class EngineProcess:
         predicted_s = [scheduler.cost.predict(step.load) for step in (*self._engine.launched_steps, *steps)]
         now = time.monotonic()
         pools = scheduler.kv.pools
+        adapters = self._engine.pending.adapters
+        if adapters.num_slots and (now >= self._names_time + _NAMES_EVERY_S or not self._engine.has_work):
+            self._lora_names, self._names_time = adapters.use().pack(MAX_NAME_BYTES), now
         self._page.write(
             Status(
                 epoch_id=self._epoch_id,
@@ -237,6 +245,9 @@ class EngineProcess:
                 num_cached_blocks=max(pool.num_indexed for pool in pools),
                 kv_offload_host_blocks=self._tier.num_host_blocks if self._tier else 0,
                 kv_offload_disk_blocks=self._tier.num_disk_blocks if self._tier else 0,
+                num_lora_slots=adapters.num_slots,
+                num_used_lora_slots=adapters.num_used_slots,
+                lora_names=self._lora_names,
                 **msgspec.structs.asdict(scheduler.counters),
             )
         )

@@ -18,7 +18,7 @@ from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock, obey
 from weft.engine.run.config import check_gpus
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
-from weft.engine.run.links import Fault, Link, Progress, RankTask
+from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.run.process import cannot_load, first_line, follow_parent
@@ -58,6 +58,8 @@ def main(fd: int, parent: int, model: str) -> int:
             message = link.recv()
             if isinstance(message, Batch):
                 runner.follow(message)
+            elif isinstance(message, LoadAdapter):
+                runner.load_adapter(message.slot, message.folder)
             else:
                 assert isinstance(message, ReadBlock | WriteBlock)
                 obey(blocks, message)
@@ -94,7 +96,8 @@ def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
-    runner = FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
+    parts = model, caches, config.device
+    runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters)
     return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 
 

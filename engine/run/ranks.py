@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,11 @@ from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Model
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.links import Fault, Link, Progress, RankTask, encode
+from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask, encode
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.run.nodes import Gathering, interface, start_rank
@@ -149,8 +151,8 @@ class Ranks:
         meet(self._task, self._store)
         timer.cancel()
 
-    def send(self, message: MemoryPlan | Batch) -> None:
-        """Give the others the plan of their memory, then batches, of which they compute their parts."""
+    def send(self, message: MemoryPlan | Batch | LoadAdapter) -> None:
+        """Give the others the plan of their memory, then batches, of which they compute their parts, and adapters."""
         encoded = encode(message)
         with self._lock:
             for link in self._links:
@@ -213,11 +215,12 @@ class RankedRunner(ModelRunner):
         device: torch.device,
         draft_model: Follower | None,
         sampling: SamplingKit,
+        adapters: Adapters | None = None,
         *,
         overlap: bool,
     ) -> None:
         """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
-        super().__init__(model, caches, device, draft_model, sampling)
+        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
         self._ranks = ranks
         self._overlap = overlap
 
@@ -236,6 +239,12 @@ class RankedRunner(ModelRunner):
             os._exit(1)
 
     @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        """See `ModelRunner`; every rank reads its part of the adapter."""
+        self._ranks.send(LoadAdapter(slot, folder))
+        return super().load_adapter(slot, folder)
+
+    @override
     def prepare(self) -> bool:
         """See `ModelRunner`; what there is to prepare of the model would have to be computed by all."""
         return self._follower is not None and self._follower.prepare()
@@ -249,16 +258,35 @@ class FollowingRunner(ModelRunner):
     """Computes batches on another rank than the first, which samples."""
 
     def __init__(
-        self, model: Model, caches: Caches, device: torch.device, *, overlap: bool, has_head: bool = True
+        self,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        *,
+        overlap: bool,
+        has_head: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
         """See `RankedRunner`; has_head unless it is of a later stage."""
-        super().__init__(model, caches, device)
+        super().__init__(model, caches, device, adapters=adapters)
         self._overlap = overlap
         self._has_head = has_head
+        self._loading: dict[int, Future[None]] = {}
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """Compute this rank's part of a batch and of its logits."""
+        for slot in set(() if batch.adapters is None else batch.adapters.tolist()) & self._loading.keys():
+            self._loading.pop(slot).result()  # rank 0 has it; if only this rank could not read it, it ends
+        with self._computing(batch):
+            self._follow(batch)
+
+    @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        self._loading[slot] = loading = super().load_adapter(slot, folder)
+        return loading
+
+    def _follow(self, batch: Batch) -> None:
         if not self._has_head:
             self.fill_caches(to_device(batch.token_ids, self._device), batch)
             return

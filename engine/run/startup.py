@@ -25,6 +25,7 @@ from weft.engine.core.step_cost import StepCostModel
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.block_bytes import BlockBytes
@@ -63,13 +64,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, its description, and what keeps evicted blocks and records events, if anything does."""
+    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
     tier: OffloadTier | None = None
-    events: BlockEvents | None = None
+
+    @property
+    def events(self) -> BlockEvents | None:
+        """Of blocks that became cached; None if nobody asked for them."""
+        kv = self.engine.scheduler.kv
+        return kv.events if isinstance(kv, RecordingCache) else None
 
 
 def start(
@@ -113,23 +119,22 @@ def start(
     kv = _cache_manager(config, plan, chosen.groups, offload)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    parts = model, caches, config.device, draft_model, sampling
-    runner = RankedRunner(ranks, *parts, overlap=config.overlap) if ranks else ModelRunner(*parts, graphs)
+    runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
-    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         _scheduler(config, kv, cost, offload),
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
+        max_loras=options.max_loras,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
-        grammars=PendingGrammars(GrammarCompiler(vocabulary)),
+        grammars=_grammars(config, model_config),
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
@@ -138,8 +143,27 @@ def start(
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, kv_role=options.kv_role)
-    events = kv.events if isinstance(kv, RecordingCache) else None
-    return Started(engine, info, plan, offload.tier if offload else None, events)
+    return Started(engine, info, plan, offload.tier if offload else None)
+
+
+def _runner(
+    model: LoadedModel,
+    caches: Caches,
+    config: EngineConfig,
+    draft_model: DraftModel | None,
+    sampling: SamplingKit,
+    adapters: Adapters | None,
+    means: Ranks | StepGraphs | None,
+) -> ModelRunner:
+    parts = model, caches, config.device, draft_model, sampling
+    if isinstance(means, Ranks):
+        return RankedRunner(means, *parts, adapters, overlap=config.overlap)
+    return ModelRunner(*parts, means, adapters)
+
+
+def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
+    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
+    return PendingGrammars(GrammarCompiler(vocabulary))
 
 
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
@@ -313,12 +337,14 @@ def plan_memory(
     if ranks:
         ranks.join()
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
+    free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
     plan = make_plan(
         config,
         chosen.planned_groups + (draft.groups if draft else ()),
-        weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
+        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
+        adapters_bytes=chosen.adapters_bytes,
     )
     if ranks:
         ranks.send(plan)

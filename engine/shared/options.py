@@ -49,6 +49,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_events_buffer: How many of them are kept for that.
         task: What the model is for: generate, embed or classify; auto as the checkpoint says.
         pooling: Of which hidden states a vector is made: last, mean or cls; auto as the checkpoint says.
+        lora: Folders of adapters that are loaded before requests are served, by name.
+        max_loras: Adapters that are ready at once; 0 for none.
+        max_lora_rank: Largest rank of an adapter.
     """
 
     model: str
@@ -89,6 +92,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_buffer: int = 10_000
     task: str = "auto"
     pooling: str = "auto"
+    lora: dict[str, str] = {}
+    max_loras: int = 0
+    max_lora_rank: int = 64
 
     @property
     def num_ranks(self) -> int:

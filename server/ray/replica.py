@@ -7,17 +7,19 @@ routers look elsewhere. Imports no Ray, unless an engine needs several machines.
 
 import asyncio
 import pathlib
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
 from weft.server.model.fleet import Fleet
+from weft.server.model.live_models import LiveModels
 from weft.server.model.prefilling_client import with_prefill
-from weft.server.model.served_model import served_models
+from weft.server.model.served_model import served_model
 from weft.server.ray.engine_owner import EngineOwner
 from weft.server.run import checkpoint
 from weft.server.run.app import create_app
-from weft.server.settings import Settings, StartError
+from weft.server.settings import Settings, StartError, check_adapters
 from weft.server.text.tokenizer import Tokenizer
 
 _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
@@ -64,30 +66,34 @@ class WeftReplica:
             self._settings = self._followers.settings
         found = self._settings.model_copy(update=await asyncio.to_thread(checkpoint.find, self._settings))
         found = found.model_copy(update={"served_model_name": names})
+        check_adapters(found)
         self._owner = EngineOwner(found)
         starting = asyncio.create_task(self._owner.start())
         tokenizer = await asyncio.to_thread(Tokenizer.load, pathlib.Path(found.model or ""))
         self._client, data_dir = await starting
         found = found.model_copy(update={"data_dir": data_dir})
         fleet = Fleet(self._owner.runtime_dir, found)
-        models = served_models(with_prefill(names[0], self._client, found), tokenizer, found)
-        return HoldMiddleware(create_app(models, found, fleet), self._owner)
+        client = with_prefill(names[0], self._client, found)
+        self._models = LiveModels({names[0]: served_model(client, tokenizer, found)}, fleet)
+        return HoldMiddleware(create_app(self._models, found, fleet), self._owner)
 
     async def check_health(self) -> None:
         """Raise EngineError once the replica must be replaced. A restart of its engine is no reason."""
         self._owner.check()
 
-    async def record_routing_stats(self) -> dict[str, float]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         """What routers know of the replica."""
         status = self._client.status()
         return {
+            "models": list(self._models),
+            "loras": list(status.loras.resident),
             "alive": float(self._owner.is_alive),
             "running": status.num_requests_running,
             "waiting": status.num_requests_waiting,
             "kv_usage": status.num_used_blocks / max(status.num_blocks, 1),
         }
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, Any]:
         """What policies of autoscaling know of the replica, besides the requests that Ray counts."""
         stats = await self.record_routing_stats()
         return {name: stats[name] for name in ("running", "waiting", "kv_usage")}

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft.engine.shared import limits
-from weft.server.settings import FLAGS, Resolved, Settings, StartError, flag_name, resolve
+from weft.server.settings import FLAGS, Resolved, Settings, StartError, check_adapters, flag_name, resolve
 from weft.server.terminal.settings_table import describe, describe_values
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,14 @@ def _flag(name: str) -> Any:
         meaning = f"Turn off: {field.description}" if field.default else field.description
         return Annotated[bool | None, typer.Option(flag_name(name), help=meaning)]
     values = describe_values(name)
-    metavar = values.replace(", ", "|") if field.default in values.split(", ") else values.split()[0].upper()
-    kind = list[str] | None if field.default == () else str | None
+    metavar = (
+        "NAME=FOLDER"
+        if values == "mapping"
+        else values.replace(", ", "|")
+        if field.default in values.split(", ")
+        else values.split()[0].upper()
+    )
+    kind = list[str] | None if field.default in ((), {}) else str | None
     return Annotated[kind, typer.Option(flag_name(name), metavar=metavar, help=field.description)]
 
 
@@ -134,6 +140,7 @@ def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     find = partial(checkpoint.find, is_plan=is_plan, tell=tell)
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
+    check_adapters(settings)
     if not settings.models:
         return settings.model_copy(update=find(settings))
     models = {

@@ -27,7 +27,7 @@ from weft.engine.kernels.triton.packed_layers import Fp8Linear, PackedLinear
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
 from weft.engine.layers.experts import Experts
-from weft.engine.layers.gated import gated
+from weft.engine.layers.gated import ActivatedLinear, gated
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
@@ -196,7 +196,7 @@ class TritonKit(TorchKit):
         activate = GatedActivation(activation, self._is_dependent)
         if isinstance(gate_up, FewRowsLinear):
             return FewRowsGated(gate_up, activate)
-        return lambda hidden: activate(gate_up(hidden))
+        return ActivatedLinear(gate_up, activate)
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:

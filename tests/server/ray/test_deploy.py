@@ -156,7 +156,15 @@ def test_prompts_that_begin_alike_have_text_that_begins_alike() -> None:
     assert prompt_text(b"") == b""
 
 
-def running(name: str, **stats: float) -> Any:
+def test_the_model_is_found_in_a_body_that_is_cut() -> None:
+    from weft.server.ray.router import model_name
+
+    assert model_name(b'{"messages": [{"content": "\\"model\\": \\"x\\""}], "model" : "a\\u00e9", "n') == "a\u00e9"
+    for nothing in (b"", b"[]", b'{"model": 1}', b'{"model": "cu', b'{"model": "\xff"}'):
+        assert model_name(nothing) is None
+
+
+def running(name: str, **stats: object) -> Any:
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=stats)
 
 
@@ -171,6 +179,10 @@ def test_a_router_goes_by_what_replicas_tell() -> None:
         return [replica.replica_id.unique_id for replica in ranked]
 
     assert choose([]) == []
-    assert choose([running("a", running=50), running("b")], b"Hi") == ["b"]
-    assert choose([running("a", running=50), running("b", alive=0.0)], b"Hi") == ["a"]
+    assert choose([running("a", running=50), running("b")], b"Hi", None) == ["b"]
+    assert choose([running("a", running=50), running("b", alive=0.0)], b"Hi", None) == ["a"]
+    serves = {"models": ["m", "lora"]}
+    loaded = running("a", running=1, loras=["lora"], **serves)
+    assert choose([loaded, running("b", **serves), running("c")], b"Hi", "lora") == ["a"]
+    assert choose([loaded, running("b", models=["m"]), running("c")], b"Hi", "lora") == ["a"]
     assert choose([running("a"), running("b", waiting=9)], object()) == ["a"]  # a request of Ray's own proxy
