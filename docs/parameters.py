@@ -77,6 +77,8 @@ REMARKS = {
     "prompt_cache_key": "only requests with the same key share blocks",
     "cache_salt": "only requests with the same salt share blocks",
     "prewarm": "computes the prompt and generates nothing",
+    "kv_transfer_params": "`do_remote_decode`: the prompt's blocks are in the shared folder before the answer, which "
+    "has the params for the other server; `do_remote_prefill`: they are loaded; `remote_...` only null",
     "continue_final_message": "leaves the last message open; not with `add_generation_prompt: true`",
     "response_format": "`json_object`, `json_schema`, and as an extension `structural_tag`; enforced by grammar",
     "structured_outputs": "one of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`",

@@ -37,6 +37,7 @@ FOLDERS = {
     "engine/models": "From `config.json` to a decoder: the parts that all families share.",
     "engine/models/families": "One file for each family of models, as data.",
     "engine/fallback": "Transformers' own modules over Weft's cache, for architectures without a family.",
+    "engine/lora": "Low-rank adapters (LoRA): their files, where they act in a model, and the rows that use them.",
     "engine/layers": "Blocks, their parts, and the seams to kernels: layers and attention.",
     "engine/weights": "From a checkpoint to tensors: references, the reader, sources, upload.",
     "engine/kernels": "Implementations by device; here what all of them share.",

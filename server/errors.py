@@ -35,7 +35,7 @@ Messages state the bound and the value given. Internal details are logged, never
         EngineUnavailableError        no engine now: it is loading, hanging or restarting
         EngineDiedError               the engine died while the request ran
         ModelLoadingError             a model that is loaded on demand is not there yet
-      ModelFailedError           503  a model that is loaded on demand cannot be loaded
+      ModelFailedError           503  a model or an adapter that is loaded on demand cannot be loaded
       DeadlineError              504
       StorageError               503  the data folder cannot be read or written
         StorageFullError         507  the disk, or what files may take of it, is full
@@ -217,7 +217,7 @@ class ModelLoadingError(EngineRestartingError, code="model_loading"):
 
 
 class ModelFailedError(ApiError, status=503, code="model_failed", headers={"retry-after": "30"}):
-    """The model cannot be loaded. Later requests try again, but not at once."""
+    """The model or its adapter cannot be loaded. Later requests try again, but not at once."""
 
 
 class EngineDiedError(EngineRestartingError):
@@ -252,6 +252,7 @@ _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
     RejectReason.QUEUE_FULL: QueueFullError,
     RejectReason.POISON: PoisonRequestError,
     RejectReason.GRAMMAR: GrammarError,
+    RejectReason.ADAPTER: ModelFailedError,
 }
 
 

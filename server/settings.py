@@ -18,13 +18,16 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
+from weft.engine.shared.adapters import MAX_ADAPTERS, MAX_FOLDER_CHARS, MAX_LORAS
 from weft.engine.shared.messages import EngineOptions
-from weft.server.model_entry import ModelEntries, ModelEntry, check_names
+from weft.engine.shared.options import KvRole
+from weft.server.model_entry import ModelEntries, ModelEntry, ModelName, check_names
 
 ENV_PREFIX = "WEFT_"
 CONFIG_ENV = "WEFT_CONFIG"
 """Names the YAML file if there is no --config. Not a setting itself."""
 
+_DEFAULT_LORAS = 16
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -68,6 +71,21 @@ def _split_choices(value: object) -> object:
     return value
 
 
+def _read_loras(value: object) -> object:
+    """Flags such as name=path, text such as a=x,b=y, or JSON -> mapping."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("{") else value.split(",")
+    if not isinstance(value, list):
+        return value
+    pairs = [str(pair).partition("=") for pair in value]
+    if not all(sign and folder.strip() for _, sign, folder in pairs):
+        raise ValueError("input should be of the form name=folder, or name=hub id")
+    names = [name.strip() for name, _, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"input should have each name once, got {twice} twice")
+    return dict(zip(names, (folder.strip() for _, _, folder in pairs), strict=True))
+
+
 def _read_servers(value: object) -> object:
     """Text such as label=url,label=url, or JSON -> mapping; a server may be its URL alone."""
     if isinstance(value, str):
@@ -98,12 +116,18 @@ ToolFormatName = Literal[
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
 Choices = Annotated[dict[str, str], BeforeValidator(_split_choices)]
+Loras = Annotated[
+    dict[ModelName, Annotated[str, Field(min_length=1, max_length=MAX_FOLDER_CHARS)]],
+    BeforeValidator(_read_loras),
+    Field(max_length=MAX_ADAPTERS),
+]
 Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
 Origins = Annotated[
     Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
 ]
 
 
+PrefillUrls = Annotated[Names, _each(r"https?://[^\s/?#@]+(/[^\s?#]*)?", "URLs such as http://prefill:8000")]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 HeaderValue = Annotated[str, Field(pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$", max_length=8192)]
 
@@ -166,8 +190,8 @@ class Settings(BaseModel):
     kernels: Choices = {}
     """What computes a part of the model, as component=candidate with commas, or a mapping in YAML. Components are
     attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, norm_and_activation,
-    few_row_products, launches and sampler on CUDA. Default: the fastest candidate that computes what torch computes, by
-    comparison at the first start; `weft doctor` lists them."""
+    few_row_products, packed_products, launches and sampler on CUDA. Default: the fastest candidate that computes what
+    torch computes, by comparison at the first start; `weft doctor` lists them."""
     block_size: int | None = Field(default=None, ge=1, le=1024)
     """Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU."""
     prefix_caching: bool = True
@@ -180,6 +204,18 @@ class Settings(BaseModel):
     prompts: give it to nobody else. Default: none."""
     kv_offload_disk: Size = 32 << 30
     """Maximum bytes in kv_offload_dir for a model; then the least recently used go."""
+    kv_role: KvRole = "none"
+    """Share kv_offload_dir with other servers of the model: each finds the blocks of all. prefill writes every prompt
+    before it answers, the others on request (kv_transfer_params). decode loads blocks even if computing them is faster,
+    since that would delay its streams. none: the folder is this server's own."""
+    prefill_urls: PrefillUrls = ()
+    """Servers with the kv_role prefill or both, such as http://prefill:8000, which compute long prompts for this one.
+    It loads what they wrote, and computes a prompt itself if they fail. They are sent the first api_key. Needs the
+    kv_role decode or both."""
+    prefill_min_tokens: int = Field(default=512, ge=1)
+    """Tokens of a prompt that are new to this server from which it is computed at prefill_urls."""
+    prefill_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that a prompt may take there; beyond it this server computes it."""
     load_format: Literal["auto", "dummy"] = "auto"
     """How to load weights; dummy makes random ones."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"
@@ -191,14 +227,34 @@ class Settings(BaseModel):
     pooling: Literal["auto", "last", "mean", "cls"] = "auto"
     """Of which hidden states a vector is made: of the last token, the mean, or of the first; auto: as the checkpoint
     says, else last."""
-    quantization: Literal["none", "int8", "int4"] = "none"
-    """How to store matrices: int8 halves the bytes that a CPU reads for each token, int4 takes less than a third."""
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """How to store matrices: int8, and on CUDA fp8, halve the bytes that are read for each token, int4 takes less than
+    a third."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of stages, each with some of the layers and tensor_parallel_size processes, which compute a step one after
     the other: more memory, not more speed."""
+    nnodes: int = Field(default=1, ge=1, le=64)
+    """Number of machines that compute the model, each with as many of the processes. Each runs the same command with
+    its own node_rank; the first serves HTTP, the others follow it."""
+    node_rank: int = Field(default=0, ge=0, le=63)
+    """Which of the machines this is, from 0."""
+    master_addr: str | None = None
+    """Address of the first machine, at which the others join it. Only they should reach it."""
+    master_port: int = Field(default=29500, ge=1, le=65535)
+    """Port of master_addr; open while a machine is missing. The processes also meet at ports that they choose."""
+    nodes_token: str | None = Field(default=None, min_length=16, repr=False)
+    """Secret by which the machines know each other, such as the output of `openssl rand -hex 32`; it is never sent."""
+    lora: Loras = {}
+    """LoRA adapters of the model, each a name in the API and a folder as PEFT writes it, or a hub id: name=folder, or a
+    mapping in YAML or JSON; repeat the flag for several."""
+    max_loras: int | None = Field(default=None, ge=0, le=MAX_LORAS)
+    """Adapters that may be used at the same time, for which memory is kept; further ones take their place when they are
+    asked for. Default: as many as lora has, at most 16."""
+    max_lora_rank: int = Field(default=64, ge=1, le=512)
+    """Largest rank of an adapter; memory is kept for it."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
     speculative: str | None = None
@@ -214,7 +270,8 @@ class Settings(BaseModel):
     api_key: Names = Field(default=(), repr=False)
     """Key that clients must send; repeat it for several. Without one, everybody may send requests."""
     admin_key: Names = Field(default=(), repr=False)
-    """Key with which models may be loaded, unloaded and renamed; repeat it for several. Without one, nobody may."""
+    """Key with which models may be loaded, unloaded and renamed, and adapters loaded and unloaded; repeat it for
+    several. Without one, nobody may."""
     api_keys_file: str | None = None
     """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
     priority_keys: Names = Field(default=(), repr=False)
@@ -329,6 +386,11 @@ class Settings(BaseModel):
         """Every name of every model at the start."""
         return [each for name, entry in self.fleet.items() for each in (name, *entry.aliases)]
 
+    @property
+    def num_lora_slots(self) -> int:
+        """How many adapters of the one model may be used at once."""
+        return min(len(self.lora), _DEFAULT_LORAS) if self.max_loras is None else self.max_loras
+
     def for_model(self, name: str) -> "Settings":
         """These settings as if that model of the fleet were the only one."""
         entry = self.fleet[name]
@@ -344,15 +406,16 @@ FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
     *("load_format", "quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key"),
-    *("api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "log_format"),
+    *("api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "lora", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
-OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} | {"tool_format"}
+_OF_NODES = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "nodes_token"})
+OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | {"tool_format"}
 """The settings that each of several models may have for itself."""
 
-SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers"})
-DOORS = frozenset({"api_key", "api_keys_file", "admin_key"})
+SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers", "nodes_token"})
+DOORS = frozenset({"api_key", "api_keys_file", "admin_key", "nodes_token"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
 SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body_bytes", "store_max_bytes"}) | {
     "max_file_bytes",
@@ -418,14 +481,59 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
     if settings.models and (other := next((each for each in ("model", "served_model_name") if each in given), None)):
         raise StartError(f"{origins[other]}: {origins['models']} names the models; {other} is for a single one")
+    _check_nodes(settings, origins)
     models = {name: settings.for_model(name) for name in settings.models}
+    roles = {each.kv_role for each in models.values()} or {settings.kv_role}
+    if settings.prefill_urls and not roles & {"decode", "both"}:
+        raise StartError(f"{origins['prefill_urls']}: prefill_urls needs the kv_role decode or both")
     if lacking := next((name for name, each in models.items() if each.kv_events_replay and not each.kv_events), None):
         raise StartError(f"models: {lacking}: kv_events_replay needs kv_events")
     for setting in ("kv_events", "kv_events_replay"):
         addresses = [address for each in models.values() if (address := getattr(each, setting))]
         if len(set(addresses)) < len(addresses):
             raise StartError(f"{setting}: each of several models needs an address of its own, in models")
+    check_adapters(settings)
     return Resolved(settings, origins)
+
+
+def _check_nodes(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse machines that have nothing to do."""
+    number, size = settings.nnodes, settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if settings.node_rank >= number:
+        raise StartError(f"{origins['node_rank']}: must be less than nnodes, {number}, got {settings.node_rank}")
+    if number == 1:
+        return
+    if size % number:
+        product = "tensor_parallel_size times pipeline_parallel_size"
+        raise StartError(f"{origins['nnodes']}: must divide {product}, {size}, got {number}")
+    if settings.models:
+        raise StartError(f"{origins['nnodes']}: several machines serve one model, and models names some")
+
+
+def check_meeting(settings: Settings) -> None:
+    """Refuse machines that could not find or trust each other. Raises StartError."""
+    lacking = next((name for name in ("master_addr", "nodes_token") if not getattr(settings, name)), None)
+    if settings.nnodes > 1 and lacking:
+        raise StartError(f"nnodes: {settings.nnodes} machines need {lacking}")
+
+
+def check_adapters(settings: Settings) -> None:
+    """Raise StartError if the names of adapters are not their own, or there is no room for them.
+
+    The name of a model that has none yet is not looked at.
+    """
+    if settings.models and settings.lora:
+        raise StartError("lora: of several models each has its own adapters, in models")
+    models = {name: settings.for_model(name) for name in settings.models} or {"": settings}
+    names = settings.names if settings.models or settings.served_model_name else []
+    for model, told in models.items():
+        if told.lora and told.max_loras == 0:
+            raise StartError(f"{f'models: {model}: ' * bool(model)}max_loras: must be at least 1 with lora, got 0")
+        names = [*names, *told.lora]
+    if len(names) > MAX_ADAPTERS:
+        raise StartError(f"lora: there may be at most {MAX_ADAPTERS} models and adapters, got {len(names)}")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise StartError(f"lora: a name may stand for one model or adapter, got {twice} twice")
 
 
 def _fault(error: ValidationError) -> str:
@@ -500,5 +608,5 @@ def _suggest(name: str, spell: Callable[[str], str], known: Iterable[str] = _FIE
 
 def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
     """The engine's share of the settings, by name. `model` is the resolved checkpoint folder."""
-    names = set(EngineOptions.__struct_fields__) - {"model"}
-    return EngineOptions(model=str(model), **{name: getattr(settings, name) for name in names})
+    told = {name: getattr(settings, name) for name in set(EngineOptions.__struct_fields__) - {"model"}}
+    return EngineOptions(model=str(model), **told | {"max_loras": settings.num_lora_slots})

@@ -96,10 +96,10 @@ def test_no_import_climbs(room: str) -> None:
 
 def test_only_the_room_for_ray_needs_ray() -> None:
     users = {name for name, path in ALL.items() if any(used.split(".")[0] == "ray" for used in imported(path))}
-    assert users == {f"weft.server.ray.{name}" for name in ("app", "config_file", "deploy", "router")}
+    assert users == {f"weft.server.ray.{name}" for name in ("app", "config_file", "deploy", "followers", "router")}
     names = sorted(
         modules("server").keys()
-        - {f"weft.server.ray.{name}" for name in ("app", "config_file", "router")}
+        - {f"weft.server.ray.{name}" for name in ("app", "config_file", "followers", "router")}
         - {"weft.server.__main__"}
     )
     code = f"import importlib, sys\nsys.modules['ray'] = None\nfor n in {names!r}: importlib.import_module(n)"

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from weft.engine.core.request import Request
+from weft.engine.shared.adapters import Adapter
 
 _HASH_BYTES = 16
 
@@ -22,9 +23,10 @@ class BlockHashes:
         self._block_size = block_size
         self._key = key or os.urandom(_HASH_BYTES)
 
-    def seed(self, cache_salt: str, adapter: str | None, extra_hash_keys: Sequence[str]) -> bytes:
+    def seed(self, cache_salt: str, adapter: Adapter | None, extra_hash_keys: Sequence[str]) -> bytes:
         """First parent of the chain of hashes; differs when any of the arguments does."""
-        parts = [cache_salt, adapter or "", "" if adapter is None else "a", *extra_hash_keys]
+        named = ("", "") if adapter is None else (f"{adapter.name},{adapter.content}", "a")
+        parts = [cache_salt, *named, *extra_hash_keys]
         digest = hashlib.blake2b(key=self._key, digest_size=_HASH_BYTES)
         for part in parts:
             data = part.encode()

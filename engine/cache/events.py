@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from typing_extensions import override
 
+from weft.engine.cache.block_hashes import BlockHashes
 from weft.engine.cache.block_pool import BlockPool
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.request import Request
@@ -23,6 +24,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     Attributes:
         parent_block_hash: Of the block before the first; None at the beginning of a prompt.
         token_ids: Of all these blocks.
+        lora_name: Of the adapter that made them; None: the model itself.
         medium: The first tier in vLLM's words, whatever the device.
     """
 
@@ -32,7 +34,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     block_size: int
     lora_id: None = None
     medium: Literal["GPU"] = "GPU"
-    lora_name: None = None
+    lora_name: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
@@ -65,11 +67,11 @@ class RecordingPool(BlockPool):
 class BlockEvents:
     """Owner of the events of one pool since they were last taken."""
 
-    def __init__(self, pool: RecordingPool, block_size: int, seed: bytes) -> None:
-        """Record the blocks of requests with this cache seed, the one without a salt."""
+    def __init__(self, pool: RecordingPool, block_size: int, hashes: BlockHashes) -> None:
+        """Record the blocks of requests whose cache seed is one without a salt."""
         self._pool = pool
         self._block_size = block_size
-        self._seed = seed
+        self._hashes, self._seed = hashes, hashes.seed("", None, ())
         self._known: set[bytes] = set()
         self._events: list[Event] = []
         pool.on_unindex = self._removed
@@ -79,7 +81,8 @@ class BlockEvents:
 
         A block that a tier brings back is not known by its tokens until a request is admitted with it.
         """
-        if request.cache_seed != self._seed:
+        adapter = request.adapter
+        if request.cache_seed != (self._hashes.seed("", adapter, ()) if adapter else self._seed):
             return
         hashes, size = request.block_hashes, self._block_size
         for block in range(first, end):
@@ -93,7 +96,8 @@ class BlockEvents:
                 last.block_hashes.append(_name(hashes[block]))
                 last.token_ids += token_ids
             else:
-                self._events.append(BlockStored([_name(hashes[block])], parent, token_ids, size))
+                name = adapter.name if adapter is not None else None
+                self._events.append(BlockStored([_name(hashes[block])], parent, token_ids, size, lora_name=name))
 
     def take(self) -> list[Event]:
         """Return the events so far, and begin anew."""
@@ -123,7 +127,7 @@ class RecordingCache(KVCacheManager):
             return None
         pool = self.pools[min(self._paged, key=lambda group: not self.specs[group].sees_all)]
         assert isinstance(pool, RecordingPool)
-        return BlockEvents(pool, self.block_size, self.hashes.seed("", None, ()))
+        return BlockEvents(pool, self.block_size, self.hashes)
 
     @override
     def admit(self, request: Request, num_cached_tokens: int, num_tokens: int) -> bool:

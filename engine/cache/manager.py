@@ -21,9 +21,10 @@ from weft.engine.cache.block_hashes import BlockHashes
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
 from weft.engine.cache.integrity import check_references
 from weft.engine.cache.pins import Pins
+from weft.engine.cache.shared_tier import SharedOffload
 from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.cache.state_stops import LEAST_TOKENS, awaited_stop, is_stop, next_stop, stops_of
-from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
+from weft.engine.cache.tier import BlockTier, CachedBlock
 from weft.engine.core.request import Request
 
 
@@ -42,6 +43,9 @@ class KVCacheManager:
     """Owner of the block pools and of every request's block tables.
 
     Mutated on the engine's thread only: while a step is scheduled, when steps fail, and when a draft model takes slots.
+
+    Attributes:
+        offload: Moves blocks between the pools and a tier; its `lookups` are empty without one.
     """
 
     pool_class = BlockPool
@@ -86,7 +90,7 @@ class KVCacheManager:
         self._see_all = all(specs[group].sees_all for group in self._paged)
         self.hashes = BlockHashes(block_size, hash_key)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
-        self._offload = Offload(tier, self.pools)
+        self.offload = SharedOffload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
         self._step_blocks = StepBlocks([{} for _ in self.pools])
@@ -95,11 +99,6 @@ class KVCacheManager:
     def num_free_blocks(self) -> int:
         """Free blocks of tokens, in the group that has the fewest."""
         return min((pool.num_free for pool in self._paged_pools), default=self.num_blocks)
-
-    @property
-    def has_tier(self) -> bool:
-        """Whether evicted content may be brought back."""
-        return bool(self._offload.lookups)
 
     def take_step_blocks(self) -> StepBlocks:
         """Return the bookkeeping of the step that was just scheduled, and start that of the next one."""
@@ -121,27 +120,29 @@ class KVCacheManager:
         return self._num_found_blocks(request, self._lookups, self._all_groups) * self.block_size
 
     def bring_back(self, request: Request, compute_s: Callable[[int, int], float]) -> bytes | None:
-        """Begin to load the blocks of a waiting request's prefix that only the tier has. Needs a tier.
+        """Begin to find and to load the blocks of a waiting request's prefix that only the tier has. Needs a tier.
 
         Args:
             compute_s: Predicted seconds to compute so many tokens behind so many others; 0 as long as none are known.
 
         Returns:
-            The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded, for
-            example because it would take longer than to compute it.
+            The hash that `wake_followers` gets once that has ended or failed; None when nothing is to be found, and
+            nothing is loaded, for example because it would take longer than to compute it.
         """
-        num_blocks = self._num_found_blocks(request, self._offload.lookups, self._all_groups)
+        if (sought := self.offload.seek(request.block_hashes)) is not None:
+            return sought
+        num_blocks = self._num_found_blocks(request, self.offload.lookups, self._all_groups)
         position = num_blocks * self.block_size
         firsts = [self._first_visible_block(group, position) for group in self._all_groups]
         num_cached = self.find_prefix(request)
         limit_s = compute_s(position - num_cached, num_cached)
-        return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts], limit_s)
+        return self.offload.begin([request.block_hashes[first:num_blocks] for first in firsts], limit_s)
 
     def finish_loads(self) -> bool:
         """Index the blocks that have been loaded, and wake who waits for them. Return whether loads are under way."""
-        for block_hash in self._offload.take_done():
+        for block_hash in self.offload.take_done():
             self.wake_followers(block_hash)
-        return self._offload.is_loading
+        return self.offload.is_loading
 
     def _num_found_blocks(
         self, request: Request, lookups: Sequence[Callable[[bytes], object]], groups: Sequence[int]
@@ -441,14 +442,14 @@ class KVCacheManager:
         for step_blocks in (*failed, self._step_blocks):
             for group, _, block in step_blocks.indexed:
                 self.pools[group].unindex(block)
-            self._offload.fail_steps(step_blocks.indexed)
+            self.offload.fail_steps(step_blocks.indexed)
         self._step_blocks.indexed.clear()
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Assert that the tables of all live requests account for every reference in the pools."""
         for group, pool in enumerate(self.pools):
             index = self._states.index(group) if group in self._states else None
-            check_references(pool, group, requests, index, self._offload.references(pool))
+            check_references(pool, group, requests, index, self.offload.references(pool))
         assert all(leader in requests for leader in self._leaders.values())
 
     # --- helpers --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ raises, its content counts as lost, and the engine goes on.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -19,6 +19,15 @@ _LOG_EVERY_S = 10.0
 """Least seconds between two logged faults of a tier: a broken one may raise for every block."""
 
 logger = logging.getLogger(__name__)
+
+
+class LoadStoppedError(Exception):
+    """Of the blocks of a load only the first `num_loaded` are there; the next one cannot be loaded."""
+
+    def __init__(self, num_loaded: int) -> None:
+        """Keep the number."""
+        super().__init__(num_loaded)
+        self.num_loaded = num_loaded
 
 
 class CachedBlock(NamedTuple):
@@ -42,10 +51,25 @@ class BlockTier(Protocol):
         """Predicted seconds to load these (cache group, hash); 0 as long as nothing is known."""
 
     def load(self, blocks: Sequence[CachedBlock]) -> "Future[None]":
-        """Begin to load these blocks. The future ends when every later step finds the content, or with an error."""
+        """Begin to load these blocks, in order.
+
+        The future ends when every later step finds the content, or with an error: `LoadStoppedError` if some are there.
+        """
 
     def forget(self, group: int, block_hash: bytes) -> None:
         """Forget what is kept under this hash, if anything. It was never computed or cannot be loaded."""
+
+    def seek(self, hashes: Sequence[bytes]) -> "Future[None] | None":
+        """Begin to look for what others have put under the hashes of a prompt's blocks; `has` knows it afterwards.
+
+        None if the tier is not shared with others. What follows is called only if it is.
+        """
+
+    def has_room(self, group: int) -> bool:
+        """Whether `keep` would not drop a block for lack of room."""
+
+    def flush(self) -> "Future[None]":
+        """The future ends when others find all that was kept before, as far as it could be written."""
 
 
 @dataclass(slots=True)
@@ -134,11 +158,15 @@ class Offload:
         over: list[bytes] = []
         for load in [load for load in self._loads if load.done.done()]:
             self._loads.remove(load)
-            if load.done.cancelled() or load.done.exception() is not None:
+            error = CancelledError() if load.done.cancelled() else load.done.exception()
+            num_loaded = len(load.blocks) if error is None else 0
+            if isinstance(error, LoadStoppedError):
+                num_loaded = error.num_loaded
+                self._forget(load.blocks[num_loaded : num_loaded + 1])
+            elif error is not None:
                 self._forget(load.blocks)
-            elif load.is_trusted:
-                for group, block_hash, block in load.blocks:
-                    self._pools[group].index(block, block_hash)
+            for group, block_hash, block in load.blocks[: num_loaded * load.is_trusted]:
+                self._pools[group].index(block, block_hash)
             over += [block.block_hash for block in load.blocks]
             _free(load.held)
         self._hashes.difference_update(over)

@@ -60,7 +60,7 @@ def build_batch(
         scores=_scores(requests, query_start_locs),
         token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
         pooling=pool_batch(requests, query_start_locs),
-        adapters=_ints([s.request.adapter for s in requests]) if any(s.request.adapter for s in requests) else None,
+        adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
     )
 
 

@@ -4,24 +4,38 @@ This is the only check between the socket and the scheduler. The ranges of sampl
 `SamplingParams` does that when it is made. Nor is anything that depends on the state of the engine.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from weft.engine.core.beam_search import beam_fault
-from weft.engine.shared.messages import AddRequest, id_fault
+from weft.engine.core.pooler import VectorModel, pooling_fault
+from weft.engine.shared.messages import AddRequest, RejectReason, id_fault
 
 
-def request_fault(add: AddRequest, vocab_size: int, adapters: Collection[str]) -> str | None:
+class RejectedError(Exception):
+    """The request cannot be accepted; the message is fit for the caller."""
+
+    def __init__(self, reason: RejectReason, message: str) -> None:
+        """Keep the reason beside the message."""
+        super().__init__(message)
+        self.reason = reason
+
+
+def request_fault(add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None) -> str | None:
     """The first fault, fit for the caller; None when there is none. O(ids listed)."""
-    return next((fault for fault in _faults(add, vocab_size, adapters) if fault is not None), None)
+    return next((fault for fault in _faults(add, vocab_size, num_adapter_slots, vectors) if fault is not None), None)
 
 
-def _faults(add: AddRequest, vocab_size: int, adapters: Collection[str]) -> Iterator[str | None]:
+def _faults(
+    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None
+) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
     yield add.input.fault(vocab_size)
     if add.num_choices < 1:
         yield f"num_choices must be at least 1, got {add.num_choices}"
-    if add.adapter is not None and add.adapter not in adapters:
-        yield f"adapter {add.adapter!r} is not loaded"
+    if add.adapter is not None and not num_adapter_slots:
+        yield f"this model takes no adapters, got {add.adapter.name}: max_loras must be at least 1, but is 0"
+    if add.pooling is not None:
+        yield pooling_fault(add, add.pooling, vectors)
     if add.beams is not None:
         yield beam_fault(add, vocab_size)
     if budget is not None and budget.max_tokens < 0:

@@ -10,17 +10,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic
 
+from weft.engine.core.adapters import AdapterTable
 from weft.engine.core.batch_builder import build_batch
 from weft.engine.core.beam_search import BeamSearch, give_way
-from weft.engine.core.check_request import request_fault
+from weft.engine.core.check_request import RejectedError, request_fault
 from weft.engine.core.grammar_masks import MaskComputer
 from weft.engine.core.output_collector import Outputs, collect, end, fail
-from weft.engine.core.pending_grammars import Compiled, PendingGrammars
-from weft.engine.core.pooler import Pooler, VectorModel, pooling_fault
-from weft.engine.core.request import Request, make_request
+from weft.engine.core.pending import Pending
+from weft.engine.core.pending_grammars import PendingGrammars, Ready
+from weft.engine.core.pooler import Pooler, VectorModel
+from weft.engine.core.request import make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.speculator import BatchDrafter, Drafter, Speculator
-from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
 from weft.engine.step.executor import Executor, Launched
 from weft.engine.step.out_of_memory import is_out_of_memory
@@ -32,15 +33,6 @@ _STEPS_AFTER_S = 0.5
 """Idle time after which the executor prepares for later steps, a little at a time. No request waits for that."""
 _VOCABULARY_AFTER_S = 2.0
 """Idle time after which the vocabulary is read. That takes a second, and a new request may have to wait for it."""
-
-
-class RejectedError(Exception):
-    """The request cannot be accepted; the message is fit for the caller."""
-
-    def __init__(self, reason: RejectReason, message: str) -> None:
-        """Keep the reason beside the message."""
-        super().__init__(message)
-        self.reason = reason
 
 
 class Engine(Generic[Launched]):
@@ -55,7 +47,7 @@ class Engine(Generic[Launched]):
         max_model_len: int,
         max_num_waiting: int,
         eos_token_ids: tuple[int, ...] = (),
-        adapters: Sequence[str] = (),
+        max_loras: int = 0,
         overlap: bool = False,
         drafters: Sequence[Drafter] = (),
         grammars: PendingGrammars | None = None,
@@ -73,7 +65,7 @@ class Engine(Generic[Launched]):
             max_model_len: Most tokens of a request.
             max_num_waiting: Most requests that wait; further ones are rejected.
             eos_token_ids: End an output unless the request ignores them.
-            adapters: Names of the adapters that the executor has. A batch refers to them by index, from 1.
+            max_loras: Slots of the executor for adapters. A batch refers to them by index, from 1.
             overlap: Launch a step before the one before it is collected.
             drafters: Sources of drafts, the best first; empty for plain decoding.
             grammars: Where requests wait for their grammar; None rejects requests with a grammar.
@@ -88,9 +80,8 @@ class Engine(Generic[Launched]):
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._adapters = {name: index for index, name in enumerate(adapters, 1)}
         self._overlap = overlap
-        self.grammars = grammars
+        self.pending = Pending(grammars, AdapterTable(max_loras, scheduler, executor))
         self._masks = masks
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
         self._vectors = vectors
@@ -104,7 +95,7 @@ class Engine(Generic[Launched]):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_requests or bool(self._launched) or bool(self.grammars)
+        return self.scheduler.has_requests or bool(self._launched) or bool(self.pending)
 
     @property
     def launched_steps(self) -> list[ScheduledStep]:
@@ -113,19 +104,18 @@ class Engine(Generic[Launched]):
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait to be admitted or for their grammar."""
-        return len(self.scheduler.waiting) + len(self.grammars or ())
+        """Requests that wait to be admitted, or for their grammar or adapter."""
+        return len(self.scheduler.waiting) + len(self.pending)
 
     def is_live(self, connection: int, request_id: int) -> bool:
-        """Whether any choice of a request runs, waits, or waits for its grammar."""
-        is_pending = self.grammars is not None and self.grammars.has(connection, request_id)
-        return is_pending or bool(self.scheduler.requests.choices_of(connection, request_id))
+        """Whether any choice of a request runs or waits."""
+        return self.pending.has(connection, request_id) or self.scheduler.requests.has(connection, request_id)
 
     def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
         """Accept a request.
 
         Returns:
-            False when it waits for its grammar first. `take_compiled` returns the request when that is over.
+            False when it waits for its grammar or adapter first. `take_ready` returns the request when that is over.
 
         Raises:
             RejectedError: It can never run, or the queue is full.
@@ -139,7 +129,6 @@ class Engine(Generic[Launched]):
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter, add.extra_hash_keys),
-            adapter=self._adapters[add.adapter] if add.adapter is not None else 0,
         )
         if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
             message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
@@ -150,8 +139,7 @@ class Engine(Generic[Launched]):
         if add.pooling is not None and self._vectors is not None:
             request.pooler = Pooler(self._vectors, add.pooling, request.num_prompt_tokens)
         self._num_arrivals += 1
-        if add.guidance.grammar is not None:
-            self._compile(request, add.guidance.grammar)
+        if self.pending.take(request, add.guidance.grammar):
             return False
         self.scheduler.add(request)
         return True
@@ -172,34 +160,32 @@ class Engine(Generic[Launched]):
             return 0.0
         if is_loading:
             return _STEPS_AFTER_S
-        if self.grammars is None:
+        if (grammars := self.pending.grammars) is None:
             return None
         if idle_for_s < _VOCABULARY_AFTER_S:
             return _VOCABULARY_AFTER_S - idle_for_s
-        self.grammars.prepare()
+        grammars.prepare()
         return None
 
-    def take_compiled(self) -> list[Compiled]:
-        """Requests whose wait for a grammar is over. Those without a fault now wait to be admitted."""
-        ready = self.grammars.take_ready() if self.grammars else []
-        for compiled in ready:
-            if compiled.fault is None:
-                self.scheduler.add(compiled.request)
-            for index in compiled.aborted_choices:
-                self.scheduler.abort(*compiled.request.key[:2], index)
+    def take_ready(self) -> list[Ready]:
+        """Requests whose wait for a grammar or adapter is over. Those without a fault now wait to be admitted."""
+        ready = self.pending.take_ready(self.launched_steps)
+        for each in ready:
+            if each.fault is None:
+                self.scheduler.add(each.request)
+            for index in each.aborted_choices:
+                self.scheduler.abort(*each.request.key[:2], index)
         return ready
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
         """End one choice of a request, or all of them. Unknown ones have ended already, so nothing happens."""
         self.scheduler.abort(connection, request_id, index)
-        if self.grammars is not None:
-            self.grammars.abort(connection, request_id, index)
+        self.pending.abort(connection, request_id, index)
 
     def abort_connection(self, connection: int) -> None:
         """End all requests of a server whose connection is closed."""
         self.scheduler.abort_connection(connection)
-        if self.grammars is not None:
-            self.grammars.abort_connection(connection)
+        self.pending.abort_connection(connection)
 
     def step(self) -> Outputs:
         """Run one step and return what the requests gained.
@@ -265,19 +251,9 @@ class Engine(Generic[Launched]):
         self.scheduler.cost.observe(step.load, seconds)
         self.scheduler.token_budget.observe(step.load.num_tokens)
 
-    def _compile(self, request: Request, text: str) -> None:
-        try:
-            if self.grammars is None:
-                raise InvalidGrammarError("this engine follows no grammars")
-            self.grammars.submit(request, text)
-        except InvalidGrammarError as error:
-            raise RejectedError(RejectReason.GRAMMAR, str(error)) from error
-
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.input.token_ids), add.sampling_params
-        if (fault := request_fault(add, self._vocab_size, self._adapters)) is not None:
-            raise RejectedError(RejectReason.INVALID, fault)
-        if add.pooling is not None and (fault := pooling_fault(add, add.pooling, self._vectors)) is not None:
+        if fault := request_fault(add, self._vocab_size, self.pending.adapters.num_slots, self._vectors):
             raise RejectedError(RejectReason.INVALID, fault)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:

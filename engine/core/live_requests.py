@@ -24,6 +24,10 @@ class LiveRequests(dict[RequestKey, Request]):
         if not choices:
             del self._choices[key[:2]]
 
+    def has(self, connection: int, request_id: int) -> bool:
+        """Whether any choice of a request is unfinished."""
+        return (connection, request_id) in self._choices
+
     def choices_of(self, connection: int, request_id: int) -> list[Request]:
         """The unfinished choices of one request; empty if it has ended or never existed."""
         return list(self._choices.get((connection, request_id), {}).values())

@@ -45,11 +45,11 @@ class _Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Ready:
     """A request whose wait is over.
 
     Attributes:
-        request: Has its grammar, unless there is a fault.
+        request: Has what it waited for, unless there is a fault.
         fault: Why the request is refused; None if it is not.
         reason: The kind of fault.
         aborted_choices: Choices that the caller aborted meanwhile.
@@ -117,7 +117,7 @@ class PendingGrammars:
         """Forget the requests of a server whose connection is closed."""
         self._drop([waiting for key, waiting in self._waiting.items() if key[0] == connection])
 
-    def take_ready(self) -> list[Compiled]:
+    def take_ready(self) -> list[Ready]:
         """Remove and return the requests whose wait is over, in order of arrival."""
         now = time.monotonic()
         self._note_starts(now)
@@ -158,7 +158,7 @@ class PendingGrammars:
                 self._start_times.pop(waiting.matcher, None)
                 waiting.matcher.cancel()
 
-    def _end(self, waiting: _Waiting) -> Compiled:
+    def _end(self, waiting: _Waiting) -> Ready:
         fault, reason = None, RejectReason.GRAMMAR
         if not waiting.matcher.done() and not waiting.matcher.running():
             fault, reason = "too many grammars wait to be compiled; try again", RejectReason.QUEUE_FULL
@@ -171,4 +171,4 @@ class PendingGrammars:
         else:
             logger.error("a grammar could not be compiled", exc_info=error)
             fault = f"the grammar could not be compiled: {type(error).__name__}"
-        return Compiled(waiting.request, fault, reason, waiting.aborted_choices)
+        return Ready(waiting.request, fault, reason, waiting.aborted_choices)

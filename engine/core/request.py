@@ -16,6 +16,7 @@ from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.guidance.reasoning_budget import ReasoningProgress
 from weft.engine.sampling.logit_edits import LogitEdits, make_edits
 from weft.engine.sampling.token_counts import TokenCounts
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.messages import (
     TIER_WIDTH,
     USUAL_CACHING,
@@ -60,7 +61,8 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
-        adapter: Index of its adapter; 0 is the model itself.
+        adapter: Its adapter; None is the model itself.
+        adapter_slot: Where that is loaded; 0 without one, and while the request waits for it (`adapters.py`).
         edits: Logit edits that the parameters ask for on every row.
         num_lifts: Tiers gained by waiting. Changes only while the request waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
@@ -102,7 +104,8 @@ class Request:
     max_num_tokens: int
     cache_seed: bytes
     edits: LogitEdits
-    adapter: int = 0
+    adapter: Adapter | None = None
+    adapter_slot: int = 0
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
     num_lifts: int = 0
@@ -229,7 +232,6 @@ def make_request(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     cache_seed: bytes,
-    adapter: int = 0,
 ) -> Request:
     """Turn a checked AddRequest into the request of its first choice; the others wait in `pending_indices`."""
     params = add.sampling_params
@@ -248,7 +250,7 @@ def make_request(
         max_num_tokens=max_num_tokens,
         cache_seed=cache_seed,
         edits=make_edits(params, eos_token_ids | frozenset(params.stop_token_ids)),
-        adapter=adapter,
+        adapter=add.adapter,
         caching=add.caching,
         priority=add.priority,
         deadline=add.deadline,

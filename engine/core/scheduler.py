@@ -378,7 +378,7 @@ class Scheduler:
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or ((self.running or self._loading) and expected > self.kv.num_free_blocks):
                 return
-            if self.kv.has_tier:
+            if self.kv.offload.lookups:
                 if (num_reserved := self._load(request)) is not None:
                     growth += num_reserved
                     continue

@@ -1,10 +1,13 @@
 """The first half of a feed-forward layer, with a gate or without; gate and up projection are one matrix, gate first."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from weft.engine.layers.parts import Layer
 
@@ -38,26 +41,56 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def gated(gate_up: Layer, activation: str) -> Layer:
+class Activated(Protocol):
+    """A matrix and what follows it. Called, it does both at once; one after the other leaves room between them."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
+
+    def sums(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the matrix makes, gate first, in the dtype of the inputs or float32; the caller may change it."""
+
+    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+        """The rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivatedLinear(Activated):
+    """One layer after the other, unless something fused does the same."""
+
+    linear: Layer
+    activation: Layer
+    fused: Layer | None = None
+
+    @override
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.fused(inputs) if self.fused else self.activation(self.linear(inputs))
+
+    @override
+    def sums(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs)
+
+    @override
+    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+        return self.activation(sums)
+
+
+def gated(gate_up: Layer, activation: str) -> ActivatedLinear:
     """activation(gate(x)) * up(x).
 
     Args:
         gate_up: (num_tokens, hidden_size) -> (num_tokens, 2 * intermediate_size), gate first.
         activation: A key of ACTIVATIONS.
-
-    Returns:
-        (num_tokens, hidden_size) -> (num_tokens, intermediate_size).
     """
     activate = ACTIVATIONS[activation]
 
-    def run(hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up(hidden).chunk(2, dim=-1)  # (num_tokens, intermediate_size) each
+    def join(sums: torch.Tensor) -> torch.Tensor:
+        gate, up = sums.chunk(2, dim=-1)  # (num_tokens, intermediate_size) each
         return activate(gate).mul_(up)
 
-    return run
+    return ActivatedLinear(gate_up, join)
 
 
-def ungated(up: Layer, activation: str) -> Layer:
+def ungated(up: Layer, activation: str, fused: Layer | None = None) -> ActivatedLinear:
     """activation(up(x)), (num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
-    activate = ACTIVATIONS[activation]
-    return lambda hidden: activate(up(hidden))
+    return ActivatedLinear(up, ACTIVATIONS[activation], fused)

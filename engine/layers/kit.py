@@ -28,6 +28,10 @@ class LayerKit(Protocol):
     name: str
     keeps_groups: bool = False
     """Whether matrices that a checkpoint has as integers in groups stay so in memory."""
+    keeps_floats: bool = False
+    """The same for fp8 and fp4 of any published form; integers are then kept, too."""
+    rounds_inputs: bool = False
+    """Whether many rows are rounded to fp8 where a checkpoint was made for that."""
 
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         """Bytes of memory that the result of `linear` takes."""

@@ -2,18 +2,23 @@
 
 A file begins with a header that holds a checksum, so that a torn or changed file is never taken for what was written.
 Files are written under another name and then renamed. When there is no room, the least recently used go first; the
-times of the files keep that order for the next start. One process uses a folder at a time, which a lock ensures.
+times of the files keep that order for the next start. One process uses a folder at a time, which a lock ensures, or
+several share it. These look for files by name, since others write and remove them, and each lists the folder again
+after it has written a sixteenth of the limit. So the folder may exceed the limit by a sixteenth for each writer.
 
-`has`, `add`, `drop` and `num_blocks` return at once, on any thread. The others wait for the disk: `read` on any thread,
-all others on one.
+`has`, `add`, `drop` and `num_blocks` return at once, on any thread. The others wait for the disk: `read` and `look` on
+any thread, all others on one.
 """
 
 import contextlib
 import fcntl
 import io
+import math
 import os
+import secrets
 import struct
 import threading
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -33,16 +38,24 @@ _KEY_BYTES = 16
 _ENDING, _UNFINISHED = ".kv", ".new"
 _DISK_UNIT = 4096
 """What a file takes is a multiple of this."""
+_SLACK = 1 / 16
+"""Share of a shared folder that a process writes before it lists the folder again."""
+_ABANDONED_S = 3600.0
+"""What others left unfinished in a shared folder is removed after so long."""
 
 
 class BlockFiles:
-    """Owner of one folder."""
+    """Owner of one folder, alone or with others.
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    Attributes:
+        is_shared: Whether other processes may use the folder at the same time.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, *, is_shared: bool = False) -> None:
         """Make the folder and lock it. What it holds is found by `list_files`.
 
         Raises:
-            BlockingIOError: Another process uses it.
+            BlockingIOError: Another process uses it, and one of the two does not share it.
             OSError: It cannot be made or written.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,10 +63,14 @@ class BlockFiles:
         self._max_bytes = max_bytes
         self._sizes: OrderedDict[Key, int] = OrderedDict()  # the least recently used first
         self._used_bytes = 0
+        self._doomed: set[Key] = set()  # dropped, and their files not yet removed
         self._lock = threading.Lock()
-        self._lock_file = open(folder / "lock", "wb")  # noqa: SIM115  # held as long as the process lives
+        self.is_shared = is_shared
+        self._unlisted = 0.0  # share of the limit that was written since the folder was listed
+        self._unfinished = f".{secrets.token_hex(8)}{_UNFINISHED}"
+        self._lock_file = open(folder / "lock", "w+b")  # noqa: SIM115  # held as long as the process lives
         try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             self._lock_file.close()
             raise
@@ -64,15 +81,14 @@ class BlockFiles:
 
     def hash_key(self) -> bytes:
         """The secret that the hashes of all blocks here are keyed with; drawn at the first start."""
-        path = self._folder / "key"
-        with contextlib.suppress(FileNotFoundError):
-            if len(key := path.read_bytes()) == _KEY_BYTES:
-                return key
-        key = os.urandom(_KEY_BYTES)
-        unfinished = path.with_suffix(_UNFINISHED)
-        unfinished.write_bytes(key)
-        unfinished.chmod(0o600)
-        unfinished.replace(path)
+        with os.fdopen(os.open(self._folder / "key", os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # others may draw one now; the lock is held for a moment
+            if len(key := file.read()) != _KEY_BYTES:
+                key = os.urandom(_KEY_BYTES)
+                file.seek(0)
+                file.truncate()
+                file.write(key)
+                file.flush()
         return key
 
     @property
@@ -85,22 +101,43 @@ class BlockFiles:
         return key in self._sizes
 
     def list_files(self) -> None:
-        """Find the blocks that earlier processes left, and remove what they left unfinished."""
+        """Find the blocks that others left, and remove what they left unfinished and what is over the limit."""
         found: list[tuple[float, Key, int]] = []
+        before = time.time() - _ABANDONED_S if self.is_shared else math.inf
         for entry in os.scandir(self._folder):
             key = _key_of(entry.name)
             with contextlib.suppress(FileNotFoundError):
                 if key is not None:
                     status = entry.stat()
                     found.append((status.st_mtime, key, _disk_bytes(status.st_size)))
-                elif entry.name.endswith(_UNFINISHED):
+                elif entry.name.endswith(_UNFINISHED) and entry.stat().st_mtime < before:
                     os.unlink(entry.path)
         found.sort()
         with self._lock:
-            for _, key, size in found:
-                self._sizes[key] = size
-                self._used_bytes += size
-        self._remove(self._over_limit(0))
+            self._sizes = OrderedDict((key, size) for _, key, size in found if key not in self._doomed)
+            self._used_bytes = sum(self._sizes.values())
+        self._unlisted = 0.0
+        self._remove(self._over_limit(int(self._max_bytes * _SLACK) if self.is_shared else 0))
+
+    def look(self, key: Key) -> bool:
+        """Whether there is a file of this block now, whoever wrote it; `has` knows it from then on.
+
+        Raises:
+            OSError: The disk is broken.
+        """
+        try:
+            size = self._path(key).stat().st_size
+        except FileNotFoundError:
+            return self.lose(key)
+        if key not in self._doomed:
+            self.add(key, _disk_bytes(size))
+        return key not in self._doomed
+
+    def lose(self, key: Key) -> bool:
+        """Find a block no longer, whether or not there is a file, which stays. Returns False."""
+        with self._lock:
+            self._used_bytes -= self._sizes.pop(key, 0)
+        return False
 
     def write(self, key: Key, row: torch.Tensor) -> int:
         """Write the file of a block, after the least recently used have made room. `add` lets it be found.
@@ -118,9 +155,9 @@ class BlockFiles:
         size = _disk_bytes(_HEADER.size + len(data))
         if size > self._max_bytes:
             return 0
-        self._remove(self._over_limit(size))
+        self._make_room(size)
         path = self._path(key)
-        unfinished = path.with_suffix(_UNFINISHED)
+        unfinished = path.with_suffix(self._unfinished)
         try:
             with open(unfinished, "wb", buffering=0) as file:
                 file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data)))
@@ -163,12 +200,23 @@ class BlockFiles:
         """Find a block no longer. Returns whether there is a file to remove with `remove`."""
         with self._lock:
             size = self._sizes.pop(key, None)
-            self._used_bytes -= size or 0
+            if size is not None:
+                self._used_bytes -= size
+                self._doomed.add(key)
         return size is not None
 
     def remove(self, key: Key) -> None:
         """Remove the file of a dropped block."""
         self._path(key).unlink(missing_ok=True)
+        self._doomed.discard(key)
+
+    def _make_room(self, size: int) -> None:
+        if not self.is_shared:
+            self._remove(self._over_limit(size))
+            return
+        self._unlisted += max(size / self._max_bytes, 1 / MAX_NUM_FILES)
+        if self._unlisted > _SLACK:
+            self.list_files()
 
     def _over_limit(self, num_bytes: int) -> Iterator[Key]:
         """The blocks that must go before num_bytes more fit, as dropped ones."""

@@ -18,13 +18,16 @@ from functools import partial
 import torch
 from typing_extensions import override
 
-from weft.engine.cache.tier import BlockTier, CachedBlock
+from weft.engine.cache.tier import BlockTier, CachedBlock, LoadStoppedError
 from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.block_files import BlockFiles, Key
 from weft.engine.shared.status_page import Counters
 
 _BUFFER_BYTES = 256 << 20
 """Most bytes on their way to disk, where the memory of the host is not a tier of its own."""
+
+_MAX_MISSES = 64
+"""Blocks of a prompt that may be missing before it is no longer looked for: some kinds of cache keep but a few."""
 
 _PAUSE_S = 10.0
 """After a failed write the disk is left alone for so long. What is evicted meanwhile is not written."""
@@ -114,8 +117,15 @@ class OffloadTier(BlockTier):
         counters: What it has done so far.
     """
 
-    def __init__(self, blocks: BlockBytes, host_bytes: int, files: BlockFiles | None) -> None:
-        """Keep up to host_bytes in memory, and all that is evicted in files; None for no disk."""
+    def __init__(
+        self, blocks: BlockBytes, host_bytes: int, files: BlockFiles | None, *, always_loads: bool = False
+    ) -> None:
+        """Keep up to host_bytes in memory, and all that is evicted in files; None for no disk.
+
+        Args:
+            always_loads: Load also what would be computed in less time.
+        """
+        self._always_loads = always_loads
         self._blocks = blocks
         self._files = files
         self._kept, self._unwritten = _Rows(host_bytes), _Rows(_BUFFER_BYTES if files else 0)
@@ -124,6 +134,7 @@ class OffloadTier(BlockTier):
         self._rest_until = 0.0
         self.counters = Counters()
         self._loader, self._writer = ThreadPoolExecutor(1, "kv-load"), ThreadPoolExecutor(1, "kv-store")
+        self._seeker = ThreadPoolExecutor(1, "kv-seek")
         if files is not None:
             self._writer.submit(self._on_disk, files.list_files)
 
@@ -139,8 +150,8 @@ class OffloadTier(BlockTier):
 
     def close(self) -> None:
         """Wait for the loads and writes that have begun."""
-        self._loader.shutdown()
-        self._writer.shutdown()
+        for thread in (self._seeker, self._loader, self._writer):
+            thread.shutdown()
         if self._files is not None:
             self._files.close()
 
@@ -151,13 +162,14 @@ class OffloadTier(BlockTier):
             is_on_disk = self._files is not None and self._files.has(key)
             is_rare = not is_on_disk and self._unwritten.get(key) is None
             is_written = is_rare and time.monotonic() >= self._rest_until and self._unwritten.has_room(num_bytes)
-            if self._kept.get(key) is not None:
+            row = self._kept.get(key)
+            if row is not None and not is_written:
                 return
-            is_kept = self._kept.make_room(num_bytes)
+            is_kept = row is not None or self._kept.make_room(num_bytes)
             if not is_kept and not is_written:
                 self.counters.kv_offload_dropped_blocks += is_rare
                 return
-            row = _Row(*self._blocks.read(evicted.group, evicted.block))
+            row = row or _Row(*self._blocks.read(evicted.group, evicted.block))
             if is_kept:
                 self._kept.add(key, row)
             if is_written:
@@ -172,7 +184,22 @@ class OffloadTier(BlockTier):
         return self._find(key) is not None or (self._files is not None and self._files.has(key))
 
     @override
+    def seek(self, hashes: Sequence[bytes]) -> "Future[None] | None":
+        is_shared = self._files is not None and self._files.is_shared
+        return self._seeker.submit(self._on_disk, partial(self._seek, list(hashes))) if is_shared else None
+
+    @override
+    def has_room(self, group: int) -> bool:
+        return self._unwritten.has_room(self._blocks.row_bytes[group]) or time.monotonic() < self._rest_until
+
+    @override
+    def flush(self) -> "Future[None]":
+        return self._writer.submit(lambda: None)
+
+    @override
     def load_seconds(self, blocks: Sequence[tuple[int, bytes]]) -> float:
+        if self._always_loads:
+            return 0.0
         host, disk = self._host_rate.seconds, self._disk_rate.seconds
         return sum(self._blocks.row_bytes[key[0]] * (host if self._find(key) else disk) for key in blocks)
 
@@ -195,14 +222,22 @@ class OffloadTier(BlockTier):
 
     # --- on the threads -------------------------------------------------------------------------------------------
 
+    def _seek(self, hashes: list[bytes]) -> None:
+        assert self._files is not None
+        num_missing = 0
+        for block_hash in hashes:
+            keys = [(group, block_hash) for group in range(len(self._blocks.row_bytes))]
+            look = self._files.look if num_missing <= _MAX_MISSES else self._files.lose
+            num_missing += not any([look(key) for key in keys])
+
     def _load(self, blocks: list[CachedBlock], behind: torch.cuda.Event | None) -> None:
-        try:
-            for group, block_hash, block in blocks:
+        for number, (group, block_hash, block) in enumerate(blocks):
+            try:
                 self._load_block((group, block_hash), block, behind)
-        except Exception as error:
-            self.counters.kv_offload_faults += 1
-            logger.warning("evicted blocks could not be loaded, and are computed again: %s", error)
-            raise
+            except Exception as error:
+                self.counters.kv_offload_faults += 1
+                logger.warning("evicted blocks could not be loaded, and are computed again: %s", error)
+                raise LoadStoppedError(number) from error
 
     def _load_block(self, key: Key, block: int, behind: torch.cuda.Event | None) -> None:
         began, num_bytes = time.perf_counter(), self._blocks.row_bytes[key[0]]

@@ -1,16 +1,21 @@
 """Opens what keeps evicted blocks, as the options ask: rows in the host's memory and a folder of files.
 
-A folder serves one model: another model, layout, or precision has other bytes, and so another name. Folders of other
-models that nobody has used for a week are removed.
+A folder serves one model: another model, layout, or precision has other bytes, and so another name. Engines that share
+a folder may have the model on different machines, so its name then depends on what the files of the model hold, not on
+when they were written. Folders of other models that nobody has used for a week are removed.
 """
 
 import contextlib
 import fcntl
 import hashlib
+import json
 import logging
+import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +28,8 @@ from weft.engine.shared.messages import EngineOptions
 _UNUSED_S = 7 * 86400.0
 _NAME_BYTES = 16
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json")
+_HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""Names of files in the hub's cache: digests of what they hold."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,26 +58,47 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
         )
     if options.kv_offload_dir is None:
         return Opened(OffloadTier(blocks, options.kv_offload, None), None) if options.kv_offload else None
-    name = _fingerprint(Path(options.model), [*facts, *blocks.row_bytes])
+    is_shared = options.kv_role != "none"
     root = Path(options.kv_offload_dir)
     try:
-        files = BlockFiles(root / name, options.kv_offload_disk)
+        name = _fingerprint(Path(options.model), [*facts, *blocks.row_bytes], is_shared=is_shared)
+        files = BlockFiles(root / name, options.kv_offload_disk, is_shared=is_shared)
         key = files.hash_key()
         _remove_unused(root, name)
     except BlockingIOError:
-        raise ModelError(f"kv_offload_dir {root} is in use by another engine of this model") from None
+        advice = "" if is_shared else "; kv_role lets several share it"
+        raise ModelError(f"kv_offload_dir {root} is in use by another engine of this model{advice}") from None
     except OSError as error:
         raise ModelError(f"kv_offload_dir {root} cannot be used: {error.strerror}") from None
-    return Opened(OffloadTier(blocks, options.kv_offload, files), key)
+    if is_shared:
+        logger.info("sharing %s as %s: engines that share blocks name the same folder", root / name, options.kv_role)
+    return Opened(OffloadTier(blocks, options.kv_offload, files, always_loads=options.kv_role == "decode"), key)
 
 
-def _fingerprint(model: Path, facts: Sequence[object]) -> str:
+def _fingerprint(model: Path, facts: Sequence[object], *, is_shared: bool) -> str:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    elsewhere = (config.get("quantization_config") or {}).get("files", ())  # GGUF files, by their paths
+    paths = [*sorted(path for pattern in _WEIGHTS for path in model.glob(pattern)), *map(Path, elsewhere)]
     digest = hashlib.blake2b(digest_size=_NAME_BYTES)
-    for path in sorted(path for pattern in _WEIGHTS for path in model.glob(pattern)):
-        status = path.stat()
-        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for path, content in zip(paths, pool.map(_content if is_shared else _version, paths), strict=True):
+            digest.update(f"{path.name} {content}\n".encode())
     digest.update(repr(facts).encode())
     return digest.hexdigest()
+
+
+def _version(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _content(path: Path) -> str:
+    """A digest of what a file holds: its name in the hub's cache, which is one, or else it is read."""
+    blob = path.resolve()
+    if blob.parent.name == "blobs" and _HUB_BLOB.fullmatch(blob.name):
+        return blob.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove_unused(root: Path, name: str) -> None:
@@ -78,7 +106,7 @@ def _remove_unused(root: Path, name: str) -> None:
         lock = folder / "lock"
         if folder.name == name or not lock.is_file() or time.time() - lock.stat().st_mtime < _UNUSED_S:
             continue
-        with contextlib.suppress(BlockingIOError), lock.open("rb") as file:
+        with contextlib.suppress(BlockingIOError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             logger.info("removing %s, which has been unused for a week", folder)
             shutil.rmtree(folder)

@@ -25,7 +25,7 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.kernel_choice import FEW_ROWS, has_triton
+from weft.engine.run.kernel_choice import FEW_ROWS, has_triton, packed_products
 from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, measure_on
 from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, num_heads, paged_specs, tried_spec
@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 
 # Largest relative error of a row, twice what rounding causes. A mask or a sum that is wrong causes ten times as much.
 _TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
-_QUANTIZED_TOLERANCES = {"int8": 0.1, "int4": 0.4}
+_QUANTIZED_TOLERANCES = {"int8": 0.1, "int4": 0.4, "fp8": 0.15}
+_FP8_TOLERANCE = 0.08
+"""Of products with inputs in fp8, which are rounded by 2.5 %."""
 
 _SAMPLER_TOLERANCE = 1e-3
 """In probability."""
@@ -228,6 +230,23 @@ def _few_row_products(names: tuple[str, ...], name: str, model: ModelConfig, con
     return _component(name, names, trials, shapes, _TOLERANCES[config.dtype], config, "cublas")
 
 
+def _packed_products(name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
+    """Products of matrices that stay packed, or are dequantized (torch); None if there are none."""
+    is_packed = config.options.quantization != "none" or (model.quantization and config.options.load_format != "dummy")
+    names = packed_products(model, config)
+    if not is_packed or names == ("torch",) or not has_triton(config.device):
+        return None
+    from weft.engine.run.packed_trials import PackedTrials, packed_parts  # not installed without CUDA
+
+    parts = packed_parts(model, config)
+    if not parts:
+        return None
+    shapes = ", ".join(f"{text}: {part.ref.out_features} x {part.ref.in_features}" for text, part in parts.items())
+    tolerance = _TOLERANCES[config.dtype] if len(names) == 1 else _FP8_TOLERANCE
+    trials = PackedTrials(model, config, parts)
+    return _component(name, names, trials, f"{shapes}, {_dtype_text(config)}", tolerance, config)
+
+
 def _launches(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
     """A block once more, whose kernels may start before the one before them has ended; None where they cannot."""
     if config.options.deterministic or not has_triton(config.device):
@@ -323,6 +342,7 @@ _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
         "sampler": partial(_sampler, _SAMPLERS["cpu"]),
     },
     "cuda": {
+        "packed_products": _packed_products,
         "launches": partial(_launches, ("early", "plain")),
         "decode_attention": partial(_attention, _decode_names, _decode_steps),
         "prefill_attention": partial(_attention, _prefill_names, _prefill_steps),

@@ -94,10 +94,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         max_model_len = min(max_model_len, max_num_batched_tokens)
     _check_ranks(options, device)
     dtype = _DTYPES.get(options.dtype, model.dtype)
-    if options.quantization != "none" and (device.type != "cpu" or dtype != torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        needs = f"quantization {options.quantization} needs device cpu and dtype bfloat16"
-        raise ModelError(f"{needs}, got {device.type} and {name}")
+    _check_quantization(options, device, dtype)
     return EngineConfig(
         options=options,
         model=Path(options.model),
@@ -116,17 +113,41 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
     )
 
 
+def _check_quantization(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse a form of matrices that the device, or a dtype on it, has no kernels for."""
+    name = options.quantization
+    if name == "fp8" and device.type == "cpu":
+        raise ModelError("quantization fp8 needs device cuda, got cpu, which has int8 and int4")
+    dtypes = (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.bfloat16,)
+    if name != "none" and dtype not in dtypes:
+        needed, got = " or ".join(_name(each) for each in dtypes), _name(dtype)
+        raise ModelError(f"quantization {name} needs dtype {needed} on device {device.type}, got {got}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     """Refuse what several ranks cannot do yet."""
-    size, has_offload = options.num_ranks, bool(options.kv_offload or options.kv_offload_dir)
+    has_offload = bool(options.kv_offload or options.kv_offload_dir)
     for name, value, other, is_asked in (
         ("tensor_parallel_size", options.tensor_parallel_size, "deterministic", options.deterministic),  # for its sums
         ("pipeline_parallel_size", options.pipeline_parallel_size, "kv_offload", has_offload),
     ):
         if value > 1 and is_asked:
             raise ModelError(f"{name} {value} does not go together with {other}")
-    if size > 1 and device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ModelError(f"{settings_of_ranks(options)} needs {size} GPUs, and there are {torch.cuda.device_count()}")
+    if options.num_ranks > 1 and device.type == "cuda":
+        check_gpus(options)
+
+
+def check_gpus(options: EngineOptions) -> None:
+    """Refuse fewer GPUs than this machine has ranks."""
+    size, here = len(options.ranks_here), f" on each of {options.nnodes} machines" * (options.nnodes > 1)
+    if torch.cuda.device_count() < size:
+        raise ModelError(
+            f"{settings_of_ranks(options)} needs {size} GPUs{here}, and there are {torch.cuda.device_count()}"
+        )
 
 
 def settings_of_ranks(options: EngineOptions) -> str:
@@ -140,11 +161,16 @@ def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
         return False
     if device.type != "cuda":
         raise ModelError(f"kv_cache_dtype fp8 needs device cuda, got {device.type}")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _FP8_CAPABILITY:
+    if not has_fp8(device):
+        capability = torch.cuda.get_device_capability(device)
         needed, got = (f"{major}.{minor}" for major, minor in (_FP8_CAPABILITY, capability))
         raise ModelError(f"kv_cache_dtype fp8 needs compute capability {needed}, got {got}")
     return True
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether a GPU has instructions for e4m3."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def _device(name: str) -> torch.device:
@@ -157,7 +183,7 @@ def _device(name: str) -> torch.device:
 
 def free_bytes(config: EngineConfig) -> int:
     """Bytes that a rank can allocate now. Each has a GPU of its own; on a CPU they share the memory."""
-    sharing = config.options.num_ranks if config.device.type == "cpu" else 1
+    sharing = len(config.options.ranks_here) if config.device.type == "cpu" else 1
     return available_memory_bytes(config.device) // sharing
 
 

@@ -54,9 +54,8 @@ def find_draft_checkpoint(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
             f"the model {vocab_size}"
         )
-    options = replace_fields(
-        config.options, tensor_parallel_size=1, pipeline_parallel_size=1
-    )  # the first of several ranks drafts alone
+    # The first of several ranks drafts alone, and without adapters: the model only accepts fewer of the drafts then.
+    options = replace_fields(config.options, tensor_parallel_size=1, pipeline_parallel_size=1, max_loras=0)
     config = settle(draft, replace(config, options=options, kernels=options.kernels))
     plan = plan_model(draft, config)
     groups = plan.groups

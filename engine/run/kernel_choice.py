@@ -30,7 +30,7 @@ from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.layers.attention import AttentionBackend
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
-from weft.engine.run.config import EngineConfig
+from weft.engine.run.config import EngineConfig, has_fp8
 from weft.engine.sampling.in_graph import GraphSampler
 from weft.engine.sampling.logits_processors import apply_penalties
 from weft.engine.sampling.sampler import SamplingKit
@@ -69,11 +69,15 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     native = library.load() if named != "torch" and supports_layers(model, config.dtype, config.device) else None
     if named == "native" and not native:
         raise ModelError(_NOT_NATIVE.format("layers", named))
+    is_read = config.options.load_format != "dummy"  # random weights are in no groups
     if native:
-        is_read = config.options.load_format != "dummy"  # random weights are in no groups
         return NativeKit(native, _STORAGES[config.options.quantization], model.quantization if is_read else None)
-    if config.options.quantization != "none":
-        raise ModelError(_NOT_NATIVE.format("quantization", config.options.quantization))
+    products = config.kernels.get("packed_products") or packed_products(model, config)[0]
+    if config.options.quantization != "none" and not has_triton(config.device):
+        lacks = _NOT_NATIVE if config.device.type == "cpu" else _NO_TRITON
+        raise ModelError(lacks.format("quantization", config.options.quantization))
+    if config.options.quantization != "none" and products == "torch":
+        raise ModelError(f"quantization {config.options.quantization} needs packed_products triton, got torch")
     if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
     if has_triton(config.device):
@@ -81,6 +85,9 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
 
         return TritonKit(
             config.options.deterministic,
+            storage=config.options.quantization,
+            quantization=model.quantization if products != "torch" and is_read else None,
+            has_fp8_products=products == "triton-fp8",
             few_rows=FEW_ROWS[config.kernels.get("few_row_products", "cublas")],
             is_dependent=is_dependent(config),
             has_own_heads=not _is_attention_by_torch(config),
@@ -89,6 +96,15 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if config.kernels.get("norm_and_activation") == "triton":
         raise ModelError(_NO_TRITON.format("norm_and_activation", "triton"))
     return torch_kit(config.device, config.dtype, config.options.deterministic)
+
+
+def packed_products(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:
+    """What may multiply packed matrices on CUDA, the preferred one first; torch if they have to be plain."""
+    if config.dtype == torch.float32:
+        return ("torch",)
+    stored = model.quantization if config.options.quantization == "none" else None
+    is_made_for_fp8 = stored is not None and stored.has_fp8_activations and not config.options.deterministic
+    return ("triton-fp8", "triton") if is_made_for_fp8 and has_fp8(config.device) else ("triton",)
 
 
 def choose_linear_kit(config: EngineConfig) -> LayerKit | None:

@@ -36,6 +36,7 @@ class MemoryPlan:
 
     Attributes:
         kv_cache_bytes: Of blocks and states.
+        adapters_bytes: Of all slots for adapters, of weights_bytes.
         num_kept_states: States beside those of running requests, for prefixes and before drafts.
     """
 
@@ -48,6 +49,7 @@ class MemoryPlan:
     max_num_seqs: int
     states_bytes: int = 0
     num_kept_states: int = 0
+    adapters_bytes: int = 0
 
     @property
     def num_states(self) -> int:
@@ -78,7 +80,8 @@ class MemoryPlan:
             f"{self.num_kept_states:,} for prefixes and drafts"
         )
         return [
-            f"weights      {format_size(self.weights_bytes)}",
+            f"weights      {format_size(self.weights_bytes)}"
+            + (f", of which adapters {format_size(self.adapters_bytes)}" if self.adapters_bytes else ""),
             f"activations  {format_size(self.activations_bytes)}",
             f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
             f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
@@ -106,6 +109,7 @@ def make_plan(
     weights_bytes: int,
     activations_bytes: int,
     free_bytes: int,
+    adapters_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the memory: first the states of as many requests as may run at once, then kept states, then blocks.
 
@@ -154,6 +158,7 @@ def make_plan(
         max_num_seqs=max_num_seqs,
         states_bytes=states_bytes,
         num_kept_states=num_kept_states,
+        adapters_bytes=adapters_bytes,
     )
 
 

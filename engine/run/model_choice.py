@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
+from weft.engine.lora.adapter_kit import AdapterKit
+from weft.engine.lora.adapters import Adapters
+from weft.engine.lora.targets import rank_bytes
 from weft.engine.models.config import ModelConfig, native_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
@@ -21,6 +24,7 @@ from weft.engine.models.loading import lacks_head, load_weights
 from weft.engine.models.sharding import shard
 from weft.engine.models.stages import Stage, find_stages, largest_groups
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run.adapter_choice import choose_adapters
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
 from weft.engine.run.memory_plan import num_positions
@@ -53,6 +57,8 @@ class ModelPlan:
         groups: The groups of caches; those of a pipeline stage are the groups of all stages, with its own layers.
         planned_groups: By which memory is planned: with as many layers as any stage has.
         weights_bytes: Memory that the weights will take.
+        adapters: The slots for adapters, which get their places in the model when it is loaded; None for none.
+        adapters_bytes: Memory that they take if all are in use, of weights_bytes.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
     """
 
@@ -63,6 +69,8 @@ class ModelPlan:
     load: Callable[[Path, Progress], LoadedModel]
     groups: tuple[CacheGroup[CacheSpec], ...]
     planned_groups: tuple[CacheGroup[CacheSpec], ...]
+    adapters: Adapters | None = None
+    adapters_bytes: int = 0
 
 
 def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
@@ -107,20 +115,26 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
         sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
         spec = stage.cut(sharded)
+        adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
+        adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
+        adapters_bytes = options.max_loras * options.max_lora_rank * rank_bytes(spec, config.dtype)
         return ModelPlan(
             kit.name,
             kit,
             spec.caches,
-            spec.weights_bytes(kit, config.dtype),
-            partial(_load_native, model, config, kit, num_positions(config, spec.caches), stage),
+            spec.weights_bytes(kit, config.dtype) + adapters_bytes,
+            partial(_load_native, model, config, adapted_kit, num_positions(config, spec.caches), stage),
             stage.groups(sharded),
             largest_groups(sharded, stages),
+            adapters,
+            adapters_bytes,
         )
     for name, is_asked in (
         (f"quantization {options.quantization}", options.quantization != "none"),
         ("deterministic", options.deterministic),
         ("tensor_parallel_size", options.tensor_parallel_size > 1),
         ("pipeline_parallel_size", options.pipeline_parallel_size > 1),
+        ("max_loras", options.max_loras > 0),
     ):
         if is_asked:
             raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
@@ -166,10 +180,12 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
     if config.options.quantization != "none":
         kept = f"kept in {config.options.quantization}"
     else:
-        is_kept = kit.keeps_groups and model.quantization.has_integers
-        dtype = str(config.dtype).removeprefix("torch.")
-        kept = f"kept so where they are integers in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
-    return f"stored as {model.quantization} and {kept}"
+        quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
+        is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
+        which = "they lie" if kit.keeps_floats else "they are integers"
+        kept = f"kept so where {which} in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
+    activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
+    return f"stored as {model.quantization.described(activations)} and {kept}"
 
 
 def _load_native(

@@ -10,7 +10,9 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -18,6 +20,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Model
 from weft.engine.run.cuda_graphs import ComputedStep, StepGraphs
 from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
@@ -80,12 +83,14 @@ class ModelRunner(Executor[LaunchedStep]):
         follower: Follower | None = None,
         sampling: SamplingKit = TORCH_SAMPLING,
         graphs: StepGraphs | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Take over a loaded model and its allocated caches.
 
         Args:
             follower: Gets every step too.
             graphs: Graphs of this model and these caches; without them all steps run eagerly.
+            adapters: Those of this model.
         """
         self._model = model
         self._caches = caches
@@ -93,6 +98,7 @@ class ModelRunner(Executor[LaunchedStep]):
         self._follower = follower
         self._sampling = sampling
         self._graphs = graphs
+        self._adapters, self._computing = adapters, adapters.computing if adapters else nullcontext
         self._previous_token_ids: torch.Tensor | None = None
 
     @override
@@ -106,16 +112,17 @@ class ModelRunner(Executor[LaunchedStep]):
             RuntimeError: For example out of memory. Then the step is first launched again after `give_up_memory`,
                 unless it cannot be repeated.
         """
-        try:
+        with self._computing(batch):
+            try:
+                return self.launch_once(batch, masks)
+            except RuntimeError as error:
+                if not (is_out_of_memory(error) and self._caches.may_repeat):
+                    raise
+                logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
+            # After the handler, because the error keeps alive what the step had allocated. A step may be launched
+            # twice: it writes only to its own slots, and what it reads from others is already there.
+            self.give_up_memory()
             return self.launch_once(batch, masks)
-        except RuntimeError as error:
-            if not (is_out_of_memory(error) and self._caches.may_repeat):
-                raise
-            logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
-        # After the handler, because the error keeps alive what the step had allocated. A step may be launched twice: it
-        # writes only to its own slots, and what it reads from others is already there.
-        self.give_up_memory()
-        return self.launch_once(batch, masks)
 
     @override
     @torch.inference_mode()
@@ -124,6 +131,11 @@ class ModelRunner(Executor[LaunchedStep]):
             return True
         is_recording = self._graphs is not None and self._graphs.record_next()
         return (self._follower is not None and self._follower.prepare()) or is_recording  # both models in turn
+
+    @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        assert self._adapters is not None
+        return self._adapters.load(slot, folder)
 
     @override
     def check_device(self) -> None:
@@ -218,8 +230,10 @@ class ModelRunner(Executor[LaunchedStep]):
 
     def _scored_logits(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[torch.Tensor]:
         for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):
-            rows = to_device(scores.token_indices[start : start + _SCORES_AT_ONCE], self._device)
-            yield self._model.compute_logits(hidden_states[rows])
+            indices = scores.token_indices[start : start + _SCORES_AT_ONCE]
+            if self._adapters:
+                self._adapters.keep_rows(indices)
+            yield self._model.compute_logits(hidden_states[to_device(indices, self._device)])
 
     def give_up_memory(self) -> None:
         """Free what can be made again: graphs."""

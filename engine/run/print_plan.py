@@ -51,6 +51,7 @@ class _Sizes:
             weights_bytes=self.weights_bytes,
             activations_bytes=self.activations_bytes,
             free_bytes=left_bytes,
+            adapters_bytes=self.chosen.adapters_bytes,
         )
 
 
@@ -85,7 +86,7 @@ def _measure(options: EngineOptions) -> ModelMemory:
         plan = sizes.plan(max(left_bytes, kv_bytes or 0), kv_bytes)
     except ModelError as error:
         return ModelMemory(fault=str(error))
-    num_sharing = options.num_ranks if device == "cpu" else 1
+    num_sharing = len(options.ranks_here) if device == "cpu" else 1
     return ModelMemory(
         device=device,
         num_sharing=num_sharing,

@@ -19,7 +19,7 @@ import time
 import msgspec
 from msgspec.structs import replace
 
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint
@@ -27,7 +27,9 @@ from weft.engine.run.event_publisher import open_publisher
 from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
 from weft.engine.run.startup import Started, start
+from weft.engine.run.stored_prompts import StoredPrompts
 from weft.engine.shared import logs
+from weft.engine.shared.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.garbage import collect_rarely
 from weft.engine.shared.messages import (
@@ -43,17 +45,18 @@ from weft.engine.shared.messages import (
     RejectReason,
     ToEngine,
 )
-from weft.engine.shared.status_page import Status, StatusPage
+from weft.engine.shared.status_page import MAX_NAME_BYTES, Status, StatusPage
 from weft.engine.step.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
 _LEAVE_S = 0.1
 """An engine that is to leave does so after this long without work: by then every server knows."""
+_NAMES_EVERY_S = 0.05
+"""How often the names of adapters are looked at while there is work."""
 _LOG_EVERY_S = 5.0
 """How often the log says how far loading is."""
 
@@ -69,6 +72,7 @@ class EngineProcess:
         """
         self._record = CrashRecord(runtime_dir)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
+        is_first = not self._page.read().epoch_id
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
         self._have_run: set[tuple[int, int]] = set()  # those of them that were in a step that has ended
@@ -76,15 +80,25 @@ class EngineProcess:
         self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
         self._progress_logged = time.monotonic()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
+        self._lora_names, self._names_time = b"", 0.0
         self._publisher = open_publisher(options)
         epoch = f"{self._epoch_id:016x}"
-        started = start(options, epoch, progress=self._show_progress, before_launch=self._before_launch)
+        started = start(
+            options,
+            epoch,
+            progress=self._show_progress,
+            show_missing=self._show_missing,
+            before_launch=self._before_launch,
+        )
         _announce(started, options)
         self._engine = started.engine
+        if is_first:  # a later one must not end because of an adapter: who asks for it is told
+            self._engine.pending.adapters.load_first(options.lora)
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._tier = started.tier
         self._events = started.events
         self._num_blocks = started.info.num_blocks
+        self._stored = StoredPrompts(started.engine.scheduler.kv, is_every=options.kv_role == "prefill")
         self._stall_rule = StallRule(options.stall_timeout_s, started.info.device)
         self._write_status()
 
@@ -95,11 +109,12 @@ class EngineProcess:
         idle_since = time.monotonic()
         idle_s: float | None = 0.0  # until `Engine.prepare` has something to do; None: never
         while True:
-            is_idle = not self._engine.has_work and not self._link.has_unsent
+            is_idle = not (self._engine.has_work or self._link.has_unsent or self._stored)
             if self._is_leaving and is_idle and time.monotonic() - idle_since >= _LEAVE_S:
                 return
             leave_s = _LEAVE_S if self._is_leaving else None
-            waits = [seconds for seconds in (idle_s, heartbeat_s, leave_s) if seconds is not None]
+            stored_s = _STUCK_POLL_S if self._stored else None
+            waits = [seconds for seconds in (idle_s, heartbeat_s, leave_s, stored_s) if seconds is not None]
             timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else min(waits, default=None)
             messages = list(self._link.poll(timeout))
             for connection, message in messages:
@@ -107,18 +122,19 @@ class EngineProcess:
                 idle_since = time.monotonic()
             if idle_s is not None and not messages and not self._engine.has_work:
                 idle_s = self._engine.prepare(time.monotonic() - idle_since)
-            self._answer_compiled()
+            self._answer_ready()
             outputs: Outputs = []
+            steps: list[ScheduledStep] = []
             if self._engine.has_work:
                 idle_since, idle_s = time.monotonic(), 0.0
                 num_steps = self._engine.scheduler.counters.num_steps
-                outputs = self._engine.step()
+                outputs, steps = self._engine.step(), self._engine.ended_steps
                 is_stuck = not self._engine.launched_steps and self._engine.scheduler.counters.num_steps == num_steps
             self._forget_ended(outputs)
             if not self._engine.has_work:
                 self._record.end_step()
             self._write_status()
-            self._link.put_outputs(outputs)
+            self._link.put_outputs(self._stored.hold(steps, outputs))
             self._publish_events()
 
     def _publish_events(self) -> None:
@@ -152,16 +168,16 @@ class EngineProcess:
         else:
             self._write_suspects()
 
-    def _answer_compiled(self) -> None:
-        """Tell the servers which requests have their grammar now, and which are refused."""
-        for compiled in self._engine.take_compiled():
-            connection, request_id, _ = compiled.request.key
-            if compiled.fault is None:
+    def _answer_ready(self) -> None:
+        """Tell the servers which requests have their grammar and adapter now, and which are refused."""
+        for ready in self._engine.take_ready():
+            connection, request_id, _ = ready.request.key
+            if ready.fault is None:
                 self._link.put(connection, Accepted(request_id))
             else:
-                self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
+                self._link.put(connection, Rejected(request_id, ready.reason, ready.fault))
                 self._left.add((connection, request_id))
-        if self._engine.grammars:  # other compilations may have begun
+        if self._engine.pending:  # other compilations may have begun
             self._write_suspects()
 
     def _before_launch(self, step: ScheduledStep) -> None:
@@ -171,8 +187,7 @@ class EngineProcess:
     def _write_suspects(self, *steps: ScheduledStep) -> None:
         """Record the requests of launched steps and of these, and those whose grammar is being compiled."""
         requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
-        if self._engine.grammars is not None:
-            requests += self._engine.grammars.requests
+        requests += self._engine.pending.suspects
         keys = dict.fromkeys(request.key[:2] for request in requests)
         self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
@@ -202,12 +217,20 @@ class EngineProcess:
             self._progress_logged = now
             logger.info("loading weights: %d of %d MB", done // 1_000_000, total // 1_000_000)
 
+    def _show_missing(self, num_machines: int) -> None:
+        """Show that so many machines have not joined yet."""
+        now = time.monotonic()
+        self._page.write(replace(self._page.read(), progress_time=now, num_missing_machines=num_machines))
+
     def _write_status(self, *steps: ScheduledStep) -> None:
         """Give a sign of life, with the time until the next is due; `steps` are about to be launched."""
         scheduler = self._engine.scheduler
         predicted_s = [scheduler.cost.predict(step.load) for step in (*self._engine.launched_steps, *steps)]
         now = time.monotonic()
         pools = scheduler.kv.pools
+        adapters = self._engine.pending.adapters
+        if adapters.num_slots and (now >= self._names_time + _NAMES_EVERY_S or not self._engine.has_work):
+            self._lora_names, self._names_time = adapters.use().pack(MAX_NAME_BYTES), now
         self._page.write(
             Status(
                 epoch_id=self._epoch_id,
@@ -222,6 +245,9 @@ class EngineProcess:
                 num_cached_blocks=max(pool.num_indexed for pool in pools),
                 kv_offload_host_blocks=self._tier.num_host_blocks if self._tier else 0,
                 kv_offload_disk_blocks=self._tier.num_disk_blocks if self._tier else 0,
+                num_lora_slots=adapters.num_slots,
+                num_used_lora_slots=adapters.num_used_slots,
+                lora_names=self._lora_names,
                 **msgspec.structs.asdict(scheduler.counters),
             )
         )

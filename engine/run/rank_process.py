@@ -1,24 +1,28 @@
 """The process of a rank behind the first: loads its part of the model, then computes every batch that comes.
 
-It is a child of the engine, dies with it, and exits with code 0 when the engine closes the pipe.
+It is a child of the engine, or of what follows the engine on another machine, dies with it, and exits with code 0 when
+the engine closes the link.
 """
 
 import logging
+import pathlib
+import socket
 import sys
 import time
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 import torch
 
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.ranked_blocks import obey
+from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock, obey
+from weft.engine.run.config import check_gpus
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
+from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask
 from weft.engine.run.memory_plan import MemoryPlan
-from weft.engine.run.model_choice import plan_model
-from weft.engine.run.process import cannot_load, follow_parent
-from weft.engine.run.ranks import FollowingRunner, RankTask
+from weft.engine.run.model_choice import plan_model, read_model
+from weft.engine.run.process import cannot_load, first_line, follow_parent
+from weft.engine.run.ranks import FollowingRunner, meet, share_cores
 from weft.engine.run.startup import measure_memory
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
@@ -27,31 +31,43 @@ from weft.engine.step.batch import Batch
 _SHOW_EVERY_S = 1.0
 
 
-def main(fd: int, engine: int) -> int:
-    """Compute what comes over the pipe from the engine, whose process number is given."""
-    if not follow_parent(engine):
+def main(fd: int, parent: int, model: str) -> int:
+    """Compute what comes over the socket from the engine.
+
+    Args:
+        parent: Number of the process that started this one.
+        model: Folder of the model on this machine.
+    """
+    if not follow_parent(parent):
         return 1
-    link = Connection(fd)
-    task: RankTask = link.recv()
-    logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
-    logging.disable(logging.WARNING)  # of which the first rank says the same
+    link = Link(socket.socket(fileno=fd))
     try:
-        runner, blocks = _load(task, link)
-    except Exception as error:
-        return cannot_load(error)
-    collect_rarely()
-    try:
+        task = link.recv()
+        assert isinstance(task, RankTask)
+        config = replace(task.config, model=pathlib.Path(model))
+        logs.configure(config.options.log_format, f"rank {config.rank}")
+        logging.disable(logging.WARNING)  # of which the first rank says the same
+        try:
+            runner, blocks = _load(replace(task, config=config), link)
+        except Exception as error:
+            code = cannot_load(error)
+            link.send(Fault(first_line(error)))
+            return code
+        collect_rarely()
         while True:
             message = link.recv()
             if isinstance(message, Batch):
                 runner.follow(message)
+            elif isinstance(message, LoadAdapter):
+                runner.load_adapter(message.slot, message.folder)
             else:
+                assert isinstance(message, ReadBlock | WriteBlock)
                 obey(blocks, message)
-    except EOFError:
+    except (EOFError, ConnectionError, TimeoutError):  # the engine has ended, or its machine is out of reach
         return 0
 
 
-def _load(task: RankTask, link: Connection) -> tuple[FollowingRunner, BlockBytes]:
+def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     """As the engine does it, which hears of the progress and plans the memory of all ranks."""
     config, shown = task.config, time.monotonic()
 
@@ -59,26 +75,31 @@ def _load(task: RankTask, link: Connection) -> tuple[FollowingRunner, BlockBytes
         nonlocal shown
         if (now := time.monotonic()) - shown >= _SHOW_EVERY_S:
             shown = now
-            link.send(done)
+            link.send(Progress(is_loaded=False))
 
     torch.set_grad_enabled(False)
-    torch.set_num_threads(task.num_threads)
+    share_cores(config)
+    num_threads = torch.get_num_threads()
     if config.device.type == "cuda":
-        torch.cuda.set_device(config.rank)
-    chosen = plan_model(task.model, config)
+        check_gpus(config.options)
+        torch.cuda.set_device(config.rank % len(config.options.ranks_here))
+    facts = read_model(config.model, config.options.model_impl, None)
+    chosen = plan_model(facts, config)
     model = chosen.load(config.model, show_progress)
-    link.send(None)
-    task.join()
-    measure_memory(model, task.model, config, chosen.groups, None)
-    plan: MemoryPlan = link.recv()
+    link.send(Progress(is_loaded=True))
+    meet(task)
+    measure_memory(model, facts, config, chosen.groups, None)
+    plan = link.recv()
+    assert isinstance(plan, MemoryPlan)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
-    caches = make_caches(chosen.groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
+    caches = make_caches(chosen.groups, plan.num_blocks, config, facts.num_heads, plan.num_states)
     asked = config.options.kernels.get("threads")
-    set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
+    set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
-    runner = FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
+    parts = model, caches, config.device
+    runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters)
     return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -2,41 +2,47 @@
 
 The ranks of a pipeline stage have parts of the same layers (tensor parallelism); stages compute one after the other.
 
-Rank 0 is the engine's process. The others are its children. They get each batch over a pipe before rank 0 launches its
-own part, and compute hidden states and logits; rank 0 alone samples, and drafts. Where steps are launched before the
-one before is collected, it gives the others the sampled ids on the device. A rank that ends takes the engine with it,
-at once, and the engine its ranks; so does one that makes no progress while it loads. While a rank hangs later, rank 0
-waits for it and gives no sign of life. The supervisor mends all that with a new engine.
+Rank 0 is the engine's process. The others are its children, and on other machines those of what follows the engine
+(`node_process.py`). They get each batch over a socket before rank 0 launches its own part, and compute hidden states
+and logits; rank 0 alone samples, and drafts. Where steps are launched before the one before is collected, it gives the
+others the sampled ids on the device. A rank that ends takes the engine with it, at once, and the engine its ranks; so
+does one that makes no progress while it loads. While a rank hangs later, rank 0 waits for it and gives no sign of life.
+The supervisor mends all that with a new engine.
 """
 
+import contextlib
 import logging
 import os
+import signal
+import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace as replace_fields
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its list
 from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Model
-from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
+from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask, encode
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
+from weft.engine.run.nodes import Gathering, interface, start_rank
 from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.shared.errors import EXIT_CANNOT_LOAD
 from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
@@ -53,33 +59,31 @@ _PATIENCE_S = 1.0
 first."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTask:
-    """What another rank is told when it starts; the ranks meet at a port of this machine."""
+def meet(task: RankTask, store: TCPStore | None = None) -> None:
+    """Meet the other ranks, on the CPU or between GPUs. Waits until all have loaded their part.
 
-    model: ModelFacts
-    config: EngineConfig
-    num_threads: int
-    port: int
-
-    def join(self, store: TCPStore | None = None) -> None:
-        """Meet the other ranks, on the CPU or between GPUs of this machine. Waits until all have loaded their part.
-
-        Args:
-            store: Listens at the port; the first rank has it.
-        """
+    Args:
+        store: Listens at the port; the first rank has it.
+    """
+    if name := interface(task.host):
         for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-        options = self.config.options
-        size = options.num_ranks
-        dist.init_process_group(
-            "nccl" if self.config.device.type == "cuda" else "gloo",
-            store=store or TCPStore(_HERE, self.port, size, timeout=_MEETING),
-            rank=self.config.rank,
-            world_size=size,
-            timeout=timedelta(days=1),  # a shorter one is the supervisor's
-        )
-        StageRanks.meet(options.tensor_parallel_size)
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
+    options = task.config.options
+    dist.init_process_group(
+        "nccl" if task.config.device.type == "cuda" else "gloo",
+        store=store or TCPStore(task.host, task.port, options.num_ranks, timeout=_MEETING),
+        rank=task.config.rank,
+        world_size=options.num_ranks,
+        timeout=timedelta(days=1),  # a shorter one is the supervisor's
+    )
+    StageRanks.meet(options.tensor_parallel_size)
+
+
+def share_cores(config: EngineConfig) -> None:
+    """Leave each rank of this machine its part of the CPU."""
+    size = min(config.options.tensor_parallel_size, len(config.options.ranks_here))  # of stages one computes at a time
+    if size > 1 and config.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
 
 
 def least_of_ranks(value: int, device: torch.device) -> int:
@@ -90,46 +94,71 @@ def least_of_ranks(value: int, device: torch.device) -> int:
 
 
 class Ranks:
-    """The processes of all ranks but the first."""
+    """The processes of all ranks but the first: those of this machine, and those of others, which join."""
 
-    def __init__(self, model: ModelFacts, config: EngineConfig) -> None:
-        """Start them; they load their parts while this rank loads its own."""
-        size = config.options.num_ranks
-        self._store = TCPStore(_HERE, 0, size, is_master=True, timeout=_MEETING, wait_for_workers=False)
-        self.task = RankTask(model, config, torch.get_num_threads(), self._store.port)
-        self._links: list[Connection] = []
+    def __init__(self, config: EngineConfig, show_missing: Callable[[int], None]) -> None:
+        """Start or await them; they load their parts while this rank loads its own.
+
+        Args:
+            show_missing: Called with the number of machines that have not joined yet, when it changes.
+
+        Raises:
+            ModelError: No other machine can join here.
+        """
+        options, host, joined = config.options, _HERE, list[socket.socket]()
+        if options.nnodes > 1:
+            host, joined = Gathering(options).wait(show_missing)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as server:  # torch's own would listen at every address
+            port, fd = server.getsockname()[1], os.dup(server.fileno())
+        self._store = TCPStore(
+            *(host, port, options.num_ranks),
+            is_master=True,
+            timeout=_MEETING,
+            wait_for_workers=False,
+            master_listen_fd=fd,
+        )
+        self._task = RankTask(replace(config, options=replace_fields(options, nodes_token=None)), host, port)
+        self._links: list[Link] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._loading: list[threading.Thread] = []
+        self._loading: list[threading.Event] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        for rank in range(1, size):
-            ours, theirs = Pipe()
-            fd = theirs.fileno()
-            command = [sys.executable, "-P", "-m", "weft.engine.run.launch", "weft.engine.run.rank_process"]
-            process = subprocess.Popen([*command, str(fd), str(os.getpid())], stdin=subprocess.DEVNULL, pass_fds=[fd])
-            theirs.close()
-            ours.send(replace(self.task, config=replace(config, rank=rank)))
-            self._links.append(ours)
-            self._processes.append(process)
-            threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
-            self._loading.append(threading.Thread(target=self._watch_loading, args=(rank, ours), daemon=True))
-            self._loading[-1].start()
+        for _ in options.ranks_here[1:]:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._processes.append(start_rank(theirs, options.model))
+            self._add(Link(ours), self._processes[-1])
+        for peer in joined:
+            self._add(Link(peer), None)
+
+    def _add(self, link: Link, process: "subprocess.Popen[bytes] | None") -> None:
+        """Take the next rank; its process is None on another machine."""
+        self._links.append(link)
+        self._loading.append(threading.Event())
+        rank = len(self._links)
+        with contextlib.suppress(OSError):  # it is gone, which the thread finds
+            link.send(RankTask(replace(self._task.config, rank=rank), self._task.host, self._task.port))
+        threading.Thread(target=self._watch, args=(rank, link, process), daemon=True).start()
 
     def join(self) -> None:
         """Meet them when they have loaded their parts."""
-        for thread in self._loading:
-            thread.join()
+        for loaded in self._loading:
+            loaded.wait()
         timer = threading.Timer(_SILENCE_S, self._end, ["the ranks do not meet"])
         timer.daemon = True
         timer.start()
-        self.task.join(self._store)
+        meet(self._task, self._store)
         timer.cancel()
 
-    def send(self, message: MemoryPlan | Batch) -> None:
-        """Give the others the plan of their memory, then batches, of which they compute their parts."""
-        self.send_each([message] * len(self._links))
+    def send(self, message: MemoryPlan | Batch | LoadAdapter) -> None:
+        """Give the others the plan of their memory, then batches, of which they compute their parts, and adapters."""
+        encoded = encode(message)
+        with self._lock:
+            for link in self._links:
+                link.send_frame(encoded)
 
-    def send_each(self, messages: Sequence[MemoryPlan | Batch | ReadBlock | WriteBlock]) -> None:
+    def send_each(self, messages: Sequence[ReadBlock | WriteBlock]) -> None:
         """Give each of the others its own message. Any thread may; all ranks get what others send in one order."""
         with self._lock:
             for link, message in zip(self._links, messages, strict=True):
@@ -144,15 +173,27 @@ class Ranks:
             process.wait()
         dist.destroy_process_group()
 
-    def _watch_loading(self, rank: int, link: Connection) -> None:
-        """Read the progress of a rank until it has loaded its part."""
+    def _watch(self, rank: int, link: Link, process: "subprocess.Popen[bytes] | None") -> None:
+        """Read the progress of a rank until it has loaded its part; then wait for its end, which is the engine's."""
+        name, said = f"rank {rank}" if process else f"rank {rank} on another machine", ""
         try:
-            while link.poll(_SILENCE_S) or link.poll(_PATIENCE_S):  # once more, if the whole machine was stopped
-                if link.recv() is None:
-                    return
-        except (EOFError, OSError):  # it has ended
-            return
-        self._end(f"rank {rank} makes no progress while it loads its part")
+            while link.has_message(_SILENCE_S) or link.has_message(_PATIENCE_S):  # once more, if all was stopped
+                message = link.recv()
+                if isinstance(message, Fault):
+                    said = f": {message.text}"
+                elif message == Progress(is_loaded=True):
+                    self._loading[rank - 1].set()
+                    link.recv()
+            else:
+                self._end(f"{name} makes no progress while it loads its part")
+        except (EOFError, OSError, ValueError):
+            pass
+        code = process.wait() if process else EXIT_CANNOT_LOAD if said else -signal.SIGKILL
+        if not self._is_closed:
+            logger.error("%s has ended (%d)%s, and the engine ends with it", name, code, said)
+            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame: elsewhere, none
+                os.kill(os.getpid(), -code)
+            os._exit(max(code, 1))  # if it could not load its part, the code says so
 
     def _end(self, why: str) -> None:
         self._is_closed = True
@@ -161,14 +202,6 @@ class Ranks:
             process.kill()  # one that is stopped may not have learned to die with its parent
             process.wait()
         os._exit(1)
-
-    def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        code = process.wait()
-        if not self._is_closed:
-            logger.error("rank %d has ended (%d), and the engine ends with it", rank, code)
-            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame
-                os.kill(os.getpid(), -code)
-            os._exit(max(code, 1))  # if it could not load its part, the code says so
 
 
 class RankedRunner(ModelRunner):
@@ -182,11 +215,12 @@ class RankedRunner(ModelRunner):
         device: torch.device,
         draft_model: Follower | None,
         sampling: SamplingKit,
+        adapters: Adapters | None = None,
         *,
         overlap: bool,
     ) -> None:
         """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
-        super().__init__(model, caches, device, draft_model, sampling)
+        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
         self._ranks = ranks
         self._overlap = overlap
 
@@ -205,6 +239,12 @@ class RankedRunner(ModelRunner):
             os._exit(1)
 
     @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        """See `ModelRunner`; every rank reads its part of the adapter."""
+        self._ranks.send(LoadAdapter(slot, folder))
+        return super().load_adapter(slot, folder)
+
+    @override
     def prepare(self) -> bool:
         """See `ModelRunner`; what there is to prepare of the model would have to be computed by all."""
         return self._follower is not None and self._follower.prepare()
@@ -218,16 +258,35 @@ class FollowingRunner(ModelRunner):
     """Computes batches on another rank than the first, which samples."""
 
     def __init__(
-        self, model: Model, caches: Caches, device: torch.device, *, overlap: bool, has_head: bool = True
+        self,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        *,
+        overlap: bool,
+        has_head: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
         """See `RankedRunner`; has_head unless it is of a later stage."""
-        super().__init__(model, caches, device)
+        super().__init__(model, caches, device, adapters=adapters)
         self._overlap = overlap
         self._has_head = has_head
+        self._loading: dict[int, Future[None]] = {}
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """Compute this rank's part of a batch and of its logits."""
+        for slot in set(() if batch.adapters is None else batch.adapters.tolist()) & self._loading.keys():
+            self._loading.pop(slot).result()  # rank 0 has it; if only this rank could not read it, it ends
+        with self._computing(batch):
+            self._follow(batch)
+
+    @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        self._loading[slot] = loading = super().load_adapter(slot, folder)
+        return loading
+
+    def _follow(self, batch: Batch) -> None:
         if not self._has_head:
             self.fill_caches(to_device(batch.token_ids, self._device), batch)
             return

@@ -15,7 +15,8 @@ import torch
 
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheSpec, PagedKV, StateSpec
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.check_request import RejectedError
+from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel, StepLoad
@@ -77,6 +78,12 @@ class SimulatedDevice:
 
     def check_device(self) -> None:
         """It never fails."""
+
+    def load_adapter(self, slot: int, folder: pathlib.Path) -> "Future[None]":
+        """Takes no time."""
+        loaded: Future[None] = Future()
+        loaded.set_result(None)
+        return loaded
 
 
 class SimulatedReplica:

@@ -25,6 +25,7 @@ from weft.engine.core.step_cost import StepCostModel
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
+from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.block_bytes import BlockBytes
@@ -40,9 +41,17 @@ from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from weft.engine.run.model_choice import LoadedModel, ModelPlan, load_planned, plan_largest, plan_model, read_model
+from weft.engine.run.model_choice import (
+    LoadedModel,
+    ModelPlan,
+    load_planned,
+    plan_largest,
+    plan_model,
+    read_model,
+    weights_note,
+)
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks
+from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks, share_cores
 from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
@@ -55,13 +64,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, its description, and what keeps evicted blocks and records events, if anything does."""
+    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
     tier: OffloadTier | None = None
-    events: BlockEvents | None = None
+
+    @property
+    def events(self) -> BlockEvents | None:
+        """Of blocks that became cached; None if nobody asked for them."""
+        kv = self.engine.scheduler.kv
+        return kv.events if isinstance(kv, RecordingCache) else None
 
 
 def start(
@@ -69,12 +83,14 @@ def start(
     epoch: str,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    show_missing: Callable[[int], None] = lambda num_machines: None,
     before_launch: Callable[[ScheduledStep], None] = lambda step: None,
 ) -> Started:
     """Load the model and build the engine around it.
 
     Args:
         progress: Called with bytes loaded and bytes in all.
+        show_missing: Called with the number of machines that have not joined yet, when it changes.
 
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
@@ -82,7 +98,7 @@ def start(
     task = find_task(Path(options.model), options.task, engine_config.settings_of_ranks(options))
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
-    _share_cores(config)
+    share_cores(config)
     _check_fit(model_config, config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
@@ -90,40 +106,35 @@ def start(
     settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
-    ranks = Ranks(model_config, config) if options.num_ranks > 1 else None
+    ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    if ranks:
-        ranks.join()
-    plan = plan_memory(model, model_config, config, chosen, draft)
-    if ranks:
-        ranks.send(plan)
+    plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     draft_caches = _draft_caches(draft, plan) if draft else None
-    offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks)
+    weights, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
+    offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
-    sampling = choose_sampling(config)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    parts = model, caches, config.device, draft_model, sampling
-    runner = RankedRunner(ranks, *parts, overlap=config.overlap) if ranks else ModelRunner(*parts, graphs)
+    runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
-    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         _scheduler(config, kv, cost, offload),
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
+        max_loras=options.max_loras,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
-        grammars=PendingGrammars(GrammarCompiler(vocabulary)),
+        grammars=_grammars(config, model_config),
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
@@ -131,16 +142,28 @@ def start(
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
-    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
-    events = kv.events if isinstance(kv, RecordingCache) else None
-    return Started(engine, info, plan, offload.tier if offload else None, events)
+    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, kv_role=options.kv_role)
+    return Started(engine, info, plan, offload.tier if offload else None)
 
 
-def _share_cores(config: EngineConfig) -> None:
-    """Leave each rank its part of the CPU."""
-    size = config.options.tensor_parallel_size  # of several stages one computes at a time
-    if size > 1 and config.device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+def _runner(
+    model: LoadedModel,
+    caches: Caches,
+    config: EngineConfig,
+    draft_model: DraftModel | None,
+    sampling: SamplingKit,
+    adapters: Adapters | None,
+    means: Ranks | StepGraphs | None,
+) -> ModelRunner:
+    parts = model, caches, config.device, draft_model, sampling
+    if isinstance(means, Ranks):
+        return RankedRunner(means, *parts, adapters, overlap=config.overlap)
+    return ModelRunner(*parts, means, adapters)
+
+
+def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
+    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
+    return PendingGrammars(GrammarCompiler(vocabulary))
 
 
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
@@ -183,8 +206,15 @@ def _open_offload(
     draft: DraftCheckpoint | None,
     draft_caches: Caches | None,
     ranks: Ranks | None,
+    weights: str | None,
 ) -> Opened | None:
-    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids."""
+    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids.
+
+    Args:
+        weights: How a quantized checkpoint has its weights, and how they are kept; None for other checkpoints.
+    """
+    if config.options.kv_role != "none" and not config.options.kv_offload_dir:
+        raise ModelError(f"kv_role {config.options.kv_role} needs kv_offload_dir, the folder that engines share")
     if not (config.options.kv_offload or config.options.kv_offload_dir):
         return None
     if not _caches_prefixes(config, plan) or any(isinstance(group.spec, ModuleCache) for group in groups):
@@ -197,7 +227,7 @@ def _open_offload(
     options = config.options
     facts = (
         *(config.dtype, config.kv_cache_dtype, options.quantization, options.load_format, options.model_impl),
-        *(config.block_size, plan.max_model_len, caches.name, groups),
+        *(config.block_size, plan.max_model_len, caches.name, groups, weights, options.tensor_parallel_size),
     )
     device = config.device
     blocks = RankedBlocks(tensors, shared, device, ranks.send_each) if ranks else BlockBytes(tensors, device)
@@ -301,16 +331,24 @@ def plan_memory(
     config: EngineConfig,
     chosen: ModelPlan,
     draft: DraftCheckpoint | None,
+    ranks: Ranks | None,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave."""
+    """Divide the memory that the weights leave, of all ranks once they have loaded, which then get the plan."""
+    if ranks:
+        ranks.join()
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
-    return make_plan(
+    free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
+    plan = make_plan(
         config,
         chosen.planned_groups + (draft.groups if draft else ()),
-        weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
+        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
+        adapters_bytes=chosen.adapters_bytes,
     )
+    if ranks:
+        ranks.send(plan)
+    return plan
 
 
 def measure_memory(

@@ -1,11 +1,14 @@
 """Cuts the stream between server and engine into frames: four bytes of length (little endian), then the body."""
 
+import socket
 import struct
+import time
 
 MAX_FRAME_BYTES = 256 << 20
 """A longer frame means that the two ends are out of sync. The reader closes the connection."""
 
 _LENGTH = struct.Struct("<I")
+_CHUNK_BYTES = 1 << 20
 
 
 def frame(body: bytes) -> bytes:
@@ -40,3 +43,32 @@ class FrameReader:
             start = end
         del buffer[:start]
         return bodies
+
+
+def receive(peer: socket.socket, max_bytes: int = MAX_FRAME_BYTES, deadline: float | None = None) -> bytes:
+    """Wait for one frame on a blocking socket and return its body.
+
+    Args:
+        deadline: `time.monotonic` by which it must be whole; None: whenever it comes.
+
+    Raises:
+        EOFError: The stream ends.
+        OSError: The peer is gone, or the frame is late.
+        ValueError: The frame says that it is longer than max_bytes.
+    """
+    (length,) = _LENGTH.unpack(receive_exactly(peer, _LENGTH.size, deadline))
+    if length > max_bytes:
+        raise ValueError(f"frame of {length} bytes, at most {max_bytes} allowed")
+    return receive_exactly(peer, length, deadline)
+
+
+def receive_exactly(peer: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:
+    """As `receive`, without a length before the bytes. Takes no more memory than what has come."""
+    data = bytearray()
+    while len(data) < num_bytes:
+        if deadline is not None:
+            peer.settimeout(max(deadline - time.monotonic(), 1e-3))
+        if not (chunk := peer.recv(min(num_bytes - len(data), _CHUNK_BYTES))):
+            raise EOFError
+        data += chunk
+    return bytes(data)

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.finish_reason import FinishReason as FinishReason
 from weft.engine.shared.framing import frame
 from weft.engine.shared.options import EngineOptions as EngineOptions
@@ -36,6 +37,7 @@ class RejectReason(enum.IntEnum):
     QUEUE_FULL = 2
     POISON = 3
     GRAMMAR = 4
+    ADAPTER = 5
 
 
 class EngineInfo(msgspec.Struct, tag="info", frozen=True):
@@ -55,6 +57,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     max_num_batched_tokens: int
     task: str = "generate"
     vectors: VectorInfo | None = None
+    kv_role: str = "none"
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
@@ -94,9 +97,13 @@ class Pin(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a request uses the prefix cache. Without `is_used` it neither reads nor writes it."""
+    """How a request uses the prefix cache. Without `is_used` it neither reads nor writes it.
+
+    With `is_stored` the prompt's blocks are written to the folder that engines share before the first output comes.
+    """
 
     is_used: bool = True
+    is_stored: bool = False
     pins: tuple[Pin, ...] = ()
 
 
@@ -165,7 +172,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         deadline: On the clock of `time.monotonic`. A request that still waits then ends with TIMEOUT. None for no
             limit.
         cache_salt: Only requests with the same salt share blocks.
-        adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
+        adapter: LoRA adapter, which is loaded if it is in no slot; None is the base model.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
         beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
             best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
@@ -181,7 +188,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     priority: int = 0
     deadline: float | None = None
     cache_salt: str = ""
-    adapter: str | None = None
+    adapter: Adapter | None = None
     extra_hash_keys: tuple[str, ...] = ()
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING

@@ -16,6 +16,8 @@ from typing import Annotated, Final, get_origin, get_type_hints
 
 import msgspec
 
+from weft.engine.shared.adapters import AdapterUse, unpack
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -60,6 +62,7 @@ class Counters(msgspec.Struct, kw_only=True):
     ] = 0
     kv_offload_host_loads: Annotated[int, Shown("Blocks brought back from the host's memory.", in_stats=False)] = 0
     kv_offload_disk_loads: Annotated[int, Shown("Blocks brought back from disk.", in_stats=False)] = 0
+    lora_loads: Annotated[int, Shown("LoRA adapters loaded into a slot.", in_stats=False)] = 0
     kv_offload_faults: Annotated[int, Shown("Loads and writes of evicted blocks that failed.", in_stats=False)] = 0
 
 
@@ -72,7 +75,9 @@ class Status(Counters):
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
         loaded_bytes, total_bytes: Bytes of the weights, while they load; 0 before and after.
+        num_missing_machines: Machines that the engine waits for before it loads.
         stall_time: `time.monotonic` from which the engine counts as hanging if it has not written again; 0 for never.
+        lora_names: `AdapterUse`, packed.
     """
 
     epoch_id: int = 0
@@ -88,7 +93,16 @@ class Status(Counters):
     num_cached_blocks: Annotated[int, Shown("Blocks that can be found by content.", "kv_cache_indexed_blocks")] = 0
     loaded_bytes: int = 0
     total_bytes: int = 0
+    num_missing_machines: int = 0
     stall_time: float = 0.0
+    num_lora_slots: Annotated[int, Shown("LoRA adapters that may be used at once.", "lora_slots", in_stats=False)] = 0
+    num_used_lora_slots: Annotated[int, Shown("Slots that hold a LoRA adapter.", "lora_slots_used", in_stats=False)] = 0
+    lora_names: bytes = b""
+
+    @property
+    def loras(self) -> AdapterUse:
+        """Which adapters are used, waited for and loaded."""
+        return unpack(self.lora_names)
 
     @property
     def is_stalled(self) -> bool:
@@ -110,7 +124,8 @@ SHOWN: Final[dict[str, Shown]] = {
 
 _VERSION_BYTES = 8
 _TYPES = get_type_hints(Status)
-_BODY = struct.Struct("=" + "".join("d" if _TYPES[name] is float else "Q" for name in _FIELDS))
+MAX_NAME_BYTES = 6 << 10
+_BODY = struct.Struct("=" + "".join({float: "d", int: "Q", bytes: f"{MAX_NAME_BYTES}s"}[_TYPES[n]] for n in _FIELDS))
 _SIZE = _VERSION_BYTES + _BODY.size
 
 _NUM_SPINS = 100
@@ -150,7 +165,9 @@ class StatusPage:
             values = _BODY.unpack_from(self._map, _VERSION_BYTES)
             if before == self._version[0] and before % 2 == 0:
                 break
-        return Status(**dict(zip(_FIELDS, values, strict=True)))
+        status = Status(**dict(zip(_FIELDS, values, strict=True)))
+        status.lora_names = status.lora_names.partition(b"\0")[0]
+        return status
 
     def close(self) -> None:
         """Unmap the page; the file stays."""

@@ -164,7 +164,7 @@ class Batch:
         scores: None when no prompt is scored.
         token_types: (num_tokens,) type of each token, such as the side of a pair; None when all are of type 0.
         pooling: None when nobody wants hidden states.
-        adapters: (num_requests,) index of each request's adapter among the engine's, from 1; 0 is the model itself.
+        adapters: (num_requests,) slot of each request's adapter, from 1; 0 is the model itself.
             None when all requests use the model itself.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
             padding, which belongs to no request. None when the step is computed by launches of its own.

@@ -6,6 +6,7 @@ run in the order of their launches.
 """
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from weft.engine.step.batch import Batch
@@ -29,6 +30,13 @@ class Executor(Protocol[Launched]):
 
     def prepare(self) -> bool:
         """Spend idle time on work that steps would wait for; returns whether more is left."""
+        ...
+
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        """Read an adapter in the background and put it in a slot, from 1, that no request of a step in flight uses.
+
+        The future fails with ModelError if the folder holds no adapter of this model.
+        """
         ...
 
     def check_device(self) -> None:

@@ -130,12 +130,12 @@ def centred(values: torch.Tensor, bits: int) -> torch.Tensor:
     return (values - (1 << (bits - 1))).view(torch.int8)  # wraps
 
 
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
 
 
 def fp4_groups(octets: torch.Tensor, scales: torch.Tensor, group_size: int) -> Groups:
     """Pairs of e2m1 values (out_features, in_features / 2), the first in the low bits. Twice a value is an integer."""
-    table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.int8, device=octets.device)
+    table = torch.tensor([*FP4, *(-value for value in FP4)], dtype=torch.int8, device=octets.device)
     pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), 1).view(torch.int16)
     values = pairs.squeeze(1)[octets.int()].view(torch.int8)
     return Groups(values, scales * 0.5, None, 4, group_size)

@@ -89,11 +89,25 @@ class Quantization:
         """Whether some matrices are stored as integers."""
         return any(scheme.bits < 16 and not scheme.is_float for _, scheme in self.rules)
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether some matrices are stored in groups that lie in order."""
+        return any(scheme.bits < 16 and not scheme.is_scattered for _, scheme in self.rules)
+
+    @property
+    def has_fp8_activations(self) -> bool:
+        """Whether the checkpoint was made for products of fp8 matrices and activations in fp8."""
+        return any(s.is_float and s.bits == s.activation_bits == 8 and s.group_size is None for _, s in self.rules)
+
     def __str__(self) -> str:
+        return self.described("activations are not quantized")
+
+    def described(self, activations: str) -> str:
+        """For the log; activations is said of a checkpoint that was made for fewer bits of these."""
         schemes = [scheme for _, scheme in self.rules if scheme.bits < 16]
         are_made_for_fewer = any(scheme.activation_bits < 16 for scheme in schemes)
         names = " and ".join(dict.fromkeys(scheme.name for scheme in schemes)) or "plain values"
-        return f"{names} ({self.name}{'; activations are not quantized' * are_made_for_fewer})"
+        return f"{names} ({self.name}{f'; {activations}' * are_made_for_fewer})"
 
 
 def read_quantization(config: Fields) -> Quantization | None:

@@ -107,7 +107,7 @@ class CheckpointSource(TensorSource):
 
     def name_in_files(self, name: str) -> str | None:
         """The whole name of a tensor; None if it does not exist."""
-        return self._stored.get(name) or self._stored.get(_shortened(name))
+        return self._stored.get(name) or self._stored.get(shortened(name))
 
     def take(self, name: str) -> torch.Tensor:
         """A tensor as the file has it, mapped; it counts as read."""
@@ -135,7 +135,7 @@ class CheckpointSource(TensorSource):
         return tensor
 
     def _count_read(self, name: str) -> None:
-        self._unread -= {name, _shortened(name)}
+        self._unread -= {name, shortened(name)}
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         if not tensor.numel():
@@ -173,7 +173,8 @@ def refuse_unexpected(names: Iterable[str]) -> None:
         raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """A tensor's name without its first part, which some checkpoints leave out."""
     return name.partition(".")[2]
 
 
@@ -183,15 +184,23 @@ def _map(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
+def text_name(stored: str) -> str | None:
+    """The name that a tensor of the text half has alone; None if it belongs to no half."""
+    prefix = next((prefix for prefix in _HALF_PREFIXES if stored.startswith(prefix)), None)
+    if prefix is None:
+        return None
+    rest = stored.removeprefix(prefix)
+    return rest if rest.startswith("lm_head.") else f"model.{rest}"
+
+
 def _text_half(shards: Iterable[str]) -> dict[str, str]:
     """Names of the text half alone -> names in the file; all names as they are if the checkpoint has no halves."""
     names = tuple(shards)
     half = {}
     for stored in names:
-        prefix = next((prefix for prefix in _HALF_PREFIXES if stored.startswith(prefix)), None)
-        if prefix is not None:
-            rest = stored.removeprefix(prefix)
-            half[rest if rest.startswith("lm_head.") else f"model.{rest}"] = stored
+        name = text_name(stored)
+        if name is not None:
+            half[name] = stored
     if half and "lm_head.weight" in names:
         half["lm_head.weight"] = "lm_head.weight"
     if half or not any(name.startswith("visual.") for name in names):

@@ -44,9 +44,11 @@ async def show_version() -> Response:
 async def _check_engines(context: ServerContext) -> None:
     await context.meet_engines()
     for client in context.engine_clients:
+        status = client.status()
+        if missing := status.num_missing_machines:
+            raise EngineRestartingError(f"the engine waits for {missing} of its machines to join")
         if client.info is None:
             raise EngineRestartingError("no engine is connected: it is loading or restarting")
-        status = client.status()
         if not status.is_alive:
             silence_s = time.monotonic() - status.progress_time
             what = f"has given no sign of life for {silence_s:.0f} s" if status.is_ready else "is loading"

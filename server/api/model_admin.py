@@ -34,7 +34,7 @@ async def load_model(body: ModelBody, request: Request, context: Context) -> Res
         state = fleet.models[name]
         return state.state == "ready" or state.num_failures > before.num_failures
 
-    state = await _asked(Ask("load", name), is_done, context)
+    state = await asked(Ask("load", name), is_done, context)
     if state.state == "failed":
         raise ModelFailedError(f"the model {name} cannot be loaded: {state.message}", param="model")
     if state.state != "ready":
@@ -54,7 +54,7 @@ async def unload_model(body: ModelBody, request: Request, context: Context) -> R
         state = fleet.models[model.name]
         return state.state in ("unloaded", "failed") or state.num_unloaded > num_before
 
-    return _told(model.name, await _asked(Ask("unload", model.name), is_done, context))
+    return _told(model.name, await asked(Ask("unload", model.name), is_done, context))
 
 
 @router.post("/v1/models/alias")
@@ -62,19 +62,19 @@ async def set_alias(body: AliasBody, request: Request, context: Context) -> Resp
     """Let an alias mean another model from now on. Requests that have begun stay where they are."""
     name = context.find_model(request, body.model).name
     if not may_be_alias(body.alias, context.fleet.read()):
-        message = f"alias must be no model's own name, and there may not be more of them, got {body.alias}"
+        message = f"alias must be no model's or adapter's own name, and there may not be more of them, got {body.alias}"
         raise InvalidRequestError(message, param="alias")
 
     def is_done(fleet: FleetState) -> bool:
         return fleet.aliases.get(body.alias) == name
 
-    state = await _asked(Ask("alias", name, body.alias), is_done, context)
+    state = await asked(Ask("alias", name, body.alias), is_done, context)
     if not is_done(context.fleet.read()):
         raise EngineRestartingError(f"{body.alias} does not mean {name} yet; ask again")
     return _told(name, state)
 
 
-async def _asked(ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext) -> ModelState:
+async def asked(ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext) -> ModelState:
     """Ask, and wait; the model's state after that."""
     deadline = time.monotonic() + context.settings.load_timeout_s
     ask_time = 0.0

@@ -46,8 +46,11 @@ def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCa
     info = model.engine_client.info
     defaults = SamplingDefaults(**asdict(model.defaults))
     card = ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
-    if state := context.fleet.read().models.get(model.name):
+    state = context.fleet.read().models.get(model.name)
+    if state is not None:
         card.state, card.memory_bytes, card.last_used = state.state, state.memory_bytes, state.last_used
+    if model.adapter is not None:
+        card.root, card.parent, card.memory_bytes = model.adapter.folder, model.name, None
     return card
 
 

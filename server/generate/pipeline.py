@@ -108,7 +108,7 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
         cache_salt=task.cache_salt,
         adapter=task.model.adapter,
         guidance=plan.guidance,
-        caching=CachePolicy(is_used=task.uses_cache or bool(pins), pins=tuple(pins)),
+        caching=CachePolicy(task.uses_cache or bool(pins), task.stores_prompt, tuple(pins)),
         beams=task.beams,
     )
 

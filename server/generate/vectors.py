@@ -21,8 +21,9 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.model.served_model import ServedModel
+from weft.server.request.cache_options import cache_salt_of
+from weft.server.request.deadline import deadline_of
 from weft.server.request.fields import REFUSED_EVERYWHERE, ignored_fields
-from weft.server.request.read_body import cache_salt_of, deadline_of
 from weft.server.request.validation import check_range
 from weft.server.request.vector_inputs import Input, InputEncoder
 from weft.server.schemas.vectors import VectorBody, VectorUsage

@@ -37,7 +37,10 @@ def is_of_batch(request: Request) -> bool:
     return BATCH_TENANT in request.scope
 
 
-ADMIN_PATHS = frozenset({"/v1/models/load", "/v1/models/unload", "/v1/models/alias"})
+ADMIN_PATHS = frozenset({"/v1/models/load", "/v1/models/unload", "/v1/models/alias"}) | {
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+}
 
 
 class AuthMiddleware(HttpMiddleware):

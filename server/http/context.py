@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 
 from starlette.requests import Request
 
@@ -19,6 +20,8 @@ from weft.server.settings import Settings
 from weft.server.store.store import Store
 
 VERSION = version("weft")
+MAX_NAMES = 100
+"""Most names that a message lists."""
 MAX_NAME_CHARS = 256
 """Longest model name that is not a served one. Every chunk of a stream repeats the name."""
 
@@ -98,7 +101,7 @@ class ServerContext:
                 message = f"model must have at most {MAX_NAME_CHARS} characters, got {len(name)}"
                 raise InvalidRequestError(message, param="model")
             return self.default_model
-        served = ", ".join(self.models)
+        served = ", ".join(islice(self.models, MAX_NAMES)) + ", ..." * (len(self.models) > MAX_NAMES)
         raise ModelNotFoundError(f"the model {shown(name)} does not exist; served here: {served}", param="model")
 
 

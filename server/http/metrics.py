@@ -81,6 +81,15 @@ class EngineCollector(Collector):
             if (info := client.info) is not None:
                 sizes.add_metric([model_name, str(info.block_size), str(info.num_blocks)], 1)
         yield sizes
+        labels = ["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        loras = GaugeMetricFamily(
+            f"{self._prefix}lora_requests_info", "Adapters in use; the time is now.", labels=labels
+        )
+        for model_name, status in statuses.items():
+            if status.num_lora_slots:
+                names = (",".join(each) for each in (status.loras.running, status.loras.waiting))
+                loras.add_metric([model_name, str(status.num_lora_slots), *names], time.time())
+        yield loras
 
     def _family(
         self,

@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from weft.engine.shared.adapters import MAX_ADAPTERS, Adapter, find_adapter
+from weft.engine.shared.errors import ModelError
 from weft.server.model_entry import MAX_MODELS
 from weft.server.settings import Settings
 
@@ -50,30 +52,76 @@ class ModelState(msgspec.Struct, frozen=True):
     last_used: float | None = None
 
 
+class ServedAdapter(msgspec.Struct, frozen=True):
+    """An adapter, and the own name of the model that it belongs to."""
+
+    model: str
+    adapter: Adapter
+
+
 class FleetState(msgspec.Struct, frozen=True):
-    """All models by their own names, and which of these each alias means."""
+    """All models by their own names, which of these each alias means, and the adapters by name."""
 
     models: Mapping[str, ModelState]
     aliases: Mapping[str, str]
+    adapters: Mapping[str, ServedAdapter] = {}
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What the supervisor is asked. `alias` is given to the model if that is the kind."""
+    """What the supervisor is asked.
 
-    kind: Literal["load", "unload", "alias"]
+    Attributes:
+        alias: Is given to the model, if that is the kind.
+        adapter: Is served from now on, or no longer.
+        replaces: Whether another adapter of the model may have had that name.
+    """
+
+    kind: Literal["load", "unload", "alias", "add adapter", "drop adapter"]
     model: str
     alias: str = ""
+    adapter: Adapter | None = None
+    replaces: bool = False
 
 
 def first_state(settings: Settings) -> FleetState:
     """The state before anything is started."""
     models = {name: ModelState("loading" if e.load == "always" else "unloaded") for name, e in settings.fleet.items()}
-    return FleetState(models, {alias: name for name, entry in settings.fleet.items() for alias in entry.aliases})
+    aliases = {alias: name for name, entry in settings.fleet.items() for alias in entry.aliases}
+    adapters = {
+        adapter: ServedAdapter(name, _found(adapter, pathlib.Path(folder)))
+        for name in settings.fleet
+        for adapter, folder in settings.for_model(name).lora.items()
+    }
+    return FleetState(models, aliases, adapters)
+
+
+def _found(name: str, folder: pathlib.Path) -> Adapter:
+    """What is served under a name that is configured. If it is gone, its engine says so."""
+    try:
+        return find_adapter(name, folder)
+    except ModelError:
+        return Adapter(name, str(folder), "")
 
 
 def may_be_alias(alias: str, state: FleetState) -> bool:
-    """Whether an alias may be set: it is no model's own name, and there are not too many."""
-    return alias not in state.models and (alias in state.aliases or len(state.aliases) < MAX_MODELS)
+    """Whether an alias may be set: it is no other model's or adapter's name, and there are not too many."""
+    is_free = alias not in state.models and alias not in state.adapters
+    return is_free and (alias in state.aliases or len(state.aliases) < MAX_MODELS)
+
+
+def adapter_fault(asked: ServedAdapter, state: FleetState, *, replaces: bool) -> str | None:
+    """Why an adapter cannot be served under its name; None if it can."""
+    name, served = asked.adapter.name, state.adapters.get(asked.adapter.name)
+    if name in state.models or name in state.aliases:
+        return f"lora_name must not be the name of a model, got {name}"
+    if served is None and len(state.adapters) >= MAX_ADAPTERS:
+        return f"lora_name: at most {MAX_ADAPTERS} adapters are served at once: unload one first"
+    if served is None or served == asked or (replaces and served.model == asked.model):
+        return None
+    return (
+        f"lora_name {name} is already an adapter of {served.model} from {served.adapter.folder}: unload it first, or "
+        "replace one of the same model with load_inplace"
+    )
 
 
 def publish(runtime_dir: pathlib.Path, state: FleetState) -> None:

@@ -1,5 +1,6 @@
 """Metrics of which models are loaded, from what the supervisor publishes; read at each scrape."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import get_args
 
@@ -10,7 +11,7 @@ from weft.server.model.fleet import Fleet, State
 
 
 class FleetCollector(Collector):
-    """The state of each model, the memory that it holds, and how often it left or could not be loaded."""
+    """State, memory and adapters of each model, and how often it left or could not be loaded."""
 
     def __init__(self, fleet: Fleet, prefix: str) -> None:
         """Collect what the fleet reads; names begin with the prefix."""
@@ -24,11 +25,15 @@ class FleetCollector(Collector):
         memory = GaugeMetricFamily(f"{prefix}model_memory_bytes", "Planned memory of loaded models.", labels=label)
         unloaded = CounterMetricFamily(f"{prefix}model_unloads", "Times that a model was unloaded.", labels=label)
         failures = CounterMetricFamily(f"{prefix}model_load_failures", "Loads that failed.", labels=label)
-        for name, model in self._fleet.read().models.items():
+        loras = GaugeMetricFamily(f"{prefix}lora_adapters", "LoRA adapters that are served.", labels=label)
+        fleet = self._fleet.read()
+        num_adapters = Counter(served.model for served in fleet.adapters.values())
+        for name, model in fleet.models.items():
+            loras.add_metric([name], num_adapters[name])
             for state in get_args(State):
                 states.add_metric([name, state], state == model.state)
             if model.memory_bytes is not None:
                 memory.add_metric([name], 0 if model.state in ("unloaded", "failed") else model.memory_bytes)
             unloaded.add_metric([name], model.num_unloaded)
             failures.add_metric([name], model.num_failures)
-        yield from (states, memory, unloaded, failures)
+        yield from (states, memory, unloaded, failures, loras)

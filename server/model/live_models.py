@@ -1,6 +1,7 @@
-"""The served models by every name that they have now: aliases may move from one to another while the server runs."""
+"""The served models by every name that they have now: aliases may move, and adapters come and go."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -9,7 +10,7 @@ from weft.server.model.served_model import ServedModel
 
 
 class LiveModels(Mapping[str, ServedModel]):
-    """Each model under its own name, followed by the aliases that mean it now."""
+    """Each model under its own name, followed by the aliases that mean it now; then the adapters."""
 
     def __init__(self, models: Mapping[str, ServedModel], fleet: Fleet) -> None:
         """Serve these models, by their own names."""
@@ -18,15 +19,20 @@ class LiveModels(Mapping[str, ServedModel]):
 
     @override
     def __getitem__(self, name: str) -> ServedModel:
-        return self._models[self._fleet.read().aliases.get(name, name)]
+        state = self._fleet.read()
+        if (served := state.adapters.get(name)) is not None:
+            return replace(self._models[served.model], adapter=served.adapter)
+        return self._models[state.aliases.get(name, name)]
 
     @override
     def __iter__(self) -> Iterator[str]:
-        aliases = self._fleet.read().aliases
+        state = self._fleet.read()
         for name in self._models:
             yield name
-            yield from (alias for alias, meant in aliases.items() if meant == name)
+            yield from (alias for alias, meant in state.aliases.items() if meant == name)
+        yield from state.adapters
 
     @override
     def __len__(self) -> int:
-        return len(self._models) + len(self._fleet.read().aliases)
+        state = self._fleet.read()
+        return len(self._models) + len(state.aliases) + len(state.adapters)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.messages import EngineInfo
 from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
@@ -20,7 +21,7 @@ class ServedModel:
 
     Attributes:
         name: The model's own name. Clients may use other names for it, too.
-        adapter: Name of the adapter that the engine applies; None: the base model.
+        adapter: What the engine applies; None: the base model.
         on_demand: Whether it may be not loaded, in which case its `engine_client` has it loaded.
         prompts: Texts that the checkpoint wants before those whose vectors are made.
     """
@@ -30,7 +31,7 @@ class ServedModel:
     tokenizer: TextTokenizer
     formats: OutputFormats
     defaults: GenerationDefaults
-    adapter: str | None = None
+    adapter: Adapter | None = None
     prompts: VectorPrompts = NO_PROMPTS
     on_demand: bool = False
 

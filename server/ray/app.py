@@ -40,8 +40,8 @@ def build_app(
         settings: Each replica resolves `model` on its own machine. host and port belong to Ray's HTTP options.
         min_replicas: The number of replicas, or its lower bound.
         max_replicas: With more than min_replicas, Ray chooses the number by load; None: as many as min_replicas.
-        cpus: Cores that a replica reserves. Ranks run on them, if there are no GPUs.
-        gpus: GPUs that a replica reserves; None: with device cuda one for each rank, else none.
+        cpus: Cores that a replica reserves on each of its machines. Ranks run on them, if there are no GPUs.
+        gpus: GPUs that a replica reserves on all of them; None: with device cuda one for each rank, else none.
         target_requests: With a range of replicas: requests per replica that Ray aims at.
         downscale_delay_s: How long there must be less to do before a replica goes.
 
@@ -56,6 +56,7 @@ def build_app(
     check_settings(settings)
     if gpus is None:
         gpus = num_ranks(settings) if settings.device == "cuda" else 0
+    gpus //= settings.nnodes
     replicas: dict[str, Any] = {"num_replicas": min_replicas}
     if max_replicas > min_replicas:
         bounds = {"min_replicas": min_replicas, "max_replicas": max_replicas}
@@ -63,9 +64,13 @@ def build_app(
         replicas = {
             "autoscaling_config": bounds | aims | {"upscale_delay_s": UPSCALE_DELAY_S, "metrics_interval_s": 1.0}
         }
-    if num_ranks(settings) > 1:  # ranks are the engine's children, so they need one machine
+    if num_ranks(settings) > 1:  # those of a machine are children of one process
         bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
-        replicas |= {"placement_group_bundles": [bundle], "placement_group_strategy": "STRICT_PACK"}
+        strategy = "STRICT_PACK" if settings.nnodes == 1 else "STRICT_SPREAD"
+        replicas |= {
+            "placement_group_bundles": [bundle] * settings.nnodes,
+            "placement_group_strategy": strategy,
+        }
     weft = serve.deployment(serve.ingress()(WeftReplica)).options(
         name="Weft",
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},

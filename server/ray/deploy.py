@@ -10,6 +10,7 @@ import os
 import pathlib
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from weft.server.ray import environment
@@ -17,8 +18,10 @@ from weft.server.ray.replica import check_settings, num_ranks
 from weft.server.run.supervisor import page_url
 from weft.server.settings import Settings, StartError
 
-NAME = "weft"
-"""Of the application in Ray."""
+NAME, PREFILL_NAME = "weft", "weft-prefill"
+"""Of the applications in Ray."""
+PREFILL_PATH = "/prefill"
+"""Under which HAProxy reaches the replicas that compute prompts for the others."""
 LOCAL = "local"
 """Ray's address for one of its own."""
 
@@ -37,7 +40,7 @@ def parse_replicas(text: str) -> tuple[int, int]:
     raise StartError(f"--replicas: must be a number from 1, or a range such as 1:4, got {text}")
 
 
-def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
+def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_prefill: int = 0) -> int:
     """Deploy, and return the exit code.
 
     Args:
@@ -45,6 +48,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
         replicas: See `parse_replicas`.
         cpus: Cores that a replica reserves.
         address: Of the cluster, as in `ray.init`, or LOCAL.
+        num_prefill: Replicas beside them that compute long prompts for them, over the shared `kv_offload_dir`.
 
     Raises:
         StartError: Ray is missing or refuses, or the replicas cannot start.
@@ -53,6 +57,8 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
     if settings.port == 0:
         raise StartError("port: must be greater than 0 with Ray, got 0")
     check_settings(settings)
+    if num_prefill and not settings.kv_offload_dir:
+        raise StartError("--prefill-replicas: needs kv_offload_dir, a folder that all machines share")
     if cpus <= 0:
         raise StartError(f"--cpus: must be greater than 0, got {cpus:g}")
     for variable, value in {**environment.RAY, **environment.SERVE}.items():
@@ -73,7 +79,10 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
                 _check_cluster(ray, settings)
             has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
             gpus = num_ranks(settings) if has_gpus else None
-            app = build_app(settings, min_replicas=low, max_replicas=high, cpus=cpus, gpus=gpus)
+            build = partial(build_app, cpus=cpus, gpus=gpus)
+            prefill, decode = _divided(settings) if num_prefill else (None, settings)
+            app = build(decode, min_replicas=low, max_replicas=high)
+            prefill_app = build(prefill, min_replicas=num_prefill) if prefill else None
             serve.start(
                 proxy_location=_proxy_location(ray),
                 http_options={"host": settings.host, "port": settings.port},
@@ -82,10 +91,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
                 },
             )
             _check_listener(serve, settings)
-            try:
-                serve.run(app, name=NAME)
-            except RuntimeError as error:
-                raise StartError(str(error)) from None
+            _run(serve, app, prefill_app)
             url = page_url(settings.host, settings.port)
             print(f"Serving with {replicas} replicas: chat at {url}, API at {url}v1", flush=True)
             if address == LOCAL:
@@ -93,6 +99,27 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
     except _StoppedError:
         pass
     return 0
+
+
+def _run(serve: Any, app: Any, prefill_app: Any | None) -> None:
+    """Run the application, and the one that computes prompts for it; without one (None), end that of before."""
+    try:
+        if prefill_app is None and PREFILL_NAME in serve.status().applications:
+            serve.delete(PREFILL_NAME)
+        serve.run(app, name=NAME)  # first: it computes prompts itself as long as the other is not there
+        if prefill_app is not None:
+            serve.run(prefill_app, name=PREFILL_NAME, route_prefix=PREFILL_PATH)
+    except RuntimeError as error:
+        raise StartError(str(error)) from None
+
+
+def _divided(settings: Settings) -> tuple[Settings, Settings]:
+    """The settings of replicas that compute prompts, and of those that continue them."""
+    url = page_url(settings.host, settings.port).rstrip("/") + PREFILL_PATH  # HAProxy on the machine that asks
+    return (
+        settings.model_copy(update={"kv_role": "prefill", "prefill_urls": ()}),
+        settings.model_copy(update={"kv_role": "decode", "prefill_urls": (url,)}),
+    )
 
 
 @contextlib.contextmanager
@@ -120,7 +147,8 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
             from ray import serve
 
             with contextlib.suppress(serve.exceptions.RayServeException):  # not even started
-                serve.delete(NAME)
+                for name in (NAME, PREFILL_NAME):
+                    serve.delete(name)
         ray.shutdown()
 
 

@@ -28,7 +28,8 @@ class ReplicaView:
         waiting: Requests in its queue.
         kv_usage: Share of its cache in use, 0 to 1.
         alive: Whether its engine runs.
-        models: What it has loaded.
+        models: Names of the models and adapters that it serves.
+        loras: Names of the adapters that it has loaded.
     """
 
     id: str
@@ -37,6 +38,7 @@ class ReplicaView:
     kv_usage: float = 0.0
     alive: bool = True
     models: Collection[str] = ()
+    loras: Collection[str] = ()
 
 
 class PrefixPolicy:
@@ -73,6 +75,7 @@ class PrefixPolicy:
         self._shown = self._load = np.zeros(0, np.int64)
         self._kv_usage = np.zeros(0)
         self._reach: dict[str | None, npt.NDArray[np.bool_]] = {}
+        self._has_loaded: dict[str, npt.NDArray[np.bool_] | None] = {}
 
     def choose(
         self, replicas: tuple[ReplicaView, ...], prompt: str | bytes, now: float, model: str | None = None
@@ -83,7 +86,8 @@ class PrefixPolicy:
             replicas: All of them. Pass the same tuple while nothing has changed: a new one is read in full.
             prompt: Text of the request, its oldest part first.
             now: Seconds on a clock that never goes back.
-            model: What the request asks for; replicas that have it loaded come first.
+            model: What the request asks for: only replicas that serve it are chosen, if there are any. Of an adapter
+                those come first that have it loaded, unless they are all busy.
 
         Returns:
             None if there are no replicas.
@@ -96,6 +100,9 @@ class PrefixPolicy:
         within = self._within_reach(model)
         load = np.where(within, self._load, _OUT_OF_REACH)
         mean = int(self._load @ within) // int(within.sum())
+        loaded = self._loaded(model)
+        if loaded is not None and int(np.where(loaded, load, _OUT_OF_REACH).min()) <= mean + self._slack // 2:
+            load = np.where(loaded, load, _OUT_OF_REACH)
         hashes = self._hashes(prompt, model)
         num_shared = self._num_shared(hashes)
         index = self._home(hashes[num_shared:], load, mean + self._slack)
@@ -122,7 +129,7 @@ class PrefixPolicy:
         if index != self._index:
             digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in index)
             self._seeds = np.frombuffer(digests, np.uint64)
-        self._replicas, self._index, self._shown, self._reach = replicas, index, shown, {}
+        self._replicas, self._index, self._shown, self._reach, self._has_loaded = replicas, index, shown, {}, {}
         self._load = shown + np.array([self._unseen[name] for name in index], np.int64)
         self._kv_usage = np.array([r.kv_usage for r in replicas])
 
@@ -150,6 +157,15 @@ class PrefixPolicy:
             has = alive & np.array([model is None or model in r.models for r in self._replicas])
             self._reach[model] = has if has.any() else alive
         return self._reach[model]
+
+    def _loaded(self, model: str | None) -> npt.NDArray[np.bool_] | None:
+        """(replicas,) which of those within reach have the adapter of that name loaded; None if none has."""
+        if model is None:
+            return None
+        if model not in self._has_loaded:
+            has = self._within_reach(model) & np.array([model in r.loras for r in self._replicas])
+            self._has_loaded[model] = has if has.any() else None
+        return self._has_loaded[model]
 
     def _hashes(self, prompt: str | bytes, model: str | None) -> list[int]:
         """Hashes of the prefixes of 1, 2 ... whole blocks; of all of a prompt that is shorter than a block."""

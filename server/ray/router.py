@@ -5,6 +5,7 @@ HAProxy sends the head of a body to a `RouterApp` and gets the name of a replica
 what they last told. Neither sees an answer.
 """
 
+import re
 import time
 from typing import Any
 
@@ -19,6 +20,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.server.ray.policy import PrefixPolicy, ReplicaView
+
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.){0,1000}")')
+"""The first member of that name with a text as its value. A body may be cut, so that it cannot be parsed, and a wrong
+guess only makes a worse choice."""
 
 
 class _Body(msgspec.Struct):
@@ -42,6 +47,15 @@ def prompt_text(body: bytes) -> bytes:
     return b"".join(getattr(fields, name) for name in _Body.__struct_fields__)
 
 
+def model_name(body: bytes) -> str | None:
+    """The model that a body asks for; None if it names none, or is cut before it does."""
+    found = _MODEL.search(body)
+    try:
+        return msgspec.json.decode(found[1], type=str) if found is not None else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # mypy does not read Ray
     """Ray's interface to the policy. Lives in the process of a `RouterApp`."""
 
@@ -55,11 +69,11 @@ class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # mypy does not
     ) -> list[list[RunningReplica]]:
         """The one replica that should serve the request, whose text is its first argument."""
         args = pending_request.args if pending_request else []
-        text = args[0] if args and isinstance(args[0], bytes) else b""  # else from Ray's own proxy
+        text, model = args if len(args) == 2 and isinstance(args[0], bytes) else (b"", None)  # from Ray's own proxy
         views = tuple(_view(replica) for replica in candidate_replicas)
         if views != self._views:  # the policy is quick as long as it gets the same tuple
             self._views = views
-        chosen = self._policy.choose(self._views, text, time.monotonic())
+        chosen = self._policy.choose(self._views, text, time.monotonic(), model)
         return [[replica] for replica in candidate_replicas if chosen and replica.replica_id.unique_id == chosen.id]
 
 
@@ -72,6 +86,8 @@ def _view(replica: RunningReplica) -> ReplicaView:
         waiting=int(stats.get("waiting", 0)),
         kv_usage=float(stats.get("kv_usage", 0.0)),
         alive=bool(stats.get("alive", True)),
+        models=tuple(stats.get("models", ())),
+        loras=tuple(stats.get("loras", ())),
     )
 
 
@@ -89,10 +105,10 @@ class RouterApp:
 
     async def _choose(self, request: Request) -> Response:
         """Where the request with this body is to go; 503 if there is no replica."""
-        text = prompt_text(await request.body())
+        body = await request.body()
         try:
             # Without a reservation: HAProxy, not Ray, sends the request.
-            async with self._handle.choose_replica(text, _reserve=False) as selection:
+            async with self._handle.choose_replica(prompt_text(body), model_name(body), _reserve=False) as selection:
                 return JSONResponse({"replica_id": selection._replica.replica_id.to_full_id_str()})
         except (RuntimeError, DeploymentUnavailableError) as error:
             return JSONResponse({"detail": str(error)}, 503)

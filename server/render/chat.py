@@ -54,6 +54,7 @@ class ChatRenderer(OpenAIRenderer):
         completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
         self._add_prompt(completion)
         completion.prompt_logprobs = self._prompt_logprobs()
+        completion.kv_transfer_params = self._options.transfer
         return msgspec.json.encode(completion)
 
     def _usage_chunk(self) -> msgspec.Struct:

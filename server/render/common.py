@@ -19,6 +19,7 @@ from weft.server.http.sse import encode_event, error_event
 from weft.server.request.task import Task
 from weft.server.schemas.chat_completions import TokenLogprob, TopLogprob
 from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
+from weft.server.schemas.kv_transfer import KvTransfer
 from weft.server.text.text_tokenizer import TextTokenizer
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -58,6 +59,7 @@ class RenderOptions:
         usage: The stream ends with a usage chunk.
         usage_on_every_chunk: Each chunk shows the usage so far.
         obfuscation: Chunks are padded, so that their lengths on the wire do not reveal the text.
+        transfer: What a whole answer says to the server that continues the prompt, if there is one.
     """
 
     logprobs: int | None
@@ -67,6 +69,7 @@ class RenderOptions:
     usage: bool
     usage_on_every_chunk: bool
     obfuscation: bool
+    transfer: KvTransfer | UnsetType = UNSET
 
     @property
     def only_text_changes(self) -> bool:
@@ -76,7 +79,7 @@ class RenderOptions:
 
 def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
     """Read the options from a body."""
-    options = body.stream_options
+    options, params = body.stream_options, body.kv_transfer_params
     return RenderOptions(
         logprobs=None if logprobs is None else logprobs + len(body.logprob_token_ids or ()),
         prompt_logprobs=body.prompt_logprobs,
@@ -85,6 +88,7 @@ def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
         usage=bool(options and options.include_usage),
         usage_on_every_chunk=bool(options and options.continuous_usage_stats),
         obfuscation=bool(options and options.include_obfuscation),
+        transfer=KvTransfer() if params and params.do_remote_decode else UNSET,
     )
 
 

@@ -70,6 +70,7 @@ class CompletionRenderer(OpenAIRenderer):
         """The whole plain answer."""
         answered = [self._whole_choice(position, choice) for position, choice in enumerate(choices)]
         completion = wire.Completion(**self._envelope, choices=answered, usage=self._usage())
+        completion.kv_transfer_params = self._options.transfer
         return msgspec.json.encode(completion)
 
     def _usage_chunk(self) -> msgspec.Struct:

@@ -124,3 +124,9 @@ def _ttl_s(ttl: str | None, path: str) -> float | None:
     if ttl is not None and ttl not in TTLS_S:
         raise InvalidRequestError(f"{path} must be one of {', '.join(TTLS_S)}, got {shown(ttl)}", param=path)
     return None if ttl is None else TTLS_S[ttl]
+
+
+def cache_salt_of(*parts: str | None) -> str:
+    """Combine several salts into one; empty if there are none. Different lists of parts give different salts."""
+    given = [f"{len(part)}:{part}" if part else "" for part in parts]
+    return ",".join(given) if any(given) else ""

@@ -22,7 +22,10 @@ MAX_REPORTED = 32
 
 _NOTHING: tuple[object, ...] = (None,)
 
-REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {"moderation": _NOTHING}
+REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
+    "moderation": _NOTHING,
+    **{f"kv_transfer_params.remote_{name}": _NOTHING for name in ("engine_id", "block_ids", "host", "port")},
+}
 """Fields that are known but not honoured, each with the values that ask for nothing."""
 
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
@@ -57,6 +60,7 @@ REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "max_completion_tokens": _NOTHING,
     "n": (None, 1),
     "prewarm": (None, False),
+    "kv_transfer_params": _NOTHING,
     "prompt_logprobs": _NOTHING,
     "logprob_token_ids": _NOTHING,
     "return_token_ids": (None, False),

@@ -1,6 +1,5 @@
 """Builds the task from the fields that OpenAI's generating endpoints share."""
 
-import time
 from collections.abc import Collection, Mapping
 
 from pydantic import BaseModel
@@ -10,7 +9,9 @@ from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.request.beam_search import beam_options
 from weft.server.request.cache_options import uses_cache
+from weft.server.request.deadline import deadline_of
 from weft.server.request.fields import ACCEPTED, ignored_fields
+from weft.server.request.kv_transfer import salt_of, stores_prompt
 from weft.server.request.params import build_sampling_params, build_text_options, check_common, num_to_look_at
 from weft.server.request.service_tier import service_of
 from weft.server.request.task import Chat, OutputWishes, Task, Texts
@@ -54,10 +55,9 @@ async def read_task(
     )
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
-    n = 1 if body.n is None else body.n
+    n, beams = 1 if body.n is None else body.n, beam_options(body)
     ranks = num_made is not None and num_made > n
     filling = input.filling if isinstance(input, Texts) else None
-    beams = beam_options(body)
     sampling = await context.workers.run(
         num_to_look_at(body),
         build_sampling_params,
@@ -84,29 +84,9 @@ async def read_task(
         service=service_of(request, body, settings),
         tenant=tenant_of(request) or (digest(user) if user else ""),
         deadline=deadline_of(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
-        cache_salt=cache_salt_of(body.cache_salt, body.prompt_cache_key),
+        cache_salt=salt_of(body),
         uses_cache=uses_cache(body.prompt_cache_options),
+        stores_prompt=stores_prompt(body, model.engine_info),
         is_stream=bool(body.stream),
         ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
     )
-
-
-def deadline_of(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
-    """When the client will have given up, on the clock of `time.monotonic`; None if that is not known.
-
-    SDKs send how long they wait for the next byte. Keep-alive comments in a stream count as bytes, so a stream has no
-    deadline if they come often enough.
-    """
-    try:
-        timeout_s = float(request.headers.get("x-stainless-read-timeout", "nan"))
-    except ValueError:
-        return None
-    if not 0 < timeout_s < 1e9 or (is_stream and 0 < ping_s < timeout_s):
-        return None
-    return time.monotonic() + timeout_s
-
-
-def cache_salt_of(*parts: str | None) -> str:
-    """Combine several salts into one; empty if there are none. Different lists of parts give different salts."""
-    given = [f"{len(part)}:{part}" if part else "" for part in parts]
-    return ",".join(given) if any(given) else ""

@@ -108,6 +108,7 @@ class Task:
         truncate_to: Keep this many tokens at the end of a prompt; -1: as many as fit; None: all.
         deadline: Time on the clock of `time.monotonic`; None: no limit.
         uses_cache: The prefix cache is used even without breakpoints.
+        stores_prompt: The prompt's blocks are stored for another server before the answer begins.
         fits_context: An output that would not fit is bounded by the context; if not, the request is refused.
     """
 
@@ -128,6 +129,7 @@ class Task:
     deadline: float | None = None
     cache_salt: str = ""
     uses_cache: bool = True
+    stores_prompt: bool = False
     fits_context: bool = False
     is_stream: bool = False
     ignored: Sequence[str] = ()

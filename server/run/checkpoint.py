@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 from weft.engine.models.families.registry import identify
+from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.server.gguf.file import GgufError, parts
 from weft.server.gguf.folder import choose, made_folder, stem
@@ -26,6 +27,7 @@ DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 """Files to download from the hub; of subfolders those of sentence-transformers, such as 1_Pooling."""
+ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
 LEFT_OUT = ["[!0-9]*/*", "consolidated*"]
 TORCH_PATTERNS = ["pytorch_model*.bin"]
 """Fetched besides where there are no safetensors."""
@@ -80,8 +82,8 @@ def resolve(
 
 def find(
     settings: Settings, place: str = "model", *, is_plan: bool = False, tell: Callable[[str], None] = logger.warning
-) -> dict[str, str | None]:
-    """The folders of one model and its draft, by setting; fetches what is missing.
+) -> dict[str, object]:
+    """The folders of one model, its draft and its adapters, by setting; fetches what is missing.
 
     Args:
         place: What names the model, for errors.
@@ -94,7 +96,10 @@ def find(
     for note in check_tokenizer(model):
         tell(note)
     draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
-    return {"model": str(model), "speculative": draft}
+    if is_plan:  # which counts slots, not adapters
+        return {"model": str(model), "speculative": draft}
+    adapters = {name: str(_resolve_adapter(name, source)) for name, source in settings.lora.items()}
+    return {"model": str(model), "speculative": draft, "lora": adapters}
 
 
 def is_hub_id(model: str) -> bool:
@@ -122,6 +127,17 @@ def resolve_draft(speculative: str | None, *, is_plan: bool = False, model_impl:
     """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
     is_model = speculative not in (None, "ngram")
     return str(resolve(speculative, "speculative", is_plan=is_plan, model_impl=model_impl)) if is_model else speculative
+
+
+def _resolve_adapter(name: str, source: str) -> pathlib.Path:
+    """The folder of an adapter, absolute; from the hub if there is none here. Raises StartError."""
+    folder, setting = pathlib.Path(source).expanduser(), f"lora: {name}"
+    if not folder.is_dir() and is_hub_id(source):
+        folder = _download(source, setting, ADAPTER_PATTERNS)
+    try:
+        return pathlib.Path(find_adapter(name, folder.resolve()).folder)
+    except ModelError as error:
+        raise StartError(f"{setting}: {error}") from None
 
 
 def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:

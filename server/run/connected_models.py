@@ -8,6 +8,7 @@ from weft.server.model.engine_client import SocketEngineClient
 from weft.server.model.fleet import Fleet
 from weft.server.model.live_models import LiveModels
 from weft.server.model.on_demand_client import OnDemandClient
+from weft.server.model.prefilling_client import PrefillingClient, with_prefill
 from weft.server.model.served_model import ServedModel, served_model
 from weft.server.run.runtime_folder import engine_folder
 from weft.server.settings import Settings
@@ -38,5 +39,9 @@ async def connected_models(
             client = await stack.enter_async_context(SocketEngineClient(folder, on_demand=on_demand))
             clients.append(client)
             loading = OnDemandClient(name, client, fleet, settings.load_timeout_s) if on_demand else client
-            served[name] = served_model(loading, tokenizers[name], settings.for_model(name), on_demand=on_demand)
+            own = settings.for_model(name)
+            whole = with_prefill(name, loading, own)
+            if isinstance(whole, PrefillingClient):
+                stack.push_async_callback(whole.aclose)
+            served[name] = served_model(whole, tokenizers[name], own, on_demand=on_demand)
         yield LiveModels(served, fleet), fleet, clients

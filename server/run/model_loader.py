@@ -21,7 +21,9 @@ from weft.server.model.fleet import (
     Ask,
     FleetState,
     ModelState,
+    ServedAdapter,
     State,
+    adapter_fault,
     first_state,
     may_be_alias,
     publish,
@@ -101,6 +103,7 @@ class ModelLoader:
         self._faults = faults
         state = first_state(settings)
         self._aliases = dict(state.aliases)
+        self._adapters = dict(state.adapters)
         self._models = {
             name: _Model(settings.fleet[name], engine, replace(state.models[name], memory_bytes=room.num_bytes(name)))
             for name, engine in engines.items()
@@ -190,6 +193,18 @@ class ModelLoader:
         elif ask.kind == "alias" and may_be_alias(ask.alias, self._state):
             self._aliases[ask.alias] = ask.model
             logger.info("%s is the model %s from now on", ask.alias, ask.model)
+        elif ask.adapter is not None:
+            self._obey_adapter(ask.kind, ServedAdapter(ask.model, ask.adapter), replaces=ask.replaces)
+
+    def _obey_adapter(self, kind: str, asked: ServedAdapter, *, replaces: bool) -> None:
+        name = asked.adapter.name
+        served = self._adapters.get(name)
+        if kind == "add adapter" and served != asked and not adapter_fault(asked, self._state, replaces=replaces):
+            self._adapters[name] = asked
+            logger.info("%s is the adapter in %s of %s from now on", name, asked.adapter.folder, asked.model)
+        elif kind == "drop adapter" and served == asked:
+            del self._adapters[name]
+            logger.info("%s is served no longer", name)
 
     def _make_room(self, now: float) -> None:
         """Start what is wanted and fits, and send away those that it needs the room of."""
@@ -261,7 +276,9 @@ class ModelLoader:
 
     @property
     def _state(self) -> FleetState:
-        return FleetState({name: model.state for name, model in self._models.items()}, dict(self._aliases))
+        return FleetState(
+            {name: model.state for name, model in self._models.items()}, dict(self._aliases), dict(self._adapters)
+        )
 
     def _publish(self) -> None:
         state = self._state

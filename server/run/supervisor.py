@@ -43,7 +43,7 @@ from weft.server.run.memory_shares import Shares, shares, with_shares
 from weft.server.run.model_loader import ModelLoader
 from weft.server.run.room import Need, Room
 from weft.server.run.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
-from weft.server.settings import Settings, StartError, engine_options
+from weft.server.settings import Settings, StartError, check_meeting, engine_options
 
 EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
@@ -80,6 +80,8 @@ class Commands:
 
     engine: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.engine.run.process"))
     server: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.server.run.process"))
+    node: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.engine.run.node_process"))
+    """In place of the engine on all machines but the first; they have no servers."""
 
 
 class FolderLostError(Exception):
@@ -108,15 +110,17 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
 
     Raises:
         StartError: The address cannot be listened on, no folder has room for the runtime folder, the data folder or the
-            certificate cannot be used, or the models that are always loaded do not fit together.
+            certificate cannot be used, the models that are always loaded do not fit together, or several machines
+            cannot meet.
     """
+    check_meeting(settings)
     planned = shares(settings)
     settings = with_shares(settings, planned)
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     has_line = shows_status and status_line.is_wanted(settings.log_format)
     certificate(settings)  # what is wrong with it is better said once, and before a model is loaded
-    with listen(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) if not settings.node_rank else contextlib.nullcontext() as listener:
         while True:
             with contextlib.ExitStack() as stack:
                 runtime_dir = stack.enter_context(runtime_folder(len(settings.fleet)))
@@ -192,7 +196,7 @@ class Supervisor:
             name: EngineProcess(
                 f"{name} engine" if len(settings.fleet) > 1 else "engine",
                 engine_folder(runtime_dir, index),
-                commands.engine,
+                commands.node if settings.node_rank else commands.engine,
                 engine_options(settings.for_model(name), pathlib.Path(entry.model or "")),
             )
             for index, (name, entry) in enumerate(settings.fleet.items())
@@ -207,7 +211,9 @@ class Supervisor:
             Child(f"server {i}", command, os.environ, (fd,), stdin)
             for i in range(settings.server_processes if listener else 0)
         ]
-        self._children = [*(engine.child for engine in self._engines.values()), *self._servers]
+        engines = [engine.child for engine in self._engines.values()]
+        self._children = [*engines, *self._servers]
+        self._draining = engines if settings.node_rank else self._servers
         self._is_ready = False
         self._was_ready = False
         self._misses_folder = False
@@ -324,11 +330,11 @@ class Supervisor:
         if self._listener is not None:
             logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
             self._listener.close()  # the servers keep the port open until they end
-        for child in self._servers:
+        for child in self._draining:
             child.send_signal(signal.SIGTERM)
         deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S
         code = 0
-        while any(child.pid is not None for child in self._servers):
+        while any(child.pid is not None for child in self._draining):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
@@ -340,9 +346,9 @@ class Supervisor:
             ):
                 logger.warning("Forced to end; running requests are cut")
                 code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
-                for child in self._servers:
+                for child in self._draining:
                     child.send_signal(CUT_SIGNAL)
-            for child in self._servers:
+            for child in self._draining:
                 child.reap()
             self._keep_loading()
         return code

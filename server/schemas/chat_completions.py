@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, Tag
 
 from weft.server.schemas.common import TEXT_OR_OTHER, Int, Items, PromptLogprobs, Text, Usage, WireModel, fewer
+from weft.server.schemas.kv_transfer import KvTransfer
 from weft.server.schemas.structured_output import GuidedBody
 from weft.server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
 
@@ -195,6 +196,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage
+    kv_transfer_params: KvTransfer | UnsetType = UNSET
     system_fingerprint: str
     service_tier: str
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -4,7 +4,7 @@ Only types are checked here. Ranges are checked where the values become `Samplin
 Bodies are pydantic models, for good error messages. Answers are msgspec structs, for speed: one is written per token.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -66,6 +66,21 @@ class PromptCacheOptions(WireModel):
     ttl: Text | None = None
 
 
+class KvTransferParams(WireModel):
+    """vLLM's words between a server that computes a prompt (remote prefill) and one that continues it (remote decode).
+
+    `remote_...` says where vLLM fetches blocks from. `cache_salt` is Weft's own: the whole salt of the other request.
+    """
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_engine_id: Text | None = None
+    remote_block_ids: Any = None
+    remote_host: Text | None = None
+    remote_port: Any = None
+    cache_salt: Text | None = None
+
+
 class GenerationBody(WireModel):
     """Fields of every generating endpoint. Extensions have the names that other servers use."""
 
@@ -107,6 +122,7 @@ class GenerationBody(WireModel):
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     prewarm: bool | None = None
+    kv_transfer_params: KvTransferParams | None = None
 
     # accepted, not honoured
     user: Text | None = None

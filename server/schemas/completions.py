@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
 from weft.server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
+from weft.server.schemas.kv_transfer import KvTransfer
 from weft.server.schemas.structured_output import GuidedBody
 
 MAX_PROMPTS = 2**14
@@ -76,4 +77,5 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     service_tier: str
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: KvTransfer | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET

@@ -36,8 +36,10 @@ def run_batch(settings: Settings, source: pathlib.Path, output: pathlib.Path) ->
         The exit code: 0 if every line is answered.
 
     Raises:
-        StartError: The input has faults, or the output holds something else.
+        StartError: This is another machine than the first, the input has faults, or the output holds something else.
     """
+    if settings.node_rank:
+        raise StartError("node_rank: weft batch is for the first machine; weft serve follows it on the others")
     job = _job(settings, source, output)
     with _locked(output):
         return _run(job, settings)

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft.engine.shared import limits
-from weft.server.settings import FLAGS, Resolved, Settings, StartError, flag_name, resolve
+from weft.server.settings import FLAGS, Resolved, Settings, StartError, check_adapters, flag_name, resolve
 from weft.server.terminal.settings_table import describe, describe_values
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,14 @@ def _flag(name: str) -> Any:
         meaning = f"Turn off: {field.description}" if field.default else field.description
         return Annotated[bool | None, typer.Option(flag_name(name), help=meaning)]
     values = describe_values(name)
-    metavar = values.replace(", ", "|") if field.default in values.split(", ") else values.split()[0].upper()
-    kind = list[str] | None if field.default == () else str | None
+    metavar = (
+        "NAME=FOLDER"
+        if values == "mapping"
+        else values.replace(", ", "|")
+        if field.default in values.split(", ")
+        else values.split()[0].upper()
+    )
+    kind = list[str] | None if field.default in ((), {}) else str | None
     return Annotated[kind, typer.Option(flag_name(name), metavar=metavar, help=field.description)]
 
 
@@ -134,6 +140,7 @@ def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     find = partial(checkpoint.find, is_plan=is_plan, tell=tell)
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
+    check_adapters(settings)
     if not settings.models:
         return settings.model_copy(update=find(settings))
     models = {
@@ -170,6 +177,15 @@ _RAY = {
         float,
         typer.Option(metavar="N", default_factory=lambda: 1.0, help="Cores that a replica reserves, beside its GPUs."),
     ],
+    "prefill_replicas": Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            default_factory=lambda: 0,
+            help="Replicas beside them that compute long prompts for them, over a kv_offload_dir that all share.",
+        ),
+    ],
     "address": Annotated[
         str,
         typer.Option(
@@ -185,11 +201,11 @@ app.add_typer(_ray, name="ray")
 
 @_ray.command("deploy")
 @partial(_with_flags, required=_RAY)
-def ray_deploy(resolved: Resolved, replicas: str, cpus: float, address: str) -> None:
+def ray_deploy(resolved: Resolved, replicas: str, cpus: float, prefill_replicas: int, address: str) -> None:
     """Serve a model by replicas on a Ray cluster; again, to replace them one after the other."""
     from weft.server.ray.deploy import deploy
 
-    raise typer.Exit(deploy(resolved.settings, replicas, cpus, address))
+    raise typer.Exit(deploy(resolved.settings, replicas, cpus, address, prefill_replicas))
 
 
 @app.command()
@@ -227,6 +243,8 @@ def simulate(
 
     if resolved.settings.models:
         raise StartError("models: weft simulate replays a trace on one model; name it as MODEL")
+    if resolved.settings.nnodes > 1:
+        raise StartError("nnodes: weft simulate measures steps on this machine alone")
     settings = _found(resolved.settings)
     nobody_listens = dict.fromkeys(("kv_events", "kv_events_topic", "kv_events_replay"))
     settings = settings.model_copy(update=nobody_listens)

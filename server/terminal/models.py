@@ -21,7 +21,7 @@ def list_models(url: str, api_key: str | None) -> int:
         print(f"weft: error: {error}; {advice}", file=sys.stderr)
         return EXIT_FAILED
     now = time.time()
-    print(align([("model", "state", "memory", "last use"), *(_describe(card, now) for card in cards)]))
+    print(align([("model", "state", "memory", "last use", "adapter of"), *(_describe(card, now) for card in cards)]))
     return 0
 
 
@@ -34,6 +34,7 @@ def _describe(card: dict[str, object], now: float) -> tuple[str, ...]:
         strip_controls(str(state or "-")),
         format_size(num_bytes) if isinstance(num_bytes, int) else "-",
         _ago(now - last_used) if isinstance(last_used, int | float) else used,
+        strip_controls(str(card.get("parent") or "-")),
     )
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.cluster import stamps
-from tests.cluster.conftest import Answer, Cluster, eventually
+from tests.cluster.conftest import MODEL, Answer, Cluster, eventually
 from tests.end_to_end.conftest import TIMEOUT_S, reserved_port, serving
 from weft.server.settings import Settings
 
@@ -250,9 +250,61 @@ def test_replicas_come_and_go_with_load_and_nothing_is_lost(cluster: Cluster) ->
     assert [answer for answer in answers if answer.is_lost] == []
 
 
+def test_long_prompts_are_computed_by_replicas_of_their_own(
+    cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them the others compute: an answer is the same. Whoever deploys again without them, ends them."""
+    from ray import serve
+
+    from weft.server.ray.deploy import PREFILL_NAME
+
+    monkeypatch.setenv("WEFT_KV_OFFLOAD_DIR", str(tmp_path / "kv"))
+    monkeypatch.setenv("WEFT_PREFILL_MIN_TOKENS", "300")
+    cluster.deploy("--replicas", "1", "--prefill-replicas", "1")
+    body = {"prompt": [5 + i * i % 80 for i in range(700)], "max_tokens": 16, "temperature": 0}
+
+    def ask() -> str:
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    ready = f"{cluster.url}/prefill/ready"
+    eventually(lambda: httpx.get(ready, timeout=TIMEOUT_S).status_code == 200, lambda: "HAProxy was not told")
+    text = ask()
+    for path, count in (("", "kv_offload_disk_loads_total"), ("/prefill", "kv_offload_kept_blocks_total")):
+        metrics = httpx.get(f"{cluster.url}{path}/metrics", timeout=TIMEOUT_S).text
+        assert f'weft:{count}{{model_name="{MODEL}"}} {700 // 32}.0' in metrics
+    monkeypatch.delenv("WEFT_KV_OFFLOAD_DIR")
+    cluster.deploy("--replicas", "1")
+    assert PREFILL_NAME not in serve.status().applications
+    assert ask() == text
+
+
 def can_connect(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port)).close()
     except OSError:
         return False
     return True
+
+
+def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
+    cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        cluster.nodes.append(cluster.cluster.add_node(num_cpus=1))
+    for name, value in {"NNODES": "2", "PIPELINE_PARALLEL_SIZE": "2", "DTYPE": "float32"}.items():
+        monkeypatch.setenv(f"WEFT_{name}", value)
+    cluster.deploy("--replicas", "1")
+    (answer,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
+    (node,) = cluster.processes("weft.engine.run.node_process")
+    (rank,), engines = (cluster.processes(f"weft.engine.run.{name}process") for name in ("rank_", ""))
+    os.kill(rank, signal.SIGKILL)
+    eventually(lambda: cluster.processes("weft.engine.run.process") not in ([], engines), lambda: engines)
+    (again,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
+    assert cluster.processes("weft.engine.run.node_process") == [node]
+    monkeypatch.setenv("WEFT_NNODES", "1")
+    monkeypatch.setenv("WEFT_PIPELINE_PARALLEL_SIZE", "1")
+    with serving(tmp_path / "log", "--kv-cache-memory", "64MB") as server:
+        (alone,) = gather(Cluster(None, [], server.port, tmp_path), ["What is the capital of France?"], max_tokens=48)
+    assert answer.text == again.text == alone.text != ""

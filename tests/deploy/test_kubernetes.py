@@ -126,15 +126,24 @@ def is_weft(container: Manifest) -> bool:
 
 
 PODS = [(file, pod) for file in FILES for manifest in manifests(file) for pod in pod_specs(manifest)]
-SERVERS = [(file, pod) for file, pod in PODS if file != "ray.yaml"]
-"""Pods that `weft serve` runs in; in the others Ray starts replicas."""
+FOLLOWER = find("nodes.yaml", "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+"""It has no HTTP."""
+SERVERS = [(file, pod) for file, pod in PODS if file != "ray.yaml" and pod is not FOLLOWER]
+"""Other pods that `weft serve` runs in; in the rest Ray starts replicas."""
 
 
 def settings_of(file: str, pod: Manifest, tmp_path: pathlib.Path) -> Resolved:
     """The settings of a pod, resolved as its container does: flags, environment, image."""
     (container,) = pod["containers"]
     environ = dict(re.findall(r"^(?:ENV| )\s+(WEFT_\w+)=(\S+)", DOCKERFILE, re.MULTILINE))
-    environ |= {item["name"]: item["value"] for item in container.get("env", ()) if "value" in item}
+    for item in container.get("env", ()):
+        given = item.get("valueFrom", {})
+        if "secretKeyRef" in given and item["name"].startswith("WEFT_"):
+            environ[item["name"]] = find(file, "Secret")["stringData"][given["secretKeyRef"]["key"]]
+        elif "leaderworkerset.sigs.k8s.io/worker-index" in given.get("fieldRef", {}).get("fieldPath", ""):
+            environ[item["name"]] = "1"
+        elif "value" in item:
+            environ[item["name"]] = item["value"]
     for source in container.get("envFrom", ()):
         environ |= find(file, "ConfigMap", source["configMapRef"]["name"])["data"]
     if keys := environ.get("WEFT_API_KEYS_FILE"):
@@ -183,6 +192,27 @@ def test_weft_understands_its_settings_and_answers_the_probes(file: str, pod: Ma
     predictor = find(file, "InferenceService", "qwen3")["spec"]["predictor"] if file == "kserve.yaml" else pod
     _, stop_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert predictor["terminationGracePeriodSeconds"] >= float(stop_s) + settings.drain_timeout_s + DRAIN_MARGIN_S
+
+
+def test_a_follower_has_the_settings_of_its_leader(tmp_path: pathlib.Path) -> None:
+    ours = find("nodes.yaml", "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    leader, follower = (
+        settings_of("nodes.yaml", ours[name]["spec"], tmp_path).settings
+        for name in ("leaderTemplate", "workerTemplate")
+    )
+    assert (leader.nnodes, leader.node_rank, follower.node_rank) == (ours["size"], 0, 1)
+    assert follower.model_copy(update={"node_rank": 0}) == leader
+    (container,) = ours["leaderTemplate"]["spec"]["containers"]
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert leader.tensor_parallel_size * leader.pipeline_parallel_size == ours["size"] * gpus
+    both, http = find("nodes.yaml", "NetworkPolicy")["spec"]["ingress"]
+    for template in ("leaderTemplate", "workerTemplate"):
+        labels = ours[template]["metadata"]["labels"].items()
+        assert both["from"][0]["podSelector"]["matchLabels"].items() <= labels
+    assert http == {"ports": [{"port": 8000}]}
+    selected = find("nodes.yaml", "Service")["spec"]["selector"].items()
+    assert selected <= ours["leaderTemplate"]["metadata"]["labels"].items()
+    assert not selected <= ours["workerTemplate"]["metadata"]["labels"].items()
 
 
 def test_kserve_finds_the_container_and_the_model() -> None:

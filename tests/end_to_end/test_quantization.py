@@ -34,4 +34,4 @@ def test_the_plan_says_int8_and_half_the_weights() -> None:
 def test_int8_in_another_type_ends_with_one_line_and_code_2(serve: Serve) -> None:
     server = serve("--quantization", "int8", "--dtype", "float32", ready=False)
     assert server.process.wait(TIMEOUT_S) == 2
-    assert "quantization int8 needs device cpu and dtype bfloat16, got cpu and float32" in server.log.read_text()
+    assert "quantization int8 needs dtype bfloat16 on device cpu, got float32" in server.log.read_text()

@@ -8,7 +8,9 @@ only at `collect`, as on a device.
 import itertools
 import random
 import zlib
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -68,6 +70,7 @@ class FakeRunner:
         self.num_computed_tokens = 0
         self.num_unprepared = 0
         self.batches: list[Batch] = []
+        self.loads: list[tuple[int, str, Future[None]]] = []
 
     def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:
         self.batches.append(batch)
@@ -103,6 +106,11 @@ class FakeRunner:
                     self._states[slot] = [-1]
             raise self.error
         return StepResult(launched.token_ids, launched.logprobs, launched.scores)
+
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        """The test ends the load."""
+        self.loads.append((slot, folder.name, future := Future()))
+        return future
 
     def prepare(self) -> bool:
         self.num_unprepared -= self.num_unprepared > 0
@@ -176,7 +184,7 @@ def make_engine(
     overlap: bool = False,
     drafter: object = None,
     tier: HostTier | None = None,
-    adapters: tuple[str, ...] = (),
+    max_loras: int = 0,
     num_kept_states: int | None = None,
     least_stop: int = 4,
 ) -> FakeEngine:
@@ -212,7 +220,7 @@ def make_engine(
         max_model_len=min(max_model_len, (num_blocks - 1) * block_size),
         max_num_waiting=max_num_waiting,
         eos_token_ids=eos_token_ids,
-        adapters=adapters,
+        max_loras=max_loras,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )

@@ -1,18 +1,29 @@
 """The seam for adapters holds: an executor that knows some finds in every batch whose request uses which."""
 
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.fake_runner import VOCAB_SIZE, FakeLaunched, FakeRunner, make_engine
 from tests.engine.process_executor import decode, encode
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.engine import Engine
+from weft.engine.shared.adapters import Adapter, find_adapter
 from weft.engine.shared.messages import AddRequest, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.step.batch import Batch
 from weft.engine.step.step_result import StepResult
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+ADAPTERS: dict[str, Adapter] = {}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).touch()
+    ADAPTERS.update({name: find_adapter(name, tmp_path) for name in ("formal", "brief")})
 
 
 class AdaptingRunner:
@@ -21,6 +32,11 @@ class AdaptingRunner:
     def __init__(self, runner: FakeRunner) -> None:
         self._runner = runner
         self.adapters: list[list[int] | None] = []
+
+    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+        loaded: Future[None] = Future()
+        loaded.set_result(None)
+        return loaded
 
     def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:
         batch = decode(Batch, encode(batch))
@@ -38,9 +54,10 @@ class AdaptingRunner:
 
 
 def adapting_engine(*, overlap: bool = False) -> tuple["Engine[Any]", AdaptingRunner]:
-    fake = make_engine(overlap=overlap, adapters=("formal", "brief"))
+    fake = make_engine(overlap=overlap, max_loras=2)
     runner: Any = AdaptingRunner(fake.runner)
-    fake.engine._executor = runner
+    fake.engine._executor = fake.engine.pending.adapters._executor = runner
+    fake.engine.pending.adapters.load_first({name: each.folder for name, each in ADAPTERS.items()})
     return fake.engine, runner
 
 
@@ -48,7 +65,8 @@ def run(engine: "Engine[Any]", *adapters: str | None) -> list[list[int]]:
     ids: list[list[int]] = [[] for _ in adapters]
     for number, adapter in enumerate(adapters):
         params = SamplingParams(temperature=0.0, max_tokens=6)
-        engine.add(0, AddRequest(TokensInput(PROMPT), params, adapter=adapter, request_id=number))
+        named = None if adapter is None else ADAPTERS[adapter]
+        engine.add(0, AddRequest(TokensInput(PROMPT), params, adapter=named, request_id=number))
     while engine.has_work:
         for _, output in engine.step():
             ids[output.request_id] += output.token_ids
@@ -78,9 +96,3 @@ def test_a_batch_of_the_model_itself_names_none() -> None:
     engine, runner = adapting_engine()
     run(engine, None, None)
     assert runner.adapters and all(indices is None for indices in runner.adapters)
-
-
-def test_an_adapter_that_is_not_loaded_is_refused() -> None:
-    engine, _ = adapting_engine()
-    with pytest.raises(RejectedError, match="adapter 'x' is not loaded"):
-        run(engine, "x")

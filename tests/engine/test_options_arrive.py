@@ -67,12 +67,13 @@ SEEN = {
     "itl_target_ms": Seen(123.0, lambda s: s.engine.scheduler._target._seconds, 0.123),
     "speculative": Seen("ngram", lambda s: "NgramDrafter" in drafters(s), True),
     "max_num_waiting": Seen(7, lambda s: s.engine._max_num_waiting, 7),
+    "max_loras": Seen(2, lambda s: s.engine.pending.adapters.num_slots, 2),
     "load_format": Seen("dummy", lambda s: bool(embedded(s).abs().max() < 0.2), True),
 }
 REFUSED_ON_A_CPU = {
     "device": ("cuda", "device cuda was asked for"),
     "kv_cache_dtype": ("fp8", "kv_cache_dtype fp8 needs device cuda"),
-    "quantization": ("int8", "quantization int8 needs device cpu and dtype bfloat16"),
+    "quantization": ("int8", "quantization int8 needs dtype bfloat16 on device cpu"),
     "kv_offload": (1 << 20, "kv_offload keeps blocks in the host's memory"),
     "deterministic": (True, "deterministic is for Weft's own layers"),
 }
@@ -87,16 +88,25 @@ OTHERS = {
     "pooling",
     "kv_offload_dir",
     "kv_offload_disk",
+    "kv_role",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "nodes_token",
     "kv_events",
     "kv_events_topic",
     "kv_events_replay",
     "kv_events_buffer",
+    "lora",
+    "max_lora_rank",
 }
 """Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
-tests/faults/test_hung_engine.py, in tests/engine/offload/test_offload_engine.py, and in
-tests/end_to_end/test_kv_events.py."""
+tests/engine/run/test_nodes.py, in tests/engine/run/test_node_process.py, in tests/faults/test_hung_engine.py, in
+tests/engine/offload/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py and
+tests/end_to_end/test_adapters.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:

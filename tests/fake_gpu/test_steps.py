@@ -3,19 +3,24 @@
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import quantized_checkpoints
 from tests.checkpoints import CHECKPOINTS, Checkpoint
 from tests.engine.requests_for_tests import add_request
-from tests.fake_gpu.engines import Warm
+from tests.engine.weights.test_quantized import OWN
+from tests.fake_gpu.engines import Warm, start_warm
+from tests.fake_gpu.gpu import FakeGpu
 from tests.fake_gpu.shapes import QWEN3_8B
 from tests.gpu.harness import KINDS
 from weft.engine.core.engine import Engine
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.step.masks import RowMasks
+from weft.engine.weights import tensor_files
 
 MOST_LAUNCHES = 330
 """Of a decode step of qwen3-8b at batch 1, copies from and to the host included."""
@@ -29,8 +34,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral-dialect4": {"dtype": "float16"},
     "qwen2-dialect4": {"speculative": "ngram"},
     "qwen3-dialect4": {"kv_cache_dtype": "fp8"},
-    "qwen3-windows": {},
-    "gemma": {},
+    "qwen3-windows": {"quantization": "int4"},
+    "gemma": {"quantization": "fp8"},
     "gemma2": {},
 }
 MORE = ("llama2", "llama-biases", "llama-yarn", "mistral", "qwen2", "qwen3")
@@ -72,7 +77,7 @@ def run_masked(warm: Warm) -> None:
     warm.engine._executor.launch(batch, masks)
 
 
-def run(warm: Warm) -> None:
+def run(warm: Warm, *, is_quantized: bool = False) -> None:
     """Traffic after the start-up compiles nothing, and waits for the device nowhere but for results."""
     variants, waits = warm.gpu.record.variants, warm.gpu.cuda.waits
     num_known = len(variants)
@@ -81,6 +86,7 @@ def run(warm: Warm) -> None:
         traffic(warm.engine, warm.max_model_len - 10)
         run_masked(warm)
     assert list(map(str, variants[num_known:])) == []
+    assert ("multiply_packed" in warm.gpu.launches) == is_quantized
     assert waits == []
 
 
@@ -125,14 +131,28 @@ GEMMA4 = Checkpoint(
 """Heads of two sizes, layers that read the keys and values of others, inputs of layers, experts."""
 
 
-@pytest.mark.parametrize("checkpoint", [LLAMA4, GEMMA4], ids=lambda checkpoint: checkpoint.model_type)
-def test_steps_of_more_kinds_of_layers_are_legal(start_on_gpu: Callable[..., Warm], checkpoint: Checkpoint) -> None:
-    run(start_on_gpu(checkpoint))
+@pytest.mark.parametrize(
+    ("checkpoint", "quantization"), [(LLAMA4, "int8"), (GEMMA4, "none")], ids=("llama4_text", "gemma4_text")
+)
+def test_steps_of_more_kinds_of_layers_are_legal(
+    start_on_gpu: Callable[..., Warm], checkpoint: Checkpoint, quantization: str
+) -> None:
+    run(start_on_gpu(checkpoint, quantization=quantization), is_quantized=quantization != "none")
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_steps_of_every_family_are_legal_and_wait_for_nothing(start_on_gpu: Callable[..., Warm], name: str) -> None:
-    run(start_on_gpu(CHECKPOINTS[name], **FAMILIES.get(name, {})))
+    options = FAMILIES.get(name, {})
+    run(start_on_gpu(CHECKPOINTS[name], **options), is_quantized="quantization" in options)
+
+
+def test_a_checkpoint_for_fp8_is_multiplied_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "PinnedUpload", lambda device: None)
+    (folder := tmp_path / "own").mkdir()
+    OWN["fp8 outputs"](quantized_checkpoints.write_base(tmp_path / "base"), folder)
+    warm = start_warm(folder, FakeGpu(compiles=False), load_format="auto", dtype="bfloat16")
+    run(warm, is_quantized=True)
+    assert warm.gpu.launches["round_rows"] == warm.gpu.launches["aten._scaled_mm.default"] > 0
 
 
 def test_a_decode_step_launches_no_more_than_it_did(start_on_gpu: Callable[..., Warm]) -> None:

@@ -38,8 +38,8 @@ def answer(engine: Engine, first_id: int) -> Counter[tuple[int, int]]:
             step()
     guided = add_request([5] * 40, first_id + len(KINDS) * 2, max_tokens=40, temperature=0.0)
     engine.add(0, msgspec.structs.replace(guided, guidance=Guidance(grammar=json_grammar(SCHEMA))))
-    while engine.has_work or engine.grammars:
-        assert not [compiled for compiled in engine.take_compiled() if compiled.fault is not None]
+    while engine.has_work or engine.pending.grammars:
+        assert not [compiled for compiled in engine.take_ready() if compiled.fault is not None]
         step()
     return num_ids
 

@@ -68,6 +68,18 @@ def test_few_rows() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_packed(dtype: torch.dtype) -> None:
+    from tests.engine.kernels.triton import packed_parity as parity
+
+    checks = [*parity.CHECKS]
+    if torch.cuda.get_device_capability() < (8, 9):
+        checks.remove(parity.check_fp8_products)
+    for check in checks:
+        run(check, torch.device("cuda"), dtype)
+
+
+@pytest.mark.timeout(600)
 def test_sampling() -> None:
     from tests.engine.kernels.triton import sampling_parity as parity
 

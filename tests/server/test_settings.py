@@ -9,7 +9,7 @@ from weft.engine.models.config import load_model_config
 from weft.engine.run import config as engine_config
 from weft.engine.shared.messages import EngineOptions
 from weft.server import settings as settings_module
-from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+from weft.server.settings import FLAGS, Settings, StartError, check_meeting, engine_options, flag_name, resolve
 from weft.server.terminal.settings_table import describe
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
@@ -64,6 +64,14 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_API_KEY": ""}, "WEFT_API_KEY: input should not be empty"),
         ({}, {"WEFT_API_KEYS_FILE": ""}, "WEFT_API_KEYS_FILE: input should not be empty"),
         ({"api_keys_file": ""}, {}, "--api-keys-file: input should not be empty"),
+        ({}, {"WEFT_NODE_RANK": "1"}, "WEFT_NODE_RANK: must be less than nnodes, 1, got 1"),
+        (
+            {},
+            {"WEFT_NNODES": "2"},
+            "WEFT_NNODES: must divide tensor_parallel_size times pipeline_parallel_size, 1, got 2",
+        ),
+        ({}, {"WEFT_NODES_TOKEN": ""}, "WEFT_NODES_TOKEN: input should not be empty"),
+        ({}, {"WEFT_NODES_TOKEN": "short"}, "WEFT_NODES_TOKEN: string should have at least 16 characters"),
         ({}, {"WEFT_KV_EVENTS_REPLAY": "tcp://*:1"}, "WEFT_KV_EVENTS_REPLAY: kv_events_replay needs kv_events"),
         ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
         (
@@ -170,6 +178,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "kv_offload": 2048,
     "kv_offload_dir": "kv",
     "kv_offload_disk": 4096,
+    "kv_role": "both",
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_events_topic": "kv@a@b",
     "kv_events_replay": "tcp://127.0.0.1:5558",
@@ -184,6 +193,11 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "quantization": "int8",
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
+    "nnodes": 2,
+    "node_rank": 1,
+    "master_addr": "10.0.0.1",
+    "master_port": 29501,
+    "nodes_token": "sixteen letters!",
     "speculative": "ngram",
     "itl_target_ms": 70.0,
     "deterministic": True,
@@ -192,6 +206,9 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "log_format": "json",
     "task": "embed",
     "pooling": "mean",
+    "lora": {"a": "/a"},
+    "max_loras": 3,
+    "max_lora_rank": 8,
 }
 
 
@@ -199,7 +216,8 @@ TOLD_THE_ENGINE: dict[str, object] = {
 def test_the_engine_is_told_a_setting_and_no_other_changes(name: str, value: object) -> None:
     usual = msgspec.structs.asdict(engine_options(Settings(), pathlib.Path("/m")))
     options = msgspec.structs.asdict(engine_options(Settings.model_validate({name: value}), pathlib.Path("/m")))
-    assert {key: told for key, told in options.items() if told != usual[key]} == {name: value}
+    follows = {"max_loras": 1} if name == "lora" else {}
+    assert {key: told for key, told in options.items() if told != usual[key]} == {name: value} | follows
 
 
 def test_every_option_of_the_engine_follows_a_setting() -> None:
@@ -225,8 +243,68 @@ def test_a_key_that_goes_first_is_a_key(tmp_path: pathlib.Path) -> None:
         resolve({}, keys | {"WEFT_PRIORITY_KEYS": "first,third"})
 
 
+def test_machines_need_an_address_and_a_token() -> None:
+    for given, lacking in (({}, "master_addr"), ({"master_addr": "10.0.0.1"}, "nodes_token")):
+        with pytest.raises(StartError, match=f"^nnodes: 2 machines need {lacking}$"):
+            check_meeting(Settings.model_validate({"nnodes": 2, "tensor_parallel_size": 2, **given}))
+
+
+def test_adapters_are_a_mapping_in_every_place(tmp_path: pathlib.Path) -> None:
+    expected = {"a": "/x=1", "b": "org/lora"}
+    (tmp_path / "weft.yaml").write_text("lora:\n  a: /x=1\n  b: org/lora\n")
+    for text in ("a=/x=1, b=org/lora", '{"a": "/x=1", "b": "org/lora"}'):
+        assert resolve({}, {"WEFT_LORA": text}).settings.lora == expected
+    assert resolve({}, {}, tmp_path / "weft.yaml").settings.lora == expected
+    settings = resolve({"lora": ["a=/x=1", "b=org/lora"]}, {}).settings
+    assert (settings.lora, settings.num_lora_slots) == (expected, 2)
+    assert Settings(lora={f"n{i}": "/x" for i in range(99)}).num_lora_slots == 16
+    assert Settings(lora=expected, max_loras=1).num_lora_slots == 1
+    assert (Settings().num_lora_slots, Settings(max_loras=3).num_lora_slots) == (0, 3)
+    several = Settings.model_validate({"models": {"m": {"lora": {"a": "/x"}}, "n": {"max_loras": 4}}})
+    assert [several.for_model(name).num_lora_slots for name in "mn"] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lora": ["a"]}, "--lora: input should be of the form name=folder, or name=hub id"),
+        ({"lora": ["a="]}, "--lora: input should be of the form name=folder, or name=hub id"),
+        ({"lora": ["=/x"]}, "--lora: string should match pattern"),
+        ({"lora": ["a,b=/x"]}, "--lora: string should match pattern"),
+        ({"lora": [f"{'n' * 201}=/x"]}, "--lora: string should have at most 200 characters"),
+        ({"lora": ["a=/x", "a=/y"]}, "--lora: input should have each name once, got a twice"),
+        ({"lora": {"a": 1}}, "--lora: input should be a valid string"),
+        (
+            {"lora": ["a=/x"], "served_model_name": "b,a"},
+            "lora: a name may stand for one model or adapter, got a twice",
+        ),
+        ({"lora": ["a=/x"], "max_loras": 0}, "max_loras: must be at least 1 with lora, got 0"),
+        ({"lora": ["a=/x"], "models": {"m": {}}}, "lora: of several models each has its own adapters, in models"),
+        (
+            {"models": {"m": {"lora": {"n": "/x"}}, "n": {}}},
+            "lora: a name may stand for one model or adapter, got n twice",
+        ),
+        (
+            {"models": {"m": {"lora": {"l": "/"}}, "n": {"lora": {"l": "/"}}}},
+            "lora: a name may stand for one model or ",
+        ),
+        (
+            {"models": {"m": {"lora": {"l": "/x"}, "max_loras": 0}}},
+            "models: m: max_loras: must be at least 1 with lora",
+        ),
+        ({"lora": {f"n{i}": "/x" for i in range(1001)}}, "--lora: value should have at most 1000 items"),
+        ({"max_loras": 257}, "input should be less than or equal to 256"),
+        ({"max_lora_rank": 0}, "input should be greater than or equal to 1"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(StartError) as caught:
+        resolve(given, {})
+    assert message in str(caught.value)
+
+
 def test_flags_are_few() -> None:
-    assert len(FLAGS) <= 26
+    assert len(FLAGS) <= 27
 
 
 def test_another_option_of_the_engine_arrives_from_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,3 +321,13 @@ def test_another_option_of_the_engine_arrives_from_its_setting(monkeypatch: pyte
     read = msgspec.json.decode(msgspec.json.encode(told), type=WiderOptions)
     config = engine_config.resolve(read, load_model_config(DEMO))
     assert isinstance(config.options, WiderOptions) and config.options.num_knots == 7
+
+
+def test_prefill_servers_need_a_role_and_are_urls() -> None:
+    urls = {"WEFT_PREFILL_URLS": "http://a:8000,https://b/prefill"}
+    with pytest.raises(StartError, match="WEFT_PREFILL_URLS: prefill_urls needs the kv_role decode or both"):
+        resolve({}, urls | {"WEFT_KV_ROLE": "prefill"})
+    settings = resolve({}, urls | {"WEFT_KV_ROLE": "decode"}).settings
+    assert settings.prefill_urls == ("http://a:8000", "https://b/prefill")
+    with pytest.raises(StartError, match="WEFT_PREFILL_URLS: input should be URLs such as"):
+        resolve({}, {"WEFT_PREFILL_URLS": "a:8000", "WEFT_KV_ROLE": "decode"})

@@ -17,6 +17,9 @@ from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 
+_STORE_F32 = 1
+"""See `weft_linear`."""
+
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 _SLOPES = {"silu": (1.0, 0.0), "quick_gelu": (1.702, 0.0), "gelu_pytorch_tanh": (1.5957691216057308, 0.044715)}
@@ -54,6 +57,7 @@ class NativeExperts(Experts):
             storage: How to keep matrices that are plain.
             stored_form: That of the groups that the checkpoint has and that are kept; None to read it plain.
         """
+        self.gating = gating
         self._matrices = []
         for ref, num_parts in ((gate_up, 2), (down, 1)):
             weights: Weights = iter(reader.experts(ref))
@@ -71,6 +75,14 @@ class NativeExperts(Experts):
         )
         sizes = _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE
         self._function = library.function("weft_experts", _POINTER, *sizes)
+
+    def first(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+        """What gate and up projection of an expert make, gate first, in float32."""
+        return self._matrices[0].multiply(expert, inputs)
+
+    def second(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        """What its down projection makes, in float32."""
+        return self._matrices[1].multiply(expert, inner)
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
@@ -101,10 +113,24 @@ class _PackedExperts:
                 yield from weight.chunk(num_parts)
 
         shape = expert.out_features // num_parts, expert.in_features
+        self._num_parts = num_parts
         self._matrix: PackedMatrix = pack(library, parts(), num_parts * ref.num_experts, shape, storage)
         self._bias = torch.stack(biases) if biases else None
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self.described = self._matrix.described(bias_pointer, shape)
+
+    def multiply(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+        """What the parts of one expert make, side by side, in float32."""
+        num_outputs, num_inputs = self.described.outputs, self.described.inputs
+        outputs = torch.empty(len(inputs), self._num_parts * num_outputs)
+        biases = [None] * self._num_parts if self._bias is None else self._bias[expert].chunk(self._num_parts)
+        for part, (target, bias) in enumerate(zip(outputs.chunk(self._num_parts, 1), biases, strict=True)):
+            matrix = self._matrix.part(expert * self._num_parts + part)
+            self._matrix.multiply(
+                *(inputs.data_ptr(), inputs.stride(0), len(inputs), num_inputs, *matrix, num_outputs),
+                *(None if bias is None else bias.data_ptr(), target.data_ptr(), outputs.stride(0), _STORE_F32),
+            )
+        return outputs
 
 
 def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form) -> Weights | None:

@@ -21,6 +21,27 @@ typedef struct {
     int64_t form; /* of weights in groups (linear_grouped.c), else 0 */
 } Matrix;
 
+/* What an adapter adds to the outputs from `first` on: see adapters.c. Mirrored, like the next two, in
+ * engine/kernels/cpu/adapters.py. */
+typedef struct {
+    const bf16 *a, *b;
+    int64_t rank, first, size;
+} Delta;
+
+/* The adapter of a slot at one matrix. */
+typedef struct {
+    const Delta *deltas;
+    int64_t num_deltas;
+} Slot;
+
+/* The rows of a step by adapter. A piece is a few rows of one: its slot, the first of its rows in `rows`, and how many
+ * these are. Rows without an adapter, slot 0, have the last pieces. */
+typedef struct {
+    const int64_t *rows;
+    const int64_t (*pieces)[3];
+    int64_t num_adapted, num_pieces;
+} AdapterRows;
+
 /* The requests of a step. Their tokens follow each other; request i's start at starts[i] and end at starts[i + 1].
  * states is where their states are: that of request i is the one at slots[i], and counts as zeros if is_new[i].
  * Mirrored, like `Space`, in engine/kernels/cpu/recurrent.py. */
@@ -38,6 +59,12 @@ typedef struct {
 } Space;
 
 struct Plan;
+
+void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
+                void *outputs, int64_t output_stride, int64_t is_float);
+
+void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
+                      float *sums, int64_t size, bf16 *outputs);
 
 void weft_attend(const struct Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,

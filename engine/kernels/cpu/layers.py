@@ -134,6 +134,7 @@ class NativeLinear(Linear):
         self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
         self.matrix = pack(library, parts, len(parts), (self.out_features, self.in_features), storage)
+        self._join = library.function("weft_gate", _POINTER, _SIZE, _SIZE, _POINTER)
         self._matrix = self.in_features, *self.matrix.arguments, self.out_features, self.bias_pointer
 
     def described(self) -> Matrix:
@@ -163,6 +164,21 @@ class NativeLinear(Linear):
         """The GELU of the outputs."""
         outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
         self._run(inputs, outputs, _Epilogue.STORE_GELU)
+        return outputs
+
+    def sums(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Those of a gated matrix in float32, gate first; see `Activated`."""
+        outputs = torch.empty(inputs.size(0), 2 * self.out_features)
+        for half, target in enumerate(outputs.chunk(2, 1)):
+            rows = inputs.data_ptr(), inputs.stride(0), inputs.size(0)
+            matrix = self.in_features, *self.matrix.part(half), self.out_features, None
+            self.matrix.multiply(*rows, *matrix, target.data_ptr(), outputs.stride(0), _Epilogue.STORE_F32)
+        return outputs
+
+    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+        """As the gated matrix does it, with the same bits; see `Activated`."""
+        outputs = torch.empty(sums.size(0), self.out_features, dtype=torch.bfloat16)
+        self._join(sums.data_ptr(), sums.size(0), self.out_features, outputs.data_ptr())
         return outputs
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,10 @@ class PackedMatrix:
         """Addresses of the tensors, and the form of groups."""
         return *(tensor.data_ptr() for tensor in self.tensors), *((self.form,) if self.form else ())
 
+    def part(self, index: int) -> tuple[int, ...]:
+        """`arguments` of one of several parts."""
+        return *(tensor[index].data_ptr() for tensor in self.tensors), *((self.form,) if self.form else ())
+
     def described(self, bias_pointer: int | None, shape: tuple[int, int]) -> Matrix:
         """The matrix as C sees it; shape: outputs and inputs of a part."""
         weights, *scales = (tensor.data_ptr() for tensor in self.tensors)

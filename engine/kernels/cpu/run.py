@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 import torch
 from typing_extensions import override
 
+from weft.engine.kernels.cpu.adapters import NativeSite, adapter_rows
 from weft.engine.kernels.cpu.attention import NativeStep
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.packed import Matrix
+from weft.engine.kernels.cpu.packed import PANEL, Matrix
 from weft.engine.kernels.cpu.recurrent import NativeMamba
 from weft.engine.layers.block import Attention, Block, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
 from weft.engine.layers.mamba import Mamba2Mixer, ParallelMixers
+from weft.engine.lora.adapted_layers import AdaptedActivation, AdaptedLinear
+from weft.engine.lora.step_rows import AdapterStep
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -27,29 +30,37 @@ class _Layer(ctypes.Structure):
         *((name, _POINTER) for name in ("input_norm", "mlp_norm", "head_norm")),
         *((name, ctypes.c_double) for name in ("norm_eps", "head_norm_eps")),
         *((name, _POINTER) for name in ("sinks", "plan", "cache", "rotation", "mamba")),
+        *((name, _POINTER) for name in ("qkv_slots", "o_slots", "gated_slots", "down_slots")),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _NativeParts:
-    """The parts of a block that are all native, and the indices of its caches; mamba stands beside attention."""
+    """The parts of a block that are all native, and the indices of its caches; mamba stands beside attention.
+
+    Attributes:
+        sites: Where adapters add to the matrices; empty if there is no place for adapters.
+        step: Says which rows have adapters; None if there is no place for adapters.
+    """
 
     mixer_norm: NativeNorm
     heads: NativeHeads
     feed_forward_norm: NativeNorm
     matrices: tuple[NativeLinear, ...]
+    sites: tuple[NativeSite, ...]
     cache: int
     rotation: int
     sinks: torch.Tensor | None
     mamba: NativeMamba | None
     mamba_cache: int
+    step: AdapterStep | None
 
     @property
     def shape(self) -> object:
         """Equal for blocks that one call may compute."""
         sizes = tuple((matrix.in_features, matrix.out_features) for matrix in self.matrices)
         mamba = self.mamba and (self.mamba.inputs.outputs, self.mamba.channels, self.mamba.output.inputs)
-        return self.heads.num_heads, self.heads.num_kv_heads, sizes, mamba
+        return self.heads.num_heads, self.heads.num_kv_heads, sizes, mamba, bool(self.sites)
 
     def described(self) -> _Layer:
         """The block as C sees it."""
@@ -59,7 +70,10 @@ class _NativeParts:
         sinks = None if self.sinks is None else self.sinks.data_ptr()
         matrices = (matrix.described() for matrix in self.matrices)
         mamba = self.mamba and ctypes.addressof(self.mamba)
-        return _Layer(*matrices, *pointers, norm.eps, heads.eps, sinks, mamba=mamba)
+        slots = dict(
+            zip(("qkv_slots", "o_slots", "gated_slots", "down_slots"), (s.slots for s in self.sites), strict=False)
+        )
+        return _Layer(*matrices, *pointers, norm.eps, heads.eps, sinks, mamba=mamba, **slots)
 
 
 def _native_parts(block: Block) -> _NativeParts | None:
@@ -72,12 +86,20 @@ def _native_parts(block: Block) -> _NativeParts | None:
     match block:
         case PreNormBlock(
             NativeNorm() as norm,
-            Attention(NativeLinear() as qkv, NativeHeads() as heads, NativeLinear() as o, _, cache, rotation, sinks),
+            Attention(qkv, NativeHeads() as heads, o, _, cache, rotation, sinks),
             NativeNorm() as second_norm,
-            GatedFeedForward(NativeLinear() as gated, NativeLinear() as down),
+            GatedFeedForward(gated, down),
         ):
-            matrices = (qkv, o, gated, down)
-            return _NativeParts(norm, heads, second_norm, matrices, cache, rotation, sinks, mamba, mamba_cache)
+            layers = (qkv, o, gated, down)
+            adapted = [layer for layer in layers if isinstance(layer, AdaptedLinear | AdaptedActivation)]
+            sites = tuple(layer.site for layer in adapted if isinstance(layer.site, NativeSite))
+            step = adapted[0].step if adapted else None
+            inner = [layer.inner if isinstance(layer, AdaptedLinear | AdaptedActivation) else layer for layer in layers]
+            matrices = tuple(layer for layer in inner if isinstance(layer, NativeLinear))
+            halves_join = not adapted or (isinstance(inner[2], NativeLinear) and inner[2].out_features % PANEL == 0)
+            if len(matrices) == len(layers) and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
+                caches = cache, rotation, sinks, mamba, mamba_cache
+                return _NativeParts(norm, heads, second_norm, matrices, sites, *caches, step)
     return None
 
 
@@ -102,7 +124,8 @@ class NativeRun(Block):
         self._places = [(part.cache, part.heads.num_heads) for part in parts]
         self._rotations = [part.rotation for part in parts]
         self._mambas = [(part.mamba, part.mamba_cache) for part in parts if part.mamba]
-        self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER)
+        self._adapter_step = parts[0].step
+        self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER)
 
     @override
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
@@ -119,6 +142,7 @@ class NativeRun(Block):
         states = step.caches.states
         kept = [mamba.begin(states, cache) for mamba, cache in self._mambas[:num_blocks]] if states else ()
         sizes = num_blocks, hidden.size(0)
-        self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr())
+        rows = self._adapter_step.rows(hidden.size(0)) if self._adapter_step else None
+        self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr(), rows and adapter_rows(rows))
         del kept
         return run_blocks(self._blocks[num_blocks:], hidden, step)

@@ -26,9 +26,10 @@ typedef struct {
     bf16 *cache;
     const bf16 *rotation; /* (num_tokens, 2, head_dim), of this step: see `weft_prepare_heads` */
     const Mamba *mamba; /* beside attention, or NULL */
+    const Slot *qkv_slots, *o_slots, *gated_slots, *down_slots; /* of adapters, which are used in some steps */
 } Layer;
 
-static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, bf16 *outputs, Epilogue epilogue) {
+static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, void *outputs, Epilogue epilogue) {
     const int64_t k = matrix->inputs, n = matrix->outputs;
     if (matrix->form)
         weft_linear_grouped(inputs, k, rows, k, matrix->weights, matrix->scales, matrix->form, n, matrix->bias, outputs, n,
@@ -60,15 +61,36 @@ static const bf16 *mix_states(const Mamba *mamba, const bf16 *normed, int64_t nu
     return outputs;
 }
 
-/* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place. */
-void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens, bf16 *hidden) {
+/* The product of a matrix with what adapters add, unless rows is NULL. */
+static void multiply_adapted(const Matrix *matrix, const Slot *slots, const AdapterRows *rows, const bf16 *inputs,
+                             int64_t num_rows, bf16 *outputs, Epilogue epilogue) {
+    multiply(matrix, inputs, num_rows, outputs, epilogue);
+    if (rows) weft_adapt(inputs, matrix->inputs, matrix->inputs, slots, rows, outputs, matrix->outputs, 0);
+}
+
+/* The same for gate and up, which get what adapters add before they are joined; sums has room for both. */
+static void multiply_gated(const Layer *layer, const AdapterRows *rows, const bf16 *inputs, int64_t num_rows, float *sums,
+                           bf16 *outputs) {
+    if (!rows) {
+        multiply(&layer->gated, inputs, num_rows, outputs, GATED_SILU);
+        return;
+    }
+    Matrix both = layer->gated;
+    both.outputs *= 2; /* whole panels, so that those of up follow those of gate */
+    multiply(&both, inputs, num_rows, sums, STORE_F32);
+    weft_adapt_gated(inputs, both.inputs, both.inputs, layer->gated_slots, rows, sums, layer->gated.outputs, outputs);
+}
+
+/* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place. Rows: those with adapters; NULL
+ * if there are none. */
+void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens, bf16 *hidden, const AdapterRows *rows) {
     static Scratch scratch;
     const int64_t size = layers->qkv.inputs, stride = layers->qkv.outputs, inner = layers->gated.outputs;
     const int64_t normed_values = buffer_values(num_tokens, size), qkv_values = buffer_values(num_tokens, stride);
     const int64_t attended_values = buffer_values(num_tokens, layers->o.inputs);
     const int64_t gated_values = buffer_values(num_tokens, inner);
     const int64_t values = normed_values + qkv_values + attended_values + gated_values
-                           + num_tokens * mamba_values(layers->mamba);
+                           + num_tokens * (mamba_values(layers->mamba) + (rows ? 4 * inner : 0));
     bf16 *normed = scratch_reserve(&scratch, (size_t)values * sizeof(bf16)), *qkv = normed + normed_values;
     bf16 *attended = qkv + qkv_values, *gated = attended + attended_values;
     for (const Layer *layer = layers; layer < layers + num_layers; layer++) {
@@ -77,14 +99,14 @@ void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens
         const bf16 *keys = qkv + plan->num_heads * dim, *new_values = keys + plan->num_kv_heads * dim;
         weft_rms_norm(hidden, size, num_tokens, size, layer->input_norm, (float)layer->norm_eps, normed);
         const bf16 *mixed = layer->mamba ? mix_states(layer->mamba, normed, num_tokens, gated + gated_values) : NULL;
-        multiply(&layer->qkv, normed, num_tokens, qkv, STORE_BF16);
+        multiply_adapted(&layer->qkv, layer->qkv_slots, rows, normed, num_tokens, qkv, STORE_BF16);
         weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, layer->rotation, layer->head_norm,
                            (float)layer->head_norm_eps);
         weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, layer->sinks, attended);
-        multiply(&layer->o, attended, num_tokens, hidden, ADD_BF16);
+        multiply_adapted(&layer->o, layer->o_slots, rows, attended, num_tokens, hidden, ADD_BF16);
         if (mixed) multiply(&layer->mamba->output, mixed, num_tokens, hidden, ADD_BF16);
         weft_rms_norm(hidden, size, num_tokens, size, layer->mlp_norm, (float)layer->norm_eps, normed);
-        multiply(&layer->gated, normed, num_tokens, gated, GATED_SILU);
-        multiply(&layer->down, gated, num_tokens, hidden, ADD_BF16);
+        multiply_gated(layer, rows, normed, num_tokens, (float *)(gated + gated_values), gated);
+        multiply_adapted(&layer->down, layer->down_slots, rows, gated, num_tokens, hidden, ADD_BF16);
     }
 }

@@ -40,7 +40,13 @@ class TorchExperts(Experts):
         residual += sums
 
     def _compute(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-        first_bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
-        bias = None if self.down_bias is None else self.down_bias[expert]
-        inner = join(self.gating, F.linear(inputs, self.gate_up[expert], first_bias))
-        return F.linear(inner, self.down[expert], bias)
+        return self.second(expert, join(self.gating, self.first(expert, inputs)))
+
+    def first(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+        """What gate and up projection of an expert make, gate first."""
+        bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+        return F.linear(inputs, self.gate_up[expert], bias)
+
+    def second(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        """What its down projection makes."""
+        return F.linear(inner, self.down[expert], None if self.down_bias is None else self.down_bias[expert])

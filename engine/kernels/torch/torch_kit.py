@@ -74,7 +74,8 @@ class TorchKit(LayerKit):
     @override
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         linear = self.linear(ref, reader)
-        return linear.gelu if activation == "gelu" and isinstance(linear, OnednnLinear) else ungated(linear, activation)
+        fused = linear.gelu if activation == "gelu" and isinstance(linear, OnednnLinear) else None
+        return ungated(linear, activation, fused)
 
     @override
     def per_head(self, weights: torch.Tensor) -> Layer:

@@ -1,4 +1,4 @@
-"""Experts for CUDA: one product for the rows of all experts of a layer.
+"""Experts for CUDA: one product for the rows of all experts of a layer, whose matrices are plain or packed.
 
 Nothing waits for the device, and all shapes follow from those of the inputs, so that a CUDA graph can hold a layer.
 """
@@ -9,10 +9,10 @@ import torch
 import triton
 from typing_extensions import override
 
-from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.kernels.triton import experts_kernels as kernels
 from weft.engine.kernels.triton.layers import GatedActivation
-from weft.engine.layers.experts import join
+from weft.engine.kernels.triton.packed import PackedMatrix
+from weft.engine.layers.experts import Experts, join
 from weft.engine.layers.routing import Gating
 
 _CAPABILITY = 9, 0
@@ -24,14 +24,14 @@ _MANY_ROWS = 32
 _MIX_BLOCK = 1024
 
 
-class TritonExperts(TorchExperts):
+class TritonExperts(Experts):
     """torch's grouped product or Weft's own, and Weft's kernels around it."""
 
     def __init__(
         self,
-        gate_up: torch.Tensor,
+        gate_up: torch.Tensor | PackedMatrix,
         gate_up_bias: torch.Tensor | None,
-        down: torch.Tensor,
+        down: torch.Tensor | PackedMatrix,
         down_bias: torch.Tensor | None,
         gating: Gating,
         *,
@@ -39,10 +39,11 @@ class TritonExperts(TorchExperts):
         is_dependent: bool,
     ) -> None:
         """See `TorchExperts`; is_deterministic: a row's bits do not depend on how many rows there are."""
-        super().__init__(gate_up, gate_up_bias, down, down_bias, gating)
+        self._gate_up, self._down = (gate_up, gate_up_bias), (down, down_bias)
         self._activate = GatedActivation(gating.activation, is_dependent) if gating.is_plain else partial(join, gating)
         self._is_deterministic = is_deterministic
-        self._numbers = torch.arange(len(gate_up), device=gate_up.device)
+        values = gate_up.codes if isinstance(gate_up, PackedMatrix) else gate_up
+        self._numbers = torch.arange(len(values), device=values.device)
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
@@ -51,8 +52,8 @@ class TritonExperts(TorchExperts):
         ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
         places = pairs.argsort()
         rows = inputs.index_select(0, pairs // num_chosen)
-        inner = self._activate(self._multiply(rows, self.gate_up, self.gate_up_bias, experts, ends))
-        outputs = self._multiply(inner, self.down, self.down_bias, experts, ends)
+        inner = self._activate(self._multiply(rows, *self._gate_up, experts, ends))
+        outputs = self._multiply(inner, *self._down, experts, ends)
         kernels.mix[(len(ids), triton.cdiv(size, _MIX_BLOCK))](
             *(outputs, places, shares.contiguous(), residual, size, residual.stride(0)),
             CHOSEN=num_chosen,
@@ -62,11 +63,14 @@ class TritonExperts(TorchExperts):
     def _multiply(
         self,
         rows: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | PackedMatrix,
         bias: torch.Tensor | None,
         experts: torch.Tensor,
         ends: torch.Tensor,
     ) -> torch.Tensor:
+        if isinstance(weight, PackedMatrix):
+            packed = rows.new_empty(len(rows), weight.out_features)
+            return weight.multiply(rows, bias, packed, ends=ends, is_deterministic=self._is_deterministic)
         if not self._is_deterministic and supports_grouped(weight):
             outputs: torch.Tensor = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
             return outputs if bias is None else outputs.add_(bias.index_select(0, experts))

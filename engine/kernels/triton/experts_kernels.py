@@ -9,28 +9,42 @@ import triton.language as tl
 
 
 @triton.jit
+def find_rows(ends, num_rows, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
+    """Of a program its expert, which is none if it is num_experts, the first of its rows, and where the expert's end.
+
+    ends (num_experts,): where the rows of an expert end. EXPERTS >= num_experts is a power of 2; with 0 there is one
+    expert, of all rows, and ends is not read.
+    """
+    block = tl.program_id(0)
+    if EXPERTS == 0:
+        expert, first, stop = block * 0, block * ROWS, num_rows
+    else:
+        numbers = tl.arange(0, EXPERTS)
+        is_expert = numbers < num_experts
+        stops = tl.load(ends + numbers, mask=is_expert, other=0).to(tl.int32)
+        starts = tl.load(ends + numbers - 1, mask=is_expert & (numbers > 0), other=0).to(tl.int32)
+        blocks = tl.where(is_expert, tl.cdiv(stops - starts, ROWS), 0)
+        last_blocks = tl.cumsum(blocks, 0)
+        expert = tl.sum((is_expert & (last_blocks <= block)).to(tl.int32), 0)
+        is_own = numbers == expert
+        first = tl.sum(tl.where(is_own, starts + (block - last_blocks + blocks) * ROWS, 0), 0)
+        stop = tl.sum(tl.where(is_own, stops, 0), 0)
+    return expert, first, stop
+
+
+@triton.jit
 def multiply_groups(
     inputs, weight, bias, outputs, ends, num_experts, num_outs, columns,
     HAS_BIAS: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Inputs (num_rows, columns) times the weight of each row's expert, transposed; plus its bias if HAS_BIAS.
 
-    weight (num_experts, num_outs, columns); bias (num_experts, num_outs); ends (num_experts,): where the rows of an
-    expert end. EXPERTS >= num_experts is a power of 2. A program computes ROWS rows of one expert and OUTS outputs; its
-    first index is that of the rows, of which there are at most num_rows // ROWS + num_experts.
+    weight (num_experts, num_outs, columns); bias (num_experts, num_outs); for ends and EXPERTS see `find_rows`. A
+    program computes ROWS rows of one expert and OUTS outputs; its first index is that of the rows, of which there are
+    at most num_rows // ROWS + num_experts.
     """
-    numbers = tl.arange(0, EXPERTS)
-    is_expert = numbers < num_experts
-    stops = tl.load(ends + numbers, mask=is_expert, other=0).to(tl.int32)
-    starts = tl.load(ends + numbers - 1, mask=is_expert & (numbers > 0), other=0).to(tl.int32)
-    blocks = tl.where(is_expert, tl.cdiv(stops - starts, ROWS), 0)
-    last_blocks = tl.cumsum(blocks, 0)
-    block = tl.program_id(0)
-    expert = tl.sum((is_expert & (last_blocks <= block)).to(tl.int32), 0)
+    expert, first, stop = find_rows(ends, 0, num_experts, EXPERTS, ROWS)
     if expert < num_experts:
-        is_own = numbers == expert
-        first = tl.sum(tl.where(is_own, starts + (block - last_blocks + blocks) * ROWS, 0), 0)
-        stop = tl.sum(tl.where(is_own, stops, 0), 0)
         rows = tl.arange(0, ROWS)
         outs = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
         is_row, is_out = rows < stop - first, outs < num_outs

@@ -141,6 +141,14 @@ class FewRowsGated:
         outputs = hidden.new_empty(len(hidden), len(gate_up.weight) // 2)
         return gate_up.multiply(hidden, outputs, activation=self._activate.name)
 
+    def sums(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Activated`."""
+        return self._gate_up(hidden)
+
+    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+        """See `Activated`."""
+        return self._activate(sums)
+
     def after(self, norm: TritonNorm) -> "FewRowsGated | None":
         """See `FewRowsLinear.after`."""
         gate_up = self._gate_up.after(norm)

@@ -7,7 +7,9 @@ matrices, with norms and activation, and the heads. Nothing waits for the device
 the inputs, so that a CUDA graph can hold a layer.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import triton
@@ -20,17 +22,25 @@ from weft.engine.kernels.triton.dependent_launch import launch_options
 from weft.engine.kernels.triton.experts import TritonExperts
 from weft.engine.kernels.triton.few_rows import FewRowsGated, FewRowsLinear, fuse_norms
 from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation, TritonNorm
+from weft.engine.kernels.triton.packed import Form, PackedMatrix, common_form, form_of, pack
+from weft.engine.kernels.triton.packed_layers import Fp8Linear, PackedLinear
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
 from weft.engine.layers.experts import Experts
+from weft.engine.layers.gated import ActivatedLinear, gated
 from weft.engine.layers.norm import HeadNorm
-from weft.engine.layers.parts import HeadLayer, Layer
+from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
+from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.refs import ExpertsRef, WeightRef
+from weft.engine.weights.rounding import Storage, round_matrix
 
 # Values of heads per program: this gives many programs for a single token, each with few registers.
 _HEAD_VALUES = 2048
+
+_STORED: dict[str, Form] = {"int8": Form("int8"), "int4": Form("int4", 32, has_zeros=True), "fp8": Form("fp8")}
 
 
 class TritonKit(TorchKit):
@@ -44,6 +54,9 @@ class TritonKit(TorchKit):
         is_dependent: bool = False,
         has_own_heads: bool = True,
         has_own_norms: bool = True,
+        storage: Storage = "none",
+        quantization: Quantization | None = None,
+        has_fp8_products: bool = False,
     ) -> None:
         """Choose what is computed by Weft's kernels.
 
@@ -53,6 +66,10 @@ class TritonKit(TorchKit):
             is_dependent: See `dependent_launch`; ask `supports_dependent_launch` first.
             has_own_heads: Prepare heads by Weft's kernel, as Weft's attention needs it, not by torch.
             has_own_norms: The same for norms and activations, which torch can compute in any case.
+            storage: How every plain matrix is kept.
+            quantization: How the checkpoint has its matrices, which are kept so, without storage, if the kernels can
+                read them; None to dequantize them. Packed matrices are for 16-bit types.
+            has_fp8_products: Round many rows to fp8 where the checkpoint was made for that; not with is_deterministic.
         """
         assert not (is_deterministic and few_rows), "the sums of few rows have another order"
         assert has_own_norms or not few_rows, "the products of few rows take norms and activations over"
@@ -60,11 +77,16 @@ class TritonKit(TorchKit):
             forbid_split_sums()
         name = ("Triton and cuBLAS" if has_own_norms else "cuBLAS") + " in fixed tiles" * is_deterministic
         name += f" for more than {few_rows} rows" * (few_rows > 0)
+        name += f", matrices in {storage}" * (storage != "none")
         super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
         self._few_rows = few_rows
         self._is_dependent = is_dependent
         self._has_own_heads = has_own_heads
         self._has_own_norms = has_own_norms
+        self._storage = storage
+        self._quantization = quantization if storage == "none" else None
+        self.keeps_groups = self.keeps_floats = self._quantization is not None
+        self.rounds_inputs = has_fp8_products
 
     @override
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
@@ -72,23 +94,109 @@ class TritonKit(TorchKit):
             return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
         return super()._matrix(weight, bias)
 
+    def packed_form(self, ref: WeightRef) -> Form | None:
+        """How a matrix will be kept, as far as config.json says how the checkpoint has it; None for plain."""
+        form = _STORED.get(self._storage)
+        if form is not None:
+            return form if form.supports(ref.in_features) else None
+        if self._quantization is None:
+            return None
+        schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
+        return common_form([form_of(scheme, ref.in_features) if scheme else None for scheme in schemes])
+
+    @override
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        form = self.packed_form(ref)
+        if form is None:
+            return super().linear_bytes(ref, dtype)
+        return form.num_bytes(ref.out_features, ref.in_features) + ref.out_features * ref.has_bias * dtype.itemsize
+
+    @override
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        return ref.num_values * dtype.itemsize if self._storage == "none" else self.linear_bytes(ref, dtype)
+
+    @override
+    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
+        return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
+
+    @override
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        return self._packed(ref, reader) or super().linear(ref, reader)
+
+    @override
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        if self._storage == "none" or self.packed_form(ref) is None:
+            return super().tied(ref, reader)
+        table, _ = reader.dense(ref)
+        head = PackedLinear(self._rounded(table), None, is_deterministic=self._linear is TiledLinear)
+        return partial(head.gather, dtype=table.dtype), head
+
+    def _packed(self, ref: WeightRef, reader: WeightReader) -> PackedLinear | None:
+        """The matrix in its packed form; None if it is plain."""
+        is_deterministic = self._linear is TiledLinear
+        if self._storage != "none" and self.packed_form(ref):
+            weight, bias = reader.dense(ref)
+            return PackedLinear(self._rounded(weight), bias, is_deterministic=is_deterministic)
+        if self._quantization is None or self.packed_form(ref) is None:
+            return None
+        groups, scheme = reader.groups(ref), self._quantization.expected(ref.names[0])
+        matrix = pack(groups) if groups else None
+        if matrix is None:
+            return None
+        if self.rounds_inputs and scheme and scheme.activation_bits == 8 and Fp8Linear.supports(matrix):
+            return Fp8Linear(matrix, reader.bias_of(ref))
+        return PackedLinear(matrix, reader.bias_of(ref), is_deterministic=is_deterministic)
+
+    def _rounded(self, weight: torch.Tensor) -> PackedMatrix:
+        matrix = pack(round_matrix(weight, self._storage), _STORED[self._storage])
+        assert matrix is not None, "it was rounded to that form"
+        return matrix
+
+    def packed_experts(self, ref: ExpertsRef, reader: WeightReader) -> tuple[PackedMatrix, torch.Tensor | None] | None:
+        """All experts in one packed matrix, and their biases; None if they are plain.
+
+        Raises:
+            ModelError: Some are in another form than the first.
+        """
+        form = self.packed_form(ref.matrix)
+        if form is None:
+            return None
+        experts: Iterator[tuple[PackedMatrix | None, torch.Tensor | None]]
+        if self._storage != "none":
+            experts = ((self._rounded(weight), bias) for weight, bias in reader.experts(ref))
+        else:
+            stored = reader.expert_groups(ref)
+            experts = ((pack(groups, form) if groups else None, bias) for groups, bias in stored)
+        first = next(experts)
+        if first[0] is None:
+            return None
+        matrices, biases = first[0].empty_experts(ref.num_experts), []
+        for index, (matrix, bias) in enumerate(itertools.chain([first], experts)):
+            if matrix is None:
+                raise ModelError(f"expert {index} of {ref.matrix.names[0]} is not quantized as the others are")
+            matrices.put(index, matrix)
+            biases += [] if bias is None else [bias]
+        return matrices, torch.stack(biases) if biases else None
+
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        first = self.packed_experts(gate_up, reader) or stack(gate_up, reader)
+        last = self.packed_experts(down, reader) or stack(down, reader)
         return TritonExperts(
-            *(*stack(gate_up, reader), *stack(down, reader), gating),
+            *(*first, *last, gating),
             is_deterministic=self._linear is TiledLinear,
             is_dependent=self._is_dependent,
         )
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        gate_up = self.linear(ref, reader)
         if not self._has_own_norms or activation not in OWN_ACTIVATIONS:
-            return super().gated(ref, reader, activation)
-        gate_up = self._matrix(*reader.dense(ref))
+            return gated(gate_up, activation)
         activate = GatedActivation(activation, self._is_dependent)
         if isinstance(gate_up, FewRowsLinear):
             return FewRowsGated(gate_up, activate)
-        return lambda hidden: activate(gate_up(hidden))
+        return ActivatedLinear(gate_up, activate)
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:

@@ -40,6 +40,9 @@ class HostTier:
         self.pending.append((done, [(block, self.kept[block.group, block.block_hash]) for block in blocks]))
         return done
 
+    def seek(self, hashes: Sequence[bytes]) -> None:
+        """It is not shared."""
+
     def forget(self, group: int, block_hash: bytes) -> None:
         self.kept.pop((group, block_hash), None)
 

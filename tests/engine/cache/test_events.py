@@ -7,6 +7,7 @@ from tests.engine.requests_for_tests import find_prefix, request
 from weft.engine.cache.events import BlockEvents, BlockRemoved, BlockStored, Event, RecordingCache
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.request import Request
+from weft.engine.shared.adapters import Adapter
 
 PROMPT = list(range(10))
 
@@ -50,13 +51,26 @@ def manager(num_blocks: int, *windows: int | None) -> tuple[RecordingCache, Bloc
     return kv, kv.events
 
 
-def compute(kv: KVCacheManager, prompt: list[int], salt: str = "") -> Request:
-    r = request(prompt, cache_seed=kv.hashes.seed(salt, None, ()))
+def compute(kv: KVCacheManager, prompt: list[int], salt: str = "", adapter: Adapter | None = None) -> Request:
+    r = request(prompt, cache_seed=kv.hashes.seed(salt, adapter, ()))
+    r.adapter = adapter
     num_cached = find_prefix(kv, r)
     assert kv.admit(r, num_cached, r.num_tokens - num_cached)
     r.num_computed_tokens = r.num_tokens
     kv.index_computed_blocks(r)
     return r
+
+
+def test_blocks_of_an_adapter_have_its_name_and_salted_ones_are_nobodys_business() -> None:
+    kv, events = manager(20)
+    lora = Adapter("lora", "/lora", "0")
+    compute(kv, PROMPT)
+    compute(kv, PROMPT, adapter=lora)
+    compute(kv, PROMPT, "salt", lora)
+    plain, adapted = events.take()
+    assert isinstance(plain, BlockStored) and isinstance(adapted, BlockStored)
+    assert (plain.lora_name, adapted.lora_name) == (None, "lora")
+    assert plain.token_ids == adapted.token_ids and not {*plain.block_hashes} & {*adapted.block_hashes}
 
 
 def test_blocks_that_follow_each_other_are_one_event_and_others_hang_on_their_parent() -> None:

@@ -8,6 +8,7 @@ from tests.engine.requests_for_tests import find_prefix, request
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import PagedKV, StateSpec
 from weft.engine.core.request import Request
+from weft.engine.shared.adapters import Adapter
 
 PROMPT = list(range(10))
 
@@ -135,11 +136,12 @@ def test_an_unscored_prompt_reads_nothing_but_serves_others() -> None:
 
 def test_cache_seed_differs_with_each_part_and_between_engines() -> None:
     kv = manager()
-    parts: list[tuple[str, str | None, tuple[str, ...]]] = [
+    parts: list[tuple[str, Adapter | None, tuple[str, ...]]] = [
         ("", None, ()),
         ("a", None, ()),
-        ("", "", ()),
-        ("", "a", ()),
+        ("", Adapter("", "/a", ""), ()),
+        ("", Adapter("a", "/a", "0"), ()),
+        ("", Adapter("a", "/a", "1"), ()),
         ("", None, ("a",)),
         ("", None, ("a", "b")),
         ("", None, ("ab",)),
@@ -153,7 +155,8 @@ def test_cache_seed_differs_with_each_part_and_between_engines() -> None:
 def test_other_seeds_find_nothing() -> None:
     kv = manager()
     admit(kv, request(PROMPT, 0, cache_seed=kv.hashes.seed("", None, ())))
-    for number, parts in enumerate([("salt", None, ()), ("", "lora", ()), ("", None, ("image",))], 1):
+    lora = Adapter("lora", "/lora", "0")
+    for number, parts in enumerate([("salt", None, ()), ("", lora, ()), ("", None, ("image",))], 1):
         assert find_prefix(kv, request(PROMPT, number, cache_seed=kv.hashes.seed(*parts))) == 0
     assert find_prefix(kv, request(PROMPT, 9, cache_seed=kv.hashes.seed("", None, ()))) == 8
 

@@ -15,7 +15,8 @@ from tests.engine.fake_runner import FakeEngine, make_engine, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 from tests.engine.test_golden import build_engine
 from weft.engine.core import output_collector
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.check_request import RejectedError
+from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
 from weft.engine.shared.messages import (
     AddRequest,

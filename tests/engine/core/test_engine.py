@@ -9,13 +9,14 @@ import torch
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.guidance.demo import guided
 from tests.engine.requests_for_tests import add_request
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.request import Request
 from weft.engine.core.speculator import Speculator
 from weft.engine.core.step_cost import StepLoad
 from weft.engine.core.token_budget import FIRST_TRIAL
 from weft.engine.guidance.compiler import GrammarCompiler
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.messages import (
     AddRequest,
     CachePolicy,
@@ -58,7 +59,7 @@ def test_idle_time_goes_to_steps_first_and_to_the_vocabulary_when_it_lasts() -> 
 
     fake = make_engine()
     fake.runner.num_unprepared = 2
-    fake.engine.grammars = PendingGrammars(GrammarCompiler(load))
+    fake.engine.pending.grammars = PendingGrammars(GrammarCompiler(load))
     assert fake.engine.prepare(0.1) == pytest.approx(0.4) and fake.runner.num_unprepared == 2
     assert fake.engine.prepare(0.5) == 0.0 and fake.runner.num_unprepared == 1
     assert fake.engine.prepare(0.6) == pytest.approx(1.4) and fake.runner.num_unprepared == 0
@@ -212,9 +213,9 @@ NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens
         (add_request([]), RejectReason.INVALID, "the prompt must hold at least one token"),
         (add_request([1], num_choices=0), RejectReason.INVALID, "num_choices must be at least 1, got 0"),
         (
-            AddRequest(TokensInput([1]), SamplingParams(), adapter="x", request_id=0),
+            AddRequest(TokensInput([1]), SamplingParams(), adapter=Adapter("x", "/x", ""), request_id=0),
             RejectReason.INVALID,
-            "adapter 'x' is not loaded",
+            "this model takes no adapters, got x: max_loras must be at least 1, but is 0",
         ),
         (
             add_request([1] * 30, max_tokens=11),

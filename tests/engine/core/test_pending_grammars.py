@@ -13,7 +13,8 @@ from tests.engine.guidance.demo import Answers, guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
 from weft.engine.core import pending_grammars as pending_module
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.check_request import RejectedError
+from weft.engine.core.engine import Engine
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
@@ -27,12 +28,12 @@ def compiler() -> SlowCompiler:
 
 def engine_with(compiler: SlowCompiler, limit_s: float = 10.0, **options: int) -> Engine:
     engine = make_engine(**options).engine  # type: ignore[arg-type]
-    engine.grammars = PendingGrammars(compiler, limit_s)  # type: ignore[arg-type]
+    engine.pending.grammars = PendingGrammars(compiler, limit_s)  # type: ignore[arg-type]
     return engine
 
 
 def faults(engine: Engine) -> dict[int, str | None]:
-    return {compiled.request.key.request_id: compiled.fault for compiled in engine.take_compiled()}
+    return {compiled.request.key.request_id: compiled.fault for compiled in engine.take_ready()}
 
 
 def test_others_run_while_a_grammar_is_compiled(compiler: SlowCompiler) -> None:
@@ -108,7 +109,7 @@ def test_aborted_requests_are_forgotten(compiler: SlowCompiler) -> None:
     engine.abort(0, 1)
     engine.abort_connection(1)
     compiler.finish("slow")
-    assert [compiled.request.key[:2] for compiled in engine.take_compiled()] == [(0, 0)]
+    assert [compiled.request.key[:2] for compiled in engine.take_ready()] == [(0, 0)]
 
 
 def test_a_choice_that_is_aborted_while_its_grammar_compiles_gives_nothing(compiler: SlowCompiler) -> None:
@@ -143,7 +144,7 @@ def test_nobody_is_blamed_for_the_queue(compiler: SlowCompiler, monkeypatch: pyt
     engine = engine_with(compiler)
     engine.add(0, guided(add_request([1], request_id=0), "queued"))
     monkeypatch.setattr(pending_module, "QUEUE_LIMIT_S", -1.0)
-    (compiled,) = engine.take_compiled()
+    (compiled,) = engine.take_ready()
     assert compiled.reason is RejectReason.QUEUE_FULL
     assert compiled.fault is not None and "try again" in compiled.fault
 
@@ -190,7 +191,7 @@ def crowd(num_waiting: int) -> tuple[Engine, QueueCompiler]:
 )
 def test_a_long_queue_costs_the_step_loop_no_more(work: Callable[[PendingGrammars], object]) -> None:
     """Each step looked at all that wait, as did each abort: 1.8 ms a step when 1,000 did."""
-    few, many = crowd(60)[0].grammars, crowd(3000)[0].grammars
+    few, many = crowd(60)[0].pending.grammars, crowd(3000)[0].pending.grammars
     assert few is not None and many is not None
     assert num_operations(lambda: work(many)) <= 1.5 * num_operations(lambda: work(few)) + 50
 
@@ -198,11 +199,11 @@ def test_a_long_queue_costs_the_step_loop_no_more(work: Callable[[PendingGrammar
 def test_who_waits_behind_the_grammars_of_others_is_no_suspect() -> None:
     """A crash made all that waited suspects, which then ran alone, one after the other."""
     engine, compiler = crowd(1000)
-    assert engine.grammars is not None
-    assert [request.key.request_id for request in engine.grammars.requests] == [0, 1, 2, 3]
+    assert engine.pending.grammars is not None
+    assert [request.key.request_id for request in engine.pending.grammars.requests] == [0, 1, 2, 3]
     compiler.finish("0")
     assert faults(engine) == {0: None}
-    assert [request.key.request_id for request in engine.grammars.requests] == [1, 2, 3, 4]
+    assert [request.key.request_id for request in engine.pending.grammars.requests] == [1, 2, 3, 4]
 
 
 def test_a_queue_moves_on_from_those_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

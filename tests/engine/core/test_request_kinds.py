@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tests.engine.fake_runner import make_engine
-from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.core.check_request import RejectedError
+from weft.engine.core.engine import Engine
 from weft.engine.run import server_link
 from weft.engine.run.server_link import ServerLink
 from weft.engine.shared.messages import (

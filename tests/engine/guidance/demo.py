@@ -57,8 +57,8 @@ def run(engine: Engine, *adds: AddRequest) -> Answers:
     answers = Answers()
     for add in adds:
         engine.add(0, add)
-    while engine.grammars:
-        answers.faults |= {c.request.key.request_id: c.fault for c in engine.take_compiled() if c.fault is not None}
+    while engine.pending.grammars:
+        answers.faults |= {c.request.key.request_id: c.fault for c in engine.take_ready() if c.fault is not None}
     while engine.has_work:
         answers.take(engine.step())
         engine.scheduler.check_integrity()

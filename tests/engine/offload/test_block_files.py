@@ -114,3 +114,36 @@ def test_a_full_disk_leaves_nothing_behind(files: BlockFiles, tmp_path: Path, mo
 def test_one_process_uses_a_folder(files: BlockFiles, tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError):
         BlockFiles(tmp_path / "kv", FILE_BYTES)
+
+
+def test_several_processes_share_a_folder(tmp_path: Path) -> None:
+    first, second = (BlockFiles(tmp_path, 10 * FILE_BYTES, is_shared=True) for _ in range(2))
+    assert first.hash_key() == second.hash_key()
+    put(first, 1)
+    assert not second.has(key(1)) and second.look(key(1)) and second.has(key(1))
+    assert torch.equal(second.read(key(1), ROW_BYTES), row(1))
+    first.drop(key(1))
+    assert not first.look(key(1)), "it was not computed, and is about to be removed"
+    first.remove(key(1))
+    assert second.has(key(1)) and not second.look(key(1)) and not second.has(key(1))
+    unfinished, abandoned = tmp_path / "0-00.a.new", tmp_path / "0-00.b.new"
+    unfinished.write_bytes(b"half")
+    abandoned.write_bytes(b"half")
+    os.utime(abandoned, (time.time() - 86400,) * 2)
+    first.list_files()
+    assert unfinished.exists() and not abandoned.exists()
+    with pytest.raises(BlockingIOError):
+        BlockFiles(tmp_path, FILE_BYTES)
+    first.close()
+    second.close()
+
+
+def test_writers_of_a_shared_folder_keep_it_small(tmp_path: Path) -> None:
+    writers = [BlockFiles(tmp_path, 8 * FILE_BYTES, is_shared=True) for _ in range(2)]
+    for number in range(20):
+        put(writers[number % 2], number)
+        os.utime(tmp_path / f"0-{key(number)[1].hex()}.kv", (time.time() - 100 + number,) * 2)
+    left = [number for number in range(20) if writers[0].look(key(number))]
+    assert left == list(range(20 - len(left), 20)) and 6 <= len(left) <= 8
+    for files in writers:
+        files.close()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from weft.engine.cache.tier import CachedBlock
+from weft.engine.cache.tier import CachedBlock, LoadStoppedError
 from weft.engine.offload import offload_tier
 from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.block_files import BlockFiles
@@ -150,8 +150,10 @@ def test_what_cannot_be_read_is_an_error(cache: Cache, files: SlowFiles, on_disk
     wait_until_written(on_disk)
     (path,) = tmp_path.glob("*.kv")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="is damaged"):
-        on_disk.load([CachedBlock(0, hash_of(1), 2)]).result(TIMEOUT_S)
+    on_disk.keep(CachedBlock(0, hash_of(2), 2))
+    with pytest.raises(LoadStoppedError) as error:
+        on_disk.load([CachedBlock(0, hash_of(2), 3), CachedBlock(0, hash_of(1), 4)]).result(TIMEOUT_S)
+    assert error.value.num_loaded == 1 and "is damaged" in str(error.value.__cause__)
     assert on_disk.counters.kv_offload_faults == 1
 
 
@@ -164,7 +166,7 @@ def test_the_host_keeps_the_most_recently_used(cache: Cache) -> None:
     cache.clear()
     tier.load([CachedBlock(0, hash_of(1), 6)]).result(TIMEOUT_S)
     assert cache.values(6) == expected and tier.num_host_blocks == 2
-    with pytest.raises(LookupError):
+    with pytest.raises(LoadStoppedError):
         tier.load([CachedBlock(0, hash_of(2), 6)]).result(TIMEOUT_S)
     tier.close()
 

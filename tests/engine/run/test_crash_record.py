@@ -8,6 +8,7 @@ import pytest
 from tests.engine.requests_for_tests import add_request
 from weft.engine.run import crash_record
 from weft.engine.run.crash_record import CrashRecord, fingerprint
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.messages import STEP_NAME, SUSPECTS_NAME, BeamOptions
 
 A, B, C = (bytes([letter]) * 16 for letter in b"ABC")
@@ -91,7 +92,7 @@ def test_a_fingerprint_says_what_is_computed_and_not_who_asks() -> None:
         add_request([1, 2], 1, temperature=0.6),
         add_request([1, 2], 1, temperature=0.5, num_choices=2),
         msgspec.structs.replace(add_request([1, 2], 1, temperature=0.5), beams=BeamOptions()),
-        msgspec.structs.replace(add_request([1, 2], 1, temperature=0.5), adapter="formal"),
+        msgspec.structs.replace(add_request([1, 2], 1, temperature=0.5), adapter=Adapter("formal", "/formal", "0")),
     ]
     assert len({base, *map(fingerprint, others)}) == 6
 

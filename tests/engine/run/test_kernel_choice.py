@@ -52,17 +52,29 @@ def choose(folder: Path, quantization: str = "none", dtype: str = "auto") -> Lay
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_int8_is_refused_beside_other_types(dtype: str) -> None:
-    with pytest.raises(
-        ModelError, match=f"^quantization int8 needs device cpu and dtype bfloat16, got cpu and {dtype}$"
-    ):
+    with pytest.raises(ModelError, match=f"^quantization int8 needs dtype bfloat16 on device cpu, got {dtype}$"):
         choose(DEMO, quantization="int8", dtype=dtype)
 
 
-def test_int8_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_refused_on_a_cpu_and_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"^quantization fp8 needs device cuda, got cpu, which has int8 and int4$"):
+        choose(DEMO, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = EngineOptions(model=str(DEMO), device="cuda", quantization="int8")
-    with pytest.raises(ModelError, match="needs device cpu and dtype bfloat16, got cuda and bfloat16"):
+    options = EngineOptions(model=str(DEMO), device="cuda", quantization="int4", dtype="float32")
+    with pytest.raises(ModelError, match="int4 needs dtype bfloat16 or float16 on device cuda, got float32"):
         engine_config.resolve(options, load_model_config(DEMO))
+
+
+def test_quantization_on_a_gpu_needs_triton_and_what_it_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "has_triton", lambda device: False)
+    model, options = load_model_config(DEMO), EngineOptions(model=str(DEMO), device="cuda", quantization="int8")
+    config = engine_config.resolve(options, model)
+    with pytest.raises(ModelError, match="quantization int8 needs Triton and a C compiler"):
+        choose_kit(model, config)
+    monkeypatch.setattr(kernels, "has_triton", lambda device: True)
+    with pytest.raises(ModelError, match="quantization int8 needs packed_products triton, got torch"):
+        choose_kit(model, dataclasses.replace(config, kernels={"packed_products": "torch"}))
 
 
 def test_int8_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

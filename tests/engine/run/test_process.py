@@ -61,7 +61,7 @@ def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     def start(*, overlap: bool = False, stall_timeout_s: float = 120.0) -> EngineProcess:
         fake = make_engine(overlap=overlap)
 
-        def fake_start(options: EngineOptions, epoch: str, *, progress: object, before_launch: object) -> FakeStarted:
+        def fake_start(options: EngineOptions, epoch: str, *, before_launch: object, **_: object) -> FakeStarted:
             fake.engine._before_launch = before_launch  # type: ignore[assignment]
             return FakeStarted(fake.engine)
 
@@ -223,16 +223,16 @@ def test_a_server_that_goes_takes_its_requests_along(start: Start) -> None:
 def test_a_request_is_answered_when_its_grammar_is_compiled(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = SlowCompiler()
     p = start()
-    p._engine.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
+    p._engine.pending.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
     sent: list[FromEngine] = []
     monkeypatch.setattr(p._link, "put", lambda connection, message: sent.append(message))
     p._apply(0, guided(add_request([1], 0), "good"))
     p._apply(0, guided(add_request([1], 1), "bad"))
-    p._answer_compiled()
+    p._answer_ready()
     assert (sent, len(p._fingerprints)) == ([], 2)
     compiler.finish("good")
     compiler.futures["bad"].set_exception(InvalidGrammarError("wrong at 3"))
-    p._answer_compiled()
+    p._answer_ready()
     assert sent == [Accepted(0), Rejected(1, RejectReason.GRAMMAR, "wrong at 3")]
     step(p)
     assert list(p._fingerprints) == [(0, 0)]
@@ -240,7 +240,7 @@ def test_a_request_is_answered_when_its_grammar_is_compiled(start: Start, monkey
 
 def test_a_grammar_on_which_the_engine_dies_is_suspect(start: Start, tmp_path: pathlib.Path) -> None:
     p = start()
-    p._engine.grammars = PendingGrammars(SlowCompiler())  # type: ignore[arg-type]
+    p._engine.pending.grammars = PendingGrammars(SlowCompiler())  # type: ignore[arg-type]
     add = guided(add_request([1], 0), "deadly")
     p._apply(0, add)
     record = CrashRecord(tmp_path)
@@ -251,13 +251,13 @@ def test_a_grammar_on_which_the_engine_dies_is_suspect(start: Start, tmp_path: p
 def test_the_next_grammar_to_be_compiled_is_on_record(start: Start) -> None:
     compiler = SlowCompiler()
     p = start()
-    p._engine.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
+    p._engine.pending.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
     adds = [guided(add_request([1], number), str(number)) for number in range(6)]
     for add in adds:
         p._apply(0, add)
     assert p._record._read_step() == list(map(fingerprint, adds[:4]))
     compiler.finish("0")
-    p._answer_compiled()
+    p._answer_ready()
     assert p._record._read_step() == list(map(fingerprint, adds[1:5]))
 
 

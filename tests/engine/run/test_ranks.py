@@ -4,9 +4,9 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,19 @@ class ForkedRank:
     """A rank that is forked from a process with all modules imported, which saves seconds; see `Ranks`."""
 
     def __init__(self, command: list[str], pass_fds: list[int], **_: Any) -> None:
-        link = Connection(os.dup(pass_fds[0]))
-        self._process = FORKS.Process(target=compute_part, args=(link,), daemon=True)
-        self._process.start()
-        link.close()
+        with socket.socket(fileno=os.dup(pass_fds[0])) as link:
+            self._process = FORKS.Process(target=compute_part, args=(link, command[-1]), daemon=True)
+            self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def wait(self) -> int | None:
         self._process.join()
@@ -53,8 +62,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["weft.engine.run.rank_process"])
 
 
-def compute_part(link: Connection) -> None:
-    sys.exit(rank_process.main(link.fileno(), os.getppid()))
+def compute_part(link: socket.socket, model: str) -> None:
+    sys.exit(rank_process.main(link.detach(), os.getppid(), model))
 
 
 def options(folder: Path, num_ranks: int, **more: Any) -> EngineOptions:
@@ -71,10 +80,10 @@ def answers(started: Started, prompts: list[list[int]]) -> list[list[int]]:
     return [list(outputs[index, 0].token_ids)[:NUM_OUTPUT_TOKENS] for index in range(len(prompts))]
 
 
-def check_ids(folder: Path, num_ranks: int, num_stages: int = 1) -> None:
+def check_ids(folder: Path, num_ranks: int, num_stages: int = 1, **more: Any) -> None:
     expected = golden(folder)
-    sizes = {"max_num_seqs": 4, "block_size": 8, "max_num_batched_tokens": 16}
-    started = start(options(folder, num_ranks, pipeline_parallel_size=num_stages, **sizes), "epoch")
+    sizes = {"max_num_seqs": 4, "block_size": 8, "max_num_batched_tokens": 16, "pipeline_parallel_size": num_stages}
+    started = start(options(folder, num_ranks, **sizes, **more), "epoch")
     assert started.info.device.endswith(f", {num_ranks * num_stages} ranks")
     found = answers(started, expected.prompts)
     assert [ids[: len(output)] for ids, output in zip(found, expected.outputs, strict=True)] == expected.outputs
@@ -232,7 +241,24 @@ def test_a_rank_that_is_stopped_while_it_loads_ends_the_engine() -> None:
     assert not Path(f"/proc/{done.stdout.strip()}").exists()
 
 
+LOST = """
+import sys
+from weft.engine.run import nodes, ranks, startup
+from weft.engine.shared.messages import EngineOptions
+
+ranks.start_rank = lambda link, model: nodes.start_rank(link, "/nowhere")
+startup.start(EngineOptions(model=sys.argv[1], device="cpu", tensor_parallel_size=2), "epoch")
+"""
+
+
+def test_the_engine_says_why_a_rank_cannot_load() -> None:
+    """It may be on another machine, whose log nobody looks at."""
+    done = subprocess.run([sys.executable, "-c", LOST, DEMO_MODEL], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "rank 1 has ended (2): /nowhere: no such folder, and the engine ends with it" in done.stderr
+
+
 def test_a_rank_whose_engine_is_gone_ends() -> None:
     """While it imported torch; it loaded its part, and waited for the others for a day."""
-    command = [sys.executable, "-m", "weft.engine.run.rank_process", "0", "1"]
+    command = [sys.executable, "-m", "weft.engine.run.rank_process", "0", "1", "model"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=300).returncode == 1

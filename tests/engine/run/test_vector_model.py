@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from tests.vector_checkpoints import TEXTS, write_classifier, write_embedder, write_model, write_reranker
-from weft.engine.core.engine import RejectedError
+from weft.engine.core.check_request import RejectedError
 from weft.engine.run.startup import Started, start
 from weft.engine.run.vector_model import find_task
 from weft.engine.shared.errors import ModelError

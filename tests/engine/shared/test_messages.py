@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.framing import MAX_FRAME_BYTES, FrameReader
 from weft.engine.shared.messages import (
     AbortRequest,
@@ -36,7 +37,7 @@ TO_ENGINE: list[ToEngine] = [
         priority=-1,
         deadline=12.5,
         cache_salt="salt",
-        adapter="lora",
+        adapter=Adapter("lora", "/lora", "0"),
         extra_hash_keys=("a", "b"),
         beams=BeamOptions(-0.5, "never"),
     ),

@@ -35,7 +35,7 @@ def outputs(engine: "Engine[object]", adds: tuple[AddRequest, ...]) -> dict[tupl
     for add in adds:
         engine.add(0, add)
     while engine.has_work:
-        engine.take_compiled()
+        engine.take_ready()
         for _, output in engine.step():
             entry = gained.setdefault((output.request_id, output.index), [])
             entry += [*output.token_ids, *(output.logprobs or []), *(output.prompt_logprobs or [])]

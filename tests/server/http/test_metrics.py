@@ -2,6 +2,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
+from weft.engine.shared.adapters import AdapterUse
 from weft.engine.shared.messages import TokensOutput
 from weft.engine.shared.status_page import Status
 from weft.server.http import metrics as metrics_module
@@ -97,7 +99,11 @@ def test_families_have_the_type_and_labels_of_vllms(make_site: Any, prefix: str)
 @pytest.mark.parametrize("prefix", ["weft", "vllm"])
 def test_names_that_endpoint_pickers_read(make_site: Any, prefix: str) -> None:
     site = make_site(metrics_prefix=prefix)
-    site.engine.page = Status(num_requests_running=3, num_requests_waiting=4, num_blocks=100, num_used_blocks=25)
+    names = AdapterUse(("a", "b"), ("c",), ("a", "b")).pack(300)
+    slots = {"num_lora_slots": 2, "lora_names": names}
+    site.engine.page = Status(
+        num_requests_running=3, num_requests_waiting=4, num_blocks=100, num_used_blocks=25, **slots
+    )
     site.chat()
     families = list(text_string_to_metric_families(site.call("GET", "/metrics").text))
     samples = {sample.name: sample for family in families for sample in family.samples}
@@ -109,6 +115,9 @@ def test_names_that_endpoint_pickers_read(make_site: Any, prefix: str) -> None:
     sizes = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
     assert samples[f"{prefix}:cache_config_info"].labels == {"model_name": "org/fake model", **sizes}
     assert samples[f"{prefix}:cache_config_info"].value == 1
+    used = {"max_lora": "2", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+    assert samples[f"{prefix}:lora_requests_info"].labels == {"model_name": "org/fake model", **used}
+    assert abs(samples[f"{prefix}:lora_requests_info"].value - time.time()) < 60
 
 
 def test_before_any_engine_has_written(site: Any) -> None:

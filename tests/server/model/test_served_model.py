@@ -9,6 +9,7 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.conftest import BOS, MODEL, ByteTokenizer, FakeEngine
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.status_page import Status
 from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
@@ -27,6 +28,9 @@ class UpperTokenizer(ByteTokenizer):
         return inner
 
 
+LORA = Adapter("tuned", "/lora", "0")
+
+
 @pytest.fixture
 def site(site: Any) -> Any:
     """The models "first" (alias "1"), "second" with an engine of its own, and "tuned", an adapter of the first."""
@@ -40,7 +44,7 @@ def site(site: Any) -> Any:
         "first": replace(first, name="first"),
         "1": replace(first, name="first"),
         "second": replace(second, name="second"),
-        "tuned": replace(first, name="first", adapter="lora"),
+        "tuned": replace(first, name="first", adapter=LORA),
     }
     site.app = create_app(models, site.settings)
     return site
@@ -64,7 +68,7 @@ def test_each_name_is_answered_by_its_own_engine_and_tokenizer(site: Any, stream
 def test_an_adapter_is_a_name_that_the_engine_is_told(site: Any) -> None:
     assert site.chat(model="tuned").json["model"] == "tuned"
     assert site.chat(model="first").status == 200
-    assert [asked.adapter for asked in site.engine.asked] == ["lora", None]
+    assert [asked.adapter for asked in site.engine.asked] == [LORA, None]
     assert not site.second.asked
 
 
@@ -86,7 +90,7 @@ def test_all_names_are_listed(site: Any) -> None:
         ("first", "first", 1000),
         ("1", "first", 1000),
         ("second", "second", 64),
-        ("tuned", "first", 1000),
+        ("tuned", "/lora", 1000),
     ]
     assert site.chat(model="third").error["message"].endswith("served here: first, 1, second, tuned")
 

@@ -11,7 +11,14 @@ from typing import Any, cast
 import pytest
 
 from weft.server.model_entry import ModelEntry
-from weft.server.ray.deploy import _check_cluster, _check_listener, _proxy_location, deploy, parse_replicas
+from weft.server.ray.deploy import (
+    _check_cluster,
+    _check_listener,
+    _divided,
+    _proxy_location,
+    deploy,
+    parse_replicas,
+)
 from weft.server.settings import Settings, StartError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -38,12 +45,21 @@ def test_replicas_that_make_no_sense(text: str) -> None:
         (Settings(server_processes=2), 1.0, "server_processes: a replica serves by itself, got 2"),
         (Settings(models={"m": ModelEntry()}), 1.0, "models: a replica serves one model"),
         (Settings(ssl_certfile="a", ssl_keyfile="b"), 1.0, "ssl_certfile: replicas speak HTTP"),
+        (Settings(nodes_token="0" * 16), 1.0, "node_rank, master_addr, nodes_token: with Ray a replica finds"),
         (Settings(admin_key=("k",)), 1.0, "admin_key: the model of a replica cannot be managed"),
     ],
 )
 def test_what_ray_cannot_do(settings: Settings, cpus: float, fault: str) -> None:
     with pytest.raises(StartError, match=fault):
         deploy(settings, "1", cpus, "local")
+
+
+def test_replicas_for_prefill_need_a_folder_and_are_reached_on_the_same_machine() -> None:
+    with pytest.raises(StartError, match="--prefill-replicas: needs kv_offload_dir"):
+        deploy(Settings(), "1", 1.0, "local", num_prefill=1)
+    prefill, decode = _divided(Settings(host="0.0.0.0", port=9000, kv_offload_dir="/kv"))
+    assert (prefill.kv_role, prefill.prefill_urls) == ("prefill", ())
+    assert (decode.kv_role, decode.prefill_urls) == ("decode", ("http://127.0.0.1:9000/prefill",))
 
 
 def test_an_address_that_is_taken_is_named() -> None:
@@ -117,6 +133,9 @@ def test_ranks_get_their_gpus_on_one_machine() -> None:
     assert ranks.resource_dict["GPU"] == 4
     stages = Settings(device="cuda", tensor_parallel_size=2, pipeline_parallel_size=2)
     assert deployment(stages)._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 4}]
+    nodes = deployment(stages.model_copy(update={"nnodes": 2}), cpus=8)._replica_config
+    assert nodes.placement_group_bundles == [{"CPU": 8, "GPU": 2}] * 2
+    assert (nodes.placement_group_strategy, nodes.resource_dict["GPU"]) == ("STRICT_SPREAD", 2)
 
 
 def test_bounds_of_replicas_are_checked() -> None:
@@ -137,7 +156,15 @@ def test_prompts_that_begin_alike_have_text_that_begins_alike() -> None:
     assert prompt_text(b"") == b""
 
 
-def running(name: str, **stats: float) -> Any:
+def test_the_model_is_found_in_a_body_that_is_cut() -> None:
+    from weft.server.ray.router import model_name
+
+    assert model_name(b'{"messages": [{"content": "\\"model\\": \\"x\\""}], "model" : "a\\u00e9", "n') == "a\u00e9"
+    for nothing in (b"", b"[]", b'{"model": 1}', b'{"model": "cu', b'{"model": "\xff"}'):
+        assert model_name(nothing) is None
+
+
+def running(name: str, **stats: object) -> Any:
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=stats)
 
 
@@ -152,6 +179,10 @@ def test_a_router_goes_by_what_replicas_tell() -> None:
         return [replica.replica_id.unique_id for replica in ranked]
 
     assert choose([]) == []
-    assert choose([running("a", running=50), running("b")], b"Hi") == ["b"]
-    assert choose([running("a", running=50), running("b", alive=0.0)], b"Hi") == ["a"]
+    assert choose([running("a", running=50), running("b")], b"Hi", None) == ["b"]
+    assert choose([running("a", running=50), running("b", alive=0.0)], b"Hi", None) == ["a"]
+    serves = {"models": ["m", "lora"]}
+    loaded = running("a", running=1, loras=["lora"], **serves)
+    assert choose([loaded, running("b", **serves), running("c")], b"Hi", "lora") == ["a"]
+    assert choose([loaded, running("b", models=["m"]), running("c")], b"Hi", "lora") == ["a"]
     assert choose([running("a"), running("b", waiting=9)], object()) == ["a"]  # a request of Ray's own proxy

@@ -57,6 +57,21 @@ def test_routers_that_share_nothing_agree_and_few_prefixes_move() -> None:
     assert {homes[name] for name in moved} == {"r0"}
 
 
+def test_an_adapter_is_asked_for_where_it_is_loaded_unless_that_is_busy() -> None:
+    policy, names = PrefixPolicy(), ("base", "lora")
+    replicas = (*replicas_of(6, models=names), ReplicaView("has", models=names, loras=("lora",)), ReplicaView("other"))
+    times = count(0, 10)
+
+    def picks(replicas: tuple[ReplicaView, ...], model: str) -> set[str]:
+        found = [policy.choose(replicas, text((model, number)), next(times), model) for number in range(60)]
+        return {replica.id for replica in found if replica is not None}
+
+    assert picks(replicas, "lora") == {"has"}
+    assert len(picks(replicas, "base")) == 7
+    busy = tuple(replace(replica, running=9) if replica.id == "has" else replica for replica in replicas)
+    assert picks(busy, "lora") == {f"r{i}" for i in range(6)}
+
+
 def test_a_busy_home_is_left() -> None:
     policy, replicas = PrefixPolicy(slack=4), replicas_of(3)
     home = chosen(policy, replicas, text("a"))

@@ -62,7 +62,8 @@ def test_a_replica_with_a_real_engine_tells_that_its_model_is_ready() -> None:
         transport = httpx.ASGITransport(cast(Any, await replica.__serve_build_asgi_app__()))
         try:
             await replica.check_health()
-            assert (await replica.record_routing_stats())["alive"] == 1.0
+            stats = await replica.record_routing_stats()
+            assert (stats["alive"], stats["models"], stats["loras"]) == (1.0, ["m", "alias"], [])
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 async with asyncio.timeout(60):
                     while {card["state"] for card in (await client.get("/v1/models")).json()["data"]} != {"ready"}:

@@ -217,6 +217,29 @@ def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
         checkpoint.resolve_draft("org/not-cached", model_impl="native")
 
 
+def test_adapters_are_folders_or_downloaded(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def download(repo_id: str, **options: object) -> str:
+        asked.append((repo_id, options["allow_patterns"]))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    for source, fault in (
+        (str(folder), f"no adapter_config.json in {folder}"),
+        (str(folder / "no"), f"no such folder: {folder / 'no'}"),
+        ("org/lora", f"no adapter_config.json in {folder}"),
+    ):
+        with pytest.raises(StartError, match=f"^lora: a: {fault}$"):
+            checkpoint.find(Settings(lora={"a": source}))
+    assert checkpoint.find(Settings(lora={"a": "org/lora"}), is_plan=True).keys() == {"model", "speculative"}
+    assert asked == [("org/lora", ["adapter_config.json", "adapter_model.safetensors"])]
+    for name in checkpoint.ADAPTER_PATTERNS:
+        (folder / name).touch()
+    for source in (str(folder), os.path.relpath(folder), "org/lora"):
+        assert checkpoint.find(Settings(lora={"a": source}))["lora"] == {"a": str(folder)}
+
+
 def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.status_page import Status
 from weft.server.model.fleet import ASKS_NAME, Ask, Fleet
 from weft.server.model_entry import MAX_MODELS
@@ -102,6 +103,28 @@ class Site:
 @pytest.fixture
 def site(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path, monkeypatch)
+
+
+def test_names_of_adapters_come_and_go_as_asked(site: Site) -> None:
+    one, other = Adapter("lora", "/one", "1"), Adapter("lora", "/other", "2")
+
+    def ask(kind: Any, model: str, adapter: Adapter, *, replaces: bool = False) -> str | None:
+        site.fleet.ask(Ask(kind, model, adapter=adapter, replaces=replaces))
+        site.loader.look()
+        served = site.fleet.read().adapters.get("lora")
+        return None if served is None else f"{served.model}{served.adapter.folder}"
+
+    assert ask("add adapter", "base", one) == "base/one"
+    assert ask("add adapter", "base", other) == "base/one", "it is in use"
+    assert ask("add adapter", "a", other, replaces=True) == "base/one", "it is of another model"
+    assert ask("drop adapter", "base", other) == "base/one", "it is another one"
+    assert ask("add adapter", "base", other, replaces=True) == "base/other"
+    site.ask("alias", "a", "lora")
+    assert "lora" not in site.fleet.read().aliases
+    assert ask("drop adapter", "base", other) is None
+    for name in ("base", *site.fleet.read().aliases):
+        assert ask("add adapter", "base", Adapter(name, "/one", "1")) is None
+        assert name not in site.fleet.read().adapters
 
 
 def test_a_model_is_started_when_it_is_asked_for(site: Site) -> None:

@@ -108,15 +108,17 @@ def test_models_lists_those_of_a_running_server(script: Script) -> None:
     now = time.time()
     script.models = [
         {"id": "chat", "state": "loaded", "memory_bytes": 12_340_000_000, "last_used": now - 1e5},
+        {"id": "tuned", "state": "loaded", "last_used": None, "parent": "chat"},
         {"id": "embed", "state": "unloaded", "memory_bytes": None, "last_used": None},
         "a\x1b[2J",
     ]
     done = weft("models", "--url", script.url, OPENAI_API_KEY="key")
     assert done.stdout.splitlines() == [
-        "model  state     memory    last use",
-        "chat   loaded    12.34 GB  1 d ago",
-        "embed  unloaded  -         never",
-        "a[2J   -         -         -",
+        "model  state     memory    last use  adapter of",
+        "chat   loaded    12.34 GB  1 d ago   -",
+        "tuned  loaded    -         never     chat",
+        "embed  unloaded  -         never     -",
+        "a[2J   -         -         -         -",
     ]
     assert script.headers[0]["Authorization"] == "Bearer key"
 

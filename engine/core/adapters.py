@@ -1,0 +1,246 @@
+"""Holds which adapter is in which slot, and the requests that wait for one.
+
+A request whose adapter is in a slot is scheduled at once; any other waits here, and delays nobody. Its adapter gets the
+slot that was used least recently among those that no request of the scheduler or of a launched step uses. If there is
+none, the slot that was loaded first is drained: it takes no new request, so it becomes free once those that use it have
+ended. So every adapter gets its turn, in the order in which requests began to wait. The step loop polls, and nothing
+here blocks.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.engine.core.pending_grammars import Ready
+from weft.engine.core.request import Request, RequestStatus
+from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.shared.adapters import Adapter, AdapterUse, find_adapter
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import RejectReason
+from weft.engine.step.executor import Executor
+
+logger = logging.getLogger(__name__)
+
+_Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Slot:
+    index: int  # from 1; 0 stands for the model itself
+    adapter: Adapter | None = None  # what it holds, or will hold once it is loaded; None: nothing
+    loading: "Future[None] | None" = None  # None: it is loaded, or empty
+    load_number: int = 0
+    use_number: int = 0
+    is_draining: bool = False
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: Request
+    aborted_choices: list[int] = field(default_factory=list)
+
+
+class AdapterTable:
+    """Owner of the slots and of the requests that wait for their adapter."""
+
+    def __init__(self, num_slots: int, scheduler: Scheduler, executor: Executor[Any]) -> None:
+        """Start with empty slots. The executor is asked only if there are any."""
+        self._slots = [_Slot(index) for index in range(1, num_slots + 1)]
+        self._scheduler = scheduler
+        self._executor = executor
+        self._waiting: dict[Adapter, dict[_Key, _Waiting]] = {}  # the adapter that is waited for longest first
+        self._adapters: dict[_Key, Adapter] = {}  # of the requests in _waiting
+        self._number = 0  # of the latest load or use
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    @property
+    def num_slots(self) -> int:
+        """How many adapters may be used at once."""
+        return len(self._slots)
+
+    @property
+    def num_used_slots(self) -> int:
+        """How many slots hold an adapter, or are about to."""
+        return sum(slot.adapter is not None for slot in self._slots)
+
+    def has(self, connection: int, request_id: int) -> bool:
+        """Whether a request waits here."""
+        return (connection, request_id) in self._adapters
+
+    def use(self) -> AdapterUse:
+        """Which adapters are used and waited for, in O(requests)."""
+        running, waiting = set[str](), {adapter.name for adapter in self._waiting}
+        for request in self._scheduler.requests.values():
+            if request.adapter is not None:
+                (running if request.status is RequestStatus.RUNNING else waiting).add(request.adapter.name)
+        return AdapterUse(
+            tuple(sorted(running)),
+            tuple(sorted(waiting)),
+            tuple(sorted({slot.adapter.name for slot in self._slots if slot.adapter and slot.loading is None})),
+        )
+
+    def load_first(self, folders: Mapping[str, str]) -> None:
+        """Load adapters before there are requests, and wait. Of more than there are slots, the last ones stay.
+
+        Raises:
+            ModelError: One cannot be loaded.
+        """
+        for number, (name, folder) in enumerate(folders.items()):
+            slot = self._slots[number % len(self._slots)]
+            try:
+                self._begin_load(slot, find_adapter(name, Path(folder)))
+            except ModelError as error:
+                raise ModelError(_cannot(name, str(error))) from None
+            if slot.loading is not None:
+                slot.loading.exception()
+            if (fault := self._end_load(slot)) is not None:
+                raise ModelError(fault)
+
+    def admit(self, request: Request, aborted_choices: Sequence[int] = ()) -> bool:
+        """Give a request the slot of its adapter; False if it waits for it here."""
+        assert request.adapter is not None
+        slot = self._slot_of(request.adapter)
+        if slot is not None and slot.loading is None and not slot.is_draining:
+            self._give(slot, request)
+            return True
+        key = request.key[:2]
+        self._waiting.setdefault(request.adapter, {})[key] = _Waiting(request, list(aborted_choices))
+        self._adapters[key] = request.adapter
+        return False
+
+    def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
+        """Forget a request, or note that one of its choices was aborted."""
+        key = connection, request_id
+        if (adapter := self._adapters.get(key)) is None:
+            return
+        if index is None:
+            self._drop(key)
+        else:
+            self._waiting[adapter][key].aborted_choices.append(index)
+
+    def abort_connection(self, connection: int) -> None:
+        """Forget the requests of a server whose connection is closed."""
+        for key in [key for key in self._adapters if key[0] == connection]:
+            self._drop(key)
+
+    def take_ready(self, launched: Sequence[ScheduledStep]) -> list[Ready]:
+        """Remove and return the requests whose wait is over.
+
+        Args:
+            launched: The steps on the device, whose slots must stay as they are.
+        """
+        ready: list[Ready] = []
+        for each in self._slots:
+            each.is_draining = False
+            is_over = each.loading is not None and each.loading.done()
+            if is_over and (adapter := each.adapter) and (fault := self._end_load(each)) is not None:
+                ready += self._take(adapter, fault, RejectReason.ADAPTER)
+        if not self._adapters:
+            return ready
+        ready += self._expired()
+        in_use: set[int] | None = None  # None: not looked at
+        for adapter in list(self._waiting):
+            slot = self._slot_of(adapter)  # None: it is in none
+            if slot is None:
+                if in_use is None:
+                    in_use = self._in_use(launched) | {r.request.adapter_slot for r in ready}
+                if (fault := self._make_room(adapter, in_use)) is not None:
+                    ready += self._take(adapter, fault, RejectReason.ADAPTER)
+            elif slot.loading is None and not slot.is_draining:
+                taken = self._take(adapter)
+                for admitted in taken:
+                    self._give(slot, admitted.request)
+                ready += taken
+                if in_use is not None:
+                    in_use.add(slot.index)
+        return ready
+
+    def _make_room(self, adapter: Adapter, in_use: set[int]) -> str | None:
+        """Begin to load an adapter, or let a slot drain for it; neither, if all of them drain or are being loaded.
+
+        Returns:
+            Why it cannot be loaded, in which case no other adapter loses its slot; None if it may be possible.
+        """
+        loaded = [slot for slot in self._slots if slot.loading is None]
+        if idle := [slot for slot in loaded if slot.index not in in_use]:
+            if (fault := _fault(adapter)) is not None:
+                return _cannot(adapter.name, fault)
+            self._begin_load(min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number)), adapter)
+        elif busy := [slot for slot in loaded if not slot.is_draining]:
+            min(busy, key=lambda slot: slot.load_number).is_draining = True
+        return None
+
+    def _in_use(self, launched: Sequence[ScheduledStep]) -> set[int]:
+        """Slots of requests that are scheduled, may be, or have left while a step still computes them."""
+        on_device = {scheduled.request.adapter_slot for step in launched for scheduled in step.requests}
+        return on_device | {request.adapter_slot for request in self._scheduler.requests.values()}
+
+    def _begin_load(self, slot: _Slot, adapter: Adapter) -> None:
+        self._number += 1
+        slot.adapter, slot.load_number, slot.use_number = adapter, self._number, self._number
+        slot.loading = self._executor.load_adapter(slot.index, Path(adapter.folder))
+
+    def _end_load(self, slot: _Slot) -> str | None:
+        """Take what has been loaded into use, or empty the slot and return the fault."""
+        adapter, loading = slot.adapter, slot.loading
+        assert adapter is not None and loading is not None
+        slot.loading = None
+        if (fault := _fault(adapter, loading.exception())) is None:
+            self._scheduler.counters.lora_loads += 1
+            return None
+        slot.adapter = None
+        logger.error("%s", _cannot(adapter.name, fault))
+        return _cannot(adapter.name, fault)
+
+    def _slot_of(self, adapter: Adapter) -> _Slot | None:
+        return next((slot for slot in self._slots if slot.adapter == adapter), None)
+
+    def _give(self, slot: _Slot, request: Request) -> None:
+        self._number += 1
+        slot.use_number, request.adapter_slot = self._number, slot.index
+
+    def _expired(self) -> list[Ready]:
+        """Requests whose deadline passed while they waited."""
+        now = self._scheduler.clock()
+        waiting = [each for group in self._waiting.values() for each in group.values()]
+        late = [each for each in waiting if each.request.deadline is not None and now > each.request.deadline]
+        for each in late:
+            self._drop(each.request.key[:2])
+        fault = f"the request's adapter got none of the {self.num_slots} slots (max_loras) before the deadline"
+        return [Ready(each.request, fault, RejectReason.QUEUE_FULL, each.aborted_choices) for each in late]
+
+    def _take(
+        self, adapter: Adapter, fault: str | None = None, reason: RejectReason = RejectReason.INVALID
+    ) -> list[Ready]:
+        """Remove all that wait for an adapter."""
+        group = self._waiting.pop(adapter, {})
+        for key in group:
+            del self._adapters[key]
+        return [Ready(each.request, fault, reason, each.aborted_choices) for each in group.values()]
+
+    def _drop(self, key: _Key) -> None:
+        adapter = self._adapters.pop(key)
+        del self._waiting[adapter][key]
+        if not self._waiting[adapter]:
+            del self._waiting[adapter]
+
+
+def _cannot(name: str, fault: str) -> str:
+    return f"the adapter {name} cannot be loaded: {fault}"
+
+
+def _fault(adapter: Adapter, error: BaseException | None = None) -> str | None:
+    """Why an adapter cannot be used, whose load may have ended with an error; None if it can."""
+    if error is not None:
+        return str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+    try:
+        found = find_adapter(adapter.name, Path(adapter.folder))
+    except ModelError as missing:
+        return str(missing)
+    changed = f"the files in {adapter.folder} have changed; load it again with load_inplace"
+    return changed if found != adapter else None

@@ -1,0 +1,162 @@
+"""The adapters of a model: slots, the places in the model where they add something, and loading them from folders.
+
+Slots are numbered from 1. A slot is filled from a thread of its own while steps run, none of which uses it. A folder is
+checked as a whole before anything is put in place, so that a refused one changes nothing.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from weft.engine.lora.adapted_layers import EmbeddingSite
+from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
+from weft.engine.lora.step_rows import AdapterStep, Delta, Site
+from weft.engine.lora.targets import Targets, projections, rank_values, turned_embedding
+from weft.engine.shared.errors import ModelError
+from weft.engine.step.batch import Batch, Ints
+from weft.engine.weights.refs import ExpertsRef, WeightRef
+
+MakeSite = Callable[[WeightRef, int, int], Site]
+"""Makes the site of a matrix: the most deltas of an adapter there, and the bytes that all slots will take."""
+
+_TENSOR = re.compile(r"base_model\.model\.(.{1,400})\.(lora_(?:embedding_)?[AB]|base_layer)(?:\.weight)?")
+
+_S = TypeVar("_S", bound=Site)
+_Pair = tuple[torch.Tensor, torch.Tensor]
+"""A and B, in float32, B times the scale."""
+
+
+class Adapters:
+    """Owns the adapters of one model on one rank. `load` may be called from any thread, the rest from that of steps."""
+
+    def __init__(
+        self, targets: Targets, max_loras: int, max_rank: int, device: torch.device, dtype: torch.dtype, make: MakeSite
+    ) -> None:
+        """Begin without adapters and without sites, which an `AdapterKit` asks for as it makes layers."""
+        self.step = AdapterStep(device)
+        self._targets, self._max_loras, self._max_rank = targets, max_loras, max_rank
+        self._device, self._dtype, self._make = device, dtype, make
+        self._sites: list[tuple[WeightRef, tuple[str, ...], Site]] = []
+        self._reader = ThreadPoolExecutor(1, "adapters")
+
+    @property
+    def num_reserved_bytes(self) -> int:
+        """Memory that adapters will take and that is not allocated yet."""
+        return sum(site.num_reserved_bytes for _, _, site in self._sites)
+
+    def matrix_site(self, ref: WeightRef) -> Site:
+        """A place for adapters of the projections of a matrix."""
+        return self._matrix(ref, ref.names)
+
+    def head_site(self, ref: WeightRef) -> Site:
+        """The same for an output head that shares the matrix of the embedding."""
+        return self._matrix(ref, (self._targets.tied_head,))
+
+    def expert_sites(self, ref: ExpertsRef) -> list[Site]:
+        """A place for adapters of each expert; none if the checkpoint does not have experts one by one."""
+        if not all("{}" in name for name in ref.matrix.names):
+            return []
+        named = (tuple(name.format(number) for name in ref.matrix.names) for number in range(ref.num_experts))
+        return [self._matrix(replace(ref.matrix, names=names), names) for names in named]
+
+    def embedding_site(self, ref: WeightRef) -> EmbeddingSite:
+        """A place for adapters of an embedding, whose a has a column for each id."""
+        turned = turned_embedding(ref)
+        expander = self._make(replace(turned, in_features=self._max_rank, share=None), 1, 0)
+        return self._keep(turned, ref.names, EmbeddingSite(expander, self._max_rank, self._num_bytes(turned)))
+
+    def _matrix(self, ref: WeightRef, names: tuple[str, ...]) -> Site:
+        num_deltas = sum(len(projection.runs) for projection in projections(ref, names))
+        return self._keep(ref, names, self._make(ref, num_deltas, self._num_bytes(ref)))
+
+    def _keep(self, ref: WeightRef, names: tuple[str, ...], site: _S) -> _S:
+        self._sites.append((ref, names, site))
+        return site
+
+    def _num_bytes(self, ref: WeightRef) -> int:
+        return self._max_loras * self._max_rank * rank_values(ref) * self._dtype.itemsize
+
+    def computing(self, batch: Batch) -> AbstractContextManager[None]:
+        """Compute the batch in here."""
+        return self.step.of(batch)
+
+    def keep_rows(self, indices: Ints) -> None:
+        """From now on the output head gets only these tokens of the step."""
+        self.step.keep(indices, replaces=True)
+
+    def load(self, slot: int, folder: Path) -> "Future[None]":
+        """See `Executor.load_adapter`."""
+        assert 1 <= slot <= self._max_loras, f"slots are 1 to {self._max_loras}"
+        return self._reader.submit(self._load, slot, folder)
+
+    def _load(self, slot: int, folder: Path) -> None:
+        config = read_adapter_config(folder, self._max_rank)
+        with torch.inference_mode():
+            pairs = self._read(folder / TENSORS_FILE, config)
+            for ref, names, site in self._sites:
+                site.put(slot, list(self._deltas(ref, names, pairs)))
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
+
+    def _read(self, path: Path, config: AdapterConfig) -> dict[str, _Pair]:
+        """A and B of every projection that the adapter has, by its name in the model."""
+        here = {name for _, names, _ in self._sites for name in names}
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        modules: dict[str, str] = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for stored in file.keys():  # noqa: SIM118 - no dict
+                    match = _TENSOR.fullmatch(stored)
+                    target = match and self._targets.find(match[1])
+                    if match is None or target is None:
+                        raise ModelError(f"{path}: tensor {stored} belongs to no matrix of the model")
+                    if target.name not in here and target.is_here:
+                        raise ModelError(f"{path}: tensor {stored}: adapters of this matrix are not served")
+                    shape = list(file.get_slice(stored).get_shape())
+                    expected = target.shape(match[2], config.rank_of(match[1]))
+                    if expected is None:
+                        raise ModelError(f"{path}: tensor {stored} is not what adapters of this matrix have")
+                    if shape != expected:
+                        asked = f"this model and {CONFIG_FILE} ask for {expected}"
+                        raise ModelError(f"{path}: tensor {stored} has shape {shape}, {asked}")
+                    kind = match[2].replace("embedding_", "")
+                    found.setdefault(target.name, {})[kind] = file.get_tensor(stored)
+                    modules[target.name] = match[1]
+        except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{path}: not readable ({str(error).splitlines()[0]})") from None
+        if not found:
+            raise ModelError(f"{path}: holds no tensors")
+        return {
+            name: self._pair(path, modules[name], name, parts, config.scale_of(modules[name]))
+            for name, parts in found.items()
+        }
+
+    def _pair(self, path: Path, module: str, name: str, parts: Mapping[str, torch.Tensor], scale: float) -> _Pair:
+        base = parts.get("base_layer")
+        if base is not None and not self._targets.is_own_weight(name, base):
+            raise ModelError(f"{path}: tensor {module}.base_layer.weight is not the model's, and nothing replaces that")
+        for kind in ("lora_A", "lora_B"):
+            if kind not in parts:
+                raise ModelError(f"{path}: tensor {kind} of {module} is missing")
+            if not bool(parts[kind].isfinite().all()):
+                raise ModelError(f"{path}: tensor {kind} of {module} holds values that are not finite numbers")
+        return parts["lora_A"].float(), parts["lora_B"].float() * scale
+
+    def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[Delta]:
+        """What the adapter adds to the outputs of a matrix: for each projection, one for each run of its outputs."""
+        columns = slice(ref.share.first_input, ref.share.first_input + ref.in_features) if ref.share else slice(None)
+        scales = torch.repeat_interleave(torch.tensor(ref.scales or (1.0,) * len(ref.sizes)), torch.tensor(ref.sizes))
+        for projection in projections(ref, names):
+            if projection.name in pairs:
+                a, b = pairs[projection.name]
+                a = a[:, columns].to(self._device, self._dtype)
+                b = b[projection.rows] * scales[projection.places].unsqueeze(1)
+                for first, run in zip(projection.runs, b.split_with_sizes(projection.run_sizes), strict=True):
+                    yield Delta(first, a, run.to(self._device, self._dtype))

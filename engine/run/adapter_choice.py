@@ -1,0 +1,55 @@
+"""Chooses what computes the adapters of a model, and plans their memory, before the model is loaded."""
+
+from weft.engine.kernels.cpu import adapters as native_adapters
+from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.torch.adapters import TorchSite
+from weft.engine.layers.kit import LayerKit
+from weft.engine.lora.adapters import Adapters, MakeSite
+from weft.engine.lora.step_rows import Site
+from weft.engine.lora.targets import Targets
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.specs import DecoderSpec
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.kernel_choice import has_triton
+from weft.engine.shared.errors import ModelError
+from weft.engine.weights.refs import WeightRef
+
+
+def choose_adapters(
+    model: ModelConfig, config: EngineConfig, kit: LayerKit, whole: DecoderSpec, part: DecoderSpec
+) -> Adapters | None:
+    """The slots for adapters of what this process computes of a model; None if there shall be none.
+
+    Raises:
+        ModelError: The limits cannot be kept.
+    """
+    options = config.options
+    if not options.max_loras:
+        return None
+    if not 1 <= options.max_lora_rank <= native_adapters.MAX_RANK:
+        raise ModelError(f"max_lora_rank must be 1 to {native_adapters.MAX_RANK}, got {options.max_lora_rank}")
+    targets = Targets(model, config.model, whole, part)
+    limits = options.max_loras, options.max_lora_rank
+    return Adapters(targets, *limits, config.device, config.dtype, _site_maker(config, kit))
+
+
+def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:
+    options = config.options
+    native = library.load() if isinstance(kit, NativeKit) else None
+    if native:
+        memory = native_adapters.AdapterMemory()
+        return lambda ref, count, size: native_adapters.NativeSite(
+            native, memory, ref.in_features, options.max_loras, size
+        )
+    if has_triton(config.device):
+        from weft.engine.kernels.triton.adapters import TritonSite  # not installed without CUDA
+
+        limits = options.max_loras, options.max_lora_rank
+
+        def make(ref: WeightRef, num_deltas: int, num_bytes: int) -> Site:
+            sizes = ref.out_features, ref.in_features
+            return TritonSite(sizes, num_deltas, *limits, config.dtype, config.device)
+
+        return make
+    return lambda ref, count, size: TorchSite(size)

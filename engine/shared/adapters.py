@@ -1,0 +1,77 @@
+"""LoRA adapters as both sides know them: a name, a folder, and what its files were when the name was given to them.
+
+A server process sends all three with every request, so an engine needs no table of names, and a new one knows as much
+as the one before it. Imports neither side.
+"""
+
+import hashlib
+import pathlib
+from collections.abc import Collection
+
+import msgspec
+
+from weft.engine.shared.errors import ModelError
+
+MAX_ADAPTERS = 1000
+"""Most adapters of all models together."""
+MAX_LORAS = 256
+"""Most slots of a model."""
+MAX_FOLDER_CHARS = 4096
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter.
+
+    Attributes:
+        name: What clients call it.
+        folder: Absolute.
+        content: Differs when a file in the folder has changed. Cached prefixes are those of one content.
+    """
+
+    name: str
+    folder: str
+    content: str
+
+
+def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
+    """The adapter in a folder as it is now. Opens no file.
+
+    Raises:
+        ModelError: There is none.
+    """
+    digest = hashlib.blake2s(str(folder).encode("utf-8", "surrogateescape"), digest_size=16)
+    try:
+        for name_of_file in _FILES:
+            stat = (folder / name_of_file).stat()
+            digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
+    except FileNotFoundError:
+        raise ModelError(f"no {name_of_file} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
+        raise ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return Adapter(name, str(folder), digest.hexdigest())
+
+
+class AdapterUse(msgspec.Struct, frozen=True):
+    """Names of adapters, sorted: of requests that run, of those that wait, and of what is in the slots."""
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    resident: tuple[str, ...] = ()
+
+    def pack(self, size: int) -> bytes:
+        """The names in at most size bytes. Each list is cut between two names if it takes more than a third."""
+        lists = (self.running, self.waiting, self.resident)
+        return b"\n".join(_joined(names, size // 3 - 1) for names in lists)
+
+
+def unpack(data: bytes) -> AdapterUse:
+    """What `AdapterUse.pack` made; zeros behind it are ignored. Of half-written bytes, whatever they say."""
+    lists = data.partition(b"\0")[0].decode("utf-8", "replace").split("\n")
+    return AdapterUse(*(tuple(filter(None, names.split(","))) for names in lists[:3]))
+
+
+def _joined(names: Collection[str], size: int) -> bytes:
+    """Names with commas between them."""
+    data = ",".join(names).encode()
+    return data if len(data) <= size else data[: size + 1].rpartition(b",")[0]

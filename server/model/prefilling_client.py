@@ -1,0 +1,135 @@
+"""An engine whose long prompts other servers compute, so that its streams go on undisturbed.
+
+A prompt goes to a prefill server as token ids. It answers once the prompt's blocks are in the folder that both share,
+from where this engine loads them. Invariant: whatever the other server does, the request then goes to this engine,
+which computes what it does not find. Prompts that a prefill server was sent by another one are never passed on.
+"""
+
+import asyncio
+import logging
+import time
+from array import array
+from collections import Counter, OrderedDict
+
+import httpx
+import msgspec
+
+from weft.engine.shared.messages import AddRequest, EngineInfo
+from weft.engine.shared.status_page import Status
+from weft.server.model.engine_client import EngineClient, Generation
+from weft.server.settings import Settings
+
+_CONNECT_S = 2.0
+_REST_S = 10.0
+"""How long a server that failed is left alone."""
+_SLICE = 64
+"""Tokens of a prompt's beginning that are remembered together."""
+_MAX_SLICES = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+class PrefillingClient:
+    """An `EngineClient` around another one."""
+
+    def __init__(self, name: str, engine_client: EngineClient, settings: Settings) -> None:
+        """Let the `prefill_urls` compute long prompts of the model of that name."""
+        self._name = name
+        self._engine_client = engine_client
+        self._urls = [url.rstrip("/") for url in settings.prefill_urls]
+        self._min_tokens, self._timeout_s = settings.prefill_min_tokens, settings.prefill_timeout_s
+        self._http = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {settings.api_key[0]}"} if settings.api_key else {},
+            timeout=httpx.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,  # prompts go to the named servers, through nobody
+        )
+        self._running: Counter[str] = Counter()
+        self._resting: dict[str, float] = {}
+        self._seen: OrderedDict[int, None] = OrderedDict()  # hashes of the beginnings of prompts, in slices
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """See `EngineClient.info`."""
+        return self._engine_client.info
+
+    def status(self) -> Status:
+        """See `EngineClient.status`."""
+        return self._engine_client.status()
+
+    async def meet(self) -> None:
+        """See `EngineClient.meet`."""
+        await self._engine_client.meet()
+
+    async def load(self) -> None:
+        """See `EngineClient.load`."""
+        await self._engine_client.load()
+
+    async def generate(self, request: AddRequest) -> Generation:
+        """See `EngineClient.generate`. Before that, a long prompt is computed elsewhere, in a bounded time."""
+        if self._is_shareable(request) and self.info is not None:
+            num_new = self._num_new_tokens(request)
+            urls = [url for url in self._urls if self._resting.get(url, 0.0) <= time.monotonic()]
+            if num_new >= self._min_tokens and urls:
+                await self._prefill(request, min(urls, key=lambda url: self._running[url]))
+        return await self._engine_client.generate(request)
+
+    async def aclose(self) -> None:
+        """Close the connections to the prefill servers."""
+        await self._http.aclose()
+
+    @staticmethod
+    def _is_shareable(request: AddRequest) -> bool:
+        """Whether blocks that another server computes are of use; one that was asked itself does the work."""
+        caching, is_scored = request.caching, request.sampling_params.prompt_logprobs is not None
+        is_plain = request.adapter is None and request.pooling is None  # the name of an adapter says not what it holds
+        return is_plain and caching.is_used and not caching.is_stored and not is_scored
+
+    def _num_new_tokens(self, request: AddRequest) -> int:
+        """Tokens behind the longest beginning that a prompt before had too. O(tokens)."""
+        data, size = array("I", request.input.token_ids).tobytes(), _SLICE * array("I").itemsize
+        value, num_known, is_known = hash((request.cache_salt, request.adapter)), 0, True
+        for start in range(0, len(data) - size + 1, size):
+            value = hash((value, data[start : start + size]))
+            is_known = is_known and value in self._seen
+            num_known += _SLICE * is_known
+            self._seen[value] = None
+            self._seen.move_to_end(value)
+        while len(self._seen) > _MAX_SLICES:
+            self._seen.popitem(last=False)
+        return len(request.input.token_ids) - num_known
+
+    async def _prefill(self, request: AddRequest, url: str) -> None:
+        """Have a prompt computed. Returns when its blocks are in the folder, or will not be in time."""
+        body = {
+            "model": self._name,
+            "prompt": request.input.token_ids,
+            "max_tokens": 1,
+            "kv_transfer_params": {"do_remote_decode": True, "cache_salt": request.cache_salt},
+        }
+        timeout_s = self._timeout_s
+        if request.deadline is not None:
+            timeout_s = min(timeout_s, max(request.deadline - time.monotonic(), 0.0) / 2)
+        headers = {"content-type": "application/json"}
+        self._running[url] += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._http.post(
+                    f"{url}/v1/completions", content=msgspec.json.encode(body), headers=headers
+                )
+            if answer.status_code != httpx.codes.OK:
+                _log.warning("%s computes no prompt: %d %s", url, answer.status_code, answer.text[:200])
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            if isinstance(error, TimeoutError) and timeout_s < self._timeout_s:
+                return  # it was the caller who could not wait
+            self._resting[url] = time.monotonic() + _REST_S
+            reason = str(error) or type(error).__name__
+            _log.warning("%s computes no prompt and is left alone for %g s: %s", url, _REST_S, reason)
+        finally:
+            self._running[url] -= 1
+
+
+def with_prefill(name: str, engine_client: EngineClient, settings: Settings) -> EngineClient:
+    """The client of the model of that name, by which `prefill_urls` compute its long prompts, if there are any."""
+    is_served = settings.prefill_urls and settings.kv_role in ("decode", "both")
+    return PrefillingClient(name, engine_client, settings) if is_served else engine_client

@@ -1,0 +1,162 @@
+"""The checks of packed_parity.py in Triton's interpreter; test_packed.py runs this file in a process of its own."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from tests import gguf_files
+from tests import quantized_checkpoints as written
+from tests.architectures import checkpoints as architectures
+from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
+from tests.engine.kernels.triton import packed_parity as parity
+from tests.engine.models.test_decoder import Runner, make_prompts
+from tests.engine.weights.test_gguf import LARGE, q4_k_m
+from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, reader
+from weft.engine.kernels.triton.packed import PackedMatrix
+from weft.engine.kernels.triton.packed_layers import PackedLinear
+from weft.engine.kernels.triton.triton_kit import TritonKit
+from weft.engine.models.config import load_model_config
+from weft.engine.run import components, kernel_choice, packed_trials
+from weft.engine.run import config as engine_config
+from weft.engine.run.model_choice import weights_note
+from weft.engine.run.settle import Settler
+from weft.engine.run.settled_file import SettledFile
+from weft.engine.shared.machine_facts import Settled
+from weft.engine.shared.messages import EngineOptions
+from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.refs import ExpertsRef, WeightRef
+from weft.engine.weights.rounding import Storage
+from weft.server.gguf.folder import made_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a sigmoid that is 0
+
+
+@pytest.mark.parametrize("check", parity.CHECKS)
+def test_parity(check: Callable[[torch.device, torch.dtype], None]) -> None:
+    """In a dot, Triton's interpreter takes bfloat16 for integers."""
+    check(torch.device("cpu"), torch.float16)
+
+
+FORMS = {
+    "gptq": OWN["gptq zeros"],
+    "awq": OWN["awq"],
+    "compressed-tensors": LIBRARIES["pack-quantized"],
+    "fp8": own(written.fp8_blocks(32, 32), quant_method="fp8", weight_block_size=[32, 32]),
+}
+
+
+class Counted(TritonKit):
+    """Notes the matrices that stay packed, and checks that they take what was planned."""
+
+    num_packed = 0
+
+    def _packed(self, ref: WeightRef, reader: WeightReader) -> PackedLinear | None:
+        linear = super()._packed(ref, reader)
+        if linear:
+            assert linear.matrix.nbytes == self.linear_bytes(ref, torch.float16)
+            self.num_packed += 1
+        return linear
+
+    def packed_experts(self, ref: ExpertsRef, reader: WeightReader) -> tuple[PackedMatrix, torch.Tensor | None] | None:
+        found = super().packed_experts(ref, reader)
+        if found and found[1] is not None:
+            assert found[0].nbytes + found[1].nbytes == self.experts_bytes(ref, torch.float16)
+            self.num_packed += 1
+        return found
+
+
+def compare(folder: Path, plain: Path, num_packed: int) -> None:
+    """Logits are near those of the weights that are meant, in float32."""
+    prompts, config = make_prompts(11), load_model_config(folder)
+    kit = Counted(quantization=config.quantization)
+    with torch.inference_mode():
+        expected = load_reference(plain)(prompts[0][None]).logits[0]
+    logits = Runner(folder, kit, torch.float16).run(prompts, 8)[0].float()
+    parity.assert_near(logits, expected.double(), 5e-3)
+    assert kit.num_packed == num_packed
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_checkpoints_stay_packed(tmp_path: Path, name: str) -> None:
+    """In two layers of four matrices each."""
+    if name == "compressed-tensors":
+        pytest.importorskip("compressed_tensors")
+    (folder := tmp_path / "own").mkdir()
+    compare(folder, FORMS[name](written.write_base(tmp_path / "base"), folder), 8)
+
+
+def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
+    plain = architectures.write("gpt_oss", tmp_path / "base", {"intermediate_size": 64})
+    (folder := tmp_path / "own").mkdir()
+    experts = ("experts.gate_up_proj", "experts.down_proj")
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    compare(folder, written.write(plain, folder, config, written.mxfp4, lambda name: name.endswith(experts)), 4)
+
+
+def test_mixtures_of_gguf_files_stay_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two layers of four matrices and the head; queries, keys and values are of two types in the first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint = Checkpoint("llama", LARGE | {"num_hidden_layers": 2})
+    file, plain = gguf_files.write_model(tmp_path / "model", "llama", checkpoint, q4_k_m)
+    compare(made_folder(file), plain, 9)
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4", "fp8"])
+def test_plain_checkpoints_are_packed_while_they_are_loaded(tmp_path: Path, storage: Storage) -> None:
+    """Of the embedding, which is the head, too, rows are gathered from the packed matrix."""
+    tolerance = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[storage]
+    write_checkpoint(Checkpoint("qwen3", {"tie_word_embeddings": True, "num_hidden_layers": 1}), tmp_path)
+    logits = Runner(tmp_path, TritonKit(storage=storage), torch.float16).run(prompts := make_prompts(5), 5)[0]
+    parity.assert_near(logits, Runner(tmp_path).run(prompts, 5)[0].double(), tolerance)
+
+
+def test_ranks_have_their_parts(tmp_path: Path) -> None:
+    """Of 96 inputs in groups of 32 a rank of two begins inside of a group, on the border of a run."""
+    (folder := tmp_path / "own").mkdir()
+    OWN["gptq zeros"](written.write_base(tmp_path / "base"), folder)
+    kit = TritonKit(quantization=load_model_config(folder).quantization)
+    for rank in range(2):
+        for ref in matrices(folder, rank, 2):
+            found = kit._packed(ref, reader(folder))
+            if kit.packed_form(ref):
+                assert found is not None
+                part = reader(folder).dense(ref)[0]
+                unpacked = found.matrix.unpack(torch.float32, num_rows=len(part))
+                torch.testing.assert_close(unpacked, part, atol=0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_products_are_tried_before_they_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    """Those of a checkpoint, with inputs in fp8 and without, and of one that is quantized; a wrong one is torch's."""
+    (folder := tmp_path / "own").mkdir()
+    plain = OWN["fp8 outputs"](written.write_base(tmp_path / "base"), folder)
+    chosen = folder if quantization == "none" else plain
+    for function, value in (("has_triton", True), ("has_fp8", True)):
+        monkeypatch.setattr(kernel_choice, function, lambda device, value=value: value)
+    monkeypatch.setattr(components, "has_triton", lambda device: True)
+    monkeypatch.setattr(packed_trials, "_TIMED_ROWS", 66)
+    monkeypatch.setattr(components, "_FP8_TOLERANCE", 0.12)  # the interpreter rounds too far, see packed_parity.py
+    model = load_model_config(chosen)
+    options = EngineOptions(model=str(chosen), device="cpu", dtype="float16")
+    config = engine_config.resolve(options, model)
+    config = dataclasses.replace(config, options=msgspec.structs.replace(options, quantization=quantization))
+
+    def settle() -> Settled:
+        component = components._packed_products("packed_products", model, config)
+        assert component is not None
+        return Settler(SettledFile(tmp_path / "none", "here"), lambda run: run() and 1.0)._compare(component)[0]
+
+    note = "activations are quantized in products of many rows) and kept so where they lie in groups, else in float16"
+    if quantization == "none":
+        assert note in str(weights_note(model, config, kernel_choice.choose_kit(model, config)))
+    names = ["triton-fp8", "triton"] if quantization == "none" else ["triton"]
+    assert [(verdict.candidate, verdict.fault) for verdict in settle().verdicts] == [(name, "") for name in names]
+    multiply = PackedMatrix.multiply
+    monkeypatch.setattr(PackedMatrix, "multiply", lambda *args, **more: multiply(*args, **more).mul_(1.5))
+    assert settle().chosen == "torch"

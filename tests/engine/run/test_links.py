@@ -1,0 +1,104 @@
+"""Messages between ranks come as they were sent, and nothing else comes."""
+
+import dataclasses
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.dummy_batch import largest_batch
+from weft.engine.run.links import Fault, Link, Message, Progress, RankTask, decode, encode
+from weft.engine.run.memory_plan import MemoryPlan
+from weft.engine.shared.framing import MAX_FRAME_BYTES
+from weft.engine.shared.messages import EngineOptions
+from weft.engine.step.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, ScoreBatch
+from weft.engine.step.pool_batch import PoolBatch
+
+IDS = np.arange(6, dtype=np.int64)
+CONFIG = EngineConfig(
+    *(EngineOptions(model="m", kernels={"layers": "torch"}), Path("m"), torch.device("cpu"), torch.bfloat16),
+    *(100, 4, 64, 16, None, False),
+    draft_model=Path("draft"),
+)
+
+
+def a_batch() -> Batch:
+    from weft.engine.cache.specs import PagedKV
+
+    batch = largest_batch(CONFIG, [PagedKV(16, 2, 8, torch.bfloat16)])
+    sampling = dataclasses.replace(
+        batch.sampling,
+        conditional_bans=ConditionalBans(IDS, IDS, IDS, IDS),
+        asked_logprobs=AskedLogprobs(IDS[::2], IDS[:0]),
+    )
+    more = {"scores": ScoreBatch(IDS, IDS, IDS), "pooling": PoolBatch(IDS, IDS), "graph": GraphKey(8, True)}
+    return dataclasses.replace(batch, sampling=sampling, adapters=IDS.reshape(2, 3).T, **more)  # type: ignore[arg-type]
+
+
+def check_equal(one: object, other: object) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        assert (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
+        assert other.flags.writeable  # as torch wants it
+    elif isinstance(one, tuple):
+        for a, b in zip(one, other, strict=True):  # type: ignore[call-overload]
+            check_equal(a, b)
+    elif dataclasses.is_dataclass(one):
+        for field in dataclasses.fields(one):
+            check_equal(getattr(one, field.name), getattr(other, field.name))
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        RankTask(CONFIG, "10.0.0.1", 1234),
+        MemoryPlan(1, 2, 3, 4, 5, 6, 7),
+        a_batch(),
+        ReadBlock(0, 7),
+        WriteBlock(1, 8, b"\0\1" * 3_000_000),
+        Progress(True),
+        Fault("no such folder"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_comes_as_it_was_sent(message: Message) -> None:
+    ours, theirs = map(Link, socket.socketpair())
+    sending = threading.Thread(target=ours.send, args=(message,))
+    sending.start()
+    check_equal(message, theirs.recv())
+    sending.join()
+    assert not theirs.has_message(0.0)
+    ours.close()
+    with pytest.raises(EOFError):
+        theirs.recv()
+    theirs.close()
+
+
+def test_what_is_no_message_is_refused() -> None:
+    whole = encode(a_batch())[4:]
+    fields = msgspec.msgpack.decode(whole[1:])
+    for value in ([[6], "<f8", bytes(48)], [[7], "<i8", bytes(48)], [[6], "<i8", 1 << 40], [[6], "|O", bytes(48)], 5):
+        with pytest.raises(ValueError):
+            decode(whole[:1] + msgspec.msgpack.encode(fields | {"token_ids": value}))
+    for body in (b"", b"\xff", whole[:1], whole[:-1], b"\x00" + whole[1:]):
+        with pytest.raises(ValueError):
+            decode(body)
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(theirs)
+    ours.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
+    with pytest.raises(ValueError, match=f"frame of {MAX_FRAME_BYTES + 1} bytes"):
+        link.recv()
+    ours.close()
+    link.close()

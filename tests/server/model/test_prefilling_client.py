@@ -1,0 +1,131 @@
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+import msgspec
+import pytest
+
+from tests.server.conftest import FakeEngine
+from weft.engine.shared.messages import AddRequest, CachePolicy, TokensInput
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.server.model import prefilling_client
+from weft.server.model.prefilling_client import PrefillingClient, with_prefill
+from weft.server.settings import Settings
+
+URLS = ("http://a:1/", "https://b:2/prefill")
+SETTINGS = Settings(
+    prefill_urls=URLS, prefill_min_tokens=200, prefill_timeout_s=5, kv_role="decode", api_key=("first", "second")
+)
+PROMPT = list(range(300))
+
+
+def request_for(token_ids: list[int], **changes: object) -> AddRequest:
+    add = AddRequest(TokensInput(token_ids), SamplingParams(max_tokens=50), cache_salt="6:secret,")
+    return msgspec.structs.replace(add, **changes)
+
+
+Answer = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]
+
+
+class Prefilling:
+    """The client over a fake engine and fake prefill servers, which all answer alike."""
+
+    def __init__(self, answer: Answer = lambda request: httpx.Response(200, json={})) -> None:
+        self.engine = FakeEngine()
+        self.sent: list[httpx.Request] = []
+        client = with_prefill("name", self.engine, SETTINGS)
+        assert isinstance(client, PrefillingClient)
+        self.client = client
+
+        async def note(request: httpx.Request) -> httpx.Response:
+            self.sent.append(request)
+            response = answer(request)
+            return response if isinstance(response, httpx.Response) else await response
+
+        client._http = httpx.AsyncClient(transport=httpx.MockTransport(note), headers=client._http.headers)
+
+    def generate(self, token_ids: list[int], **changes: object) -> int:
+        """Returns how many prompts prefill servers were sent. The engine gets the request in any case."""
+        num_sent, num_got = len(self.sent), len(self.engine.asked)
+        request = request_for(token_ids, **changes)
+        asyncio.run(self.client.generate(request))
+        assert [asked.request for asked in self.engine.asked[num_got:]] == [request]
+        return len(self.sent) - num_sent
+
+
+def test_a_long_prompt_is_computed_elsewhere_first() -> None:
+    prefilling = Prefilling()
+    assert prefilling.generate(PROMPT) == 1
+    (sent,) = prefilling.sent
+    assert str(sent.url) == "http://a:1/v1/completions"
+    assert sent.headers["authorization"] == "Bearer first"
+    assert json.loads(sent.content) == {
+        "model": "name",
+        "prompt": PROMPT,
+        "max_tokens": 1,
+        "kv_transfer_params": {"do_remote_decode": True, "cache_salt": "6:secret,"},
+    }
+
+
+def test_only_what_is_new_counts() -> None:
+    prefilling = Prefilling()
+    assert prefilling.generate(PROMPT[:199]) == 0
+    assert prefilling.generate(PROMPT) == 0, "of 300 tokens 192 were seen"
+    assert prefilling.generate(PROMPT, cache_salt="another") == 1
+    assert prefilling.generate(PROMPT + PROMPT) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"caching": CachePolicy(is_stored=True)},  # another server sent it: two that name each other go in no circle
+        {"caching": CachePolicy(is_used=False)},
+        {"sampling_params": SamplingParams(prompt_logprobs=1)},
+        {"adapter": "lora"},
+    ],
+)
+def test_what_others_cannot_compute_stays_here(changes: dict[str, object]) -> None:
+    assert Prefilling().generate(PROMPT, **changes) == 0
+
+
+def test_a_server_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "a":
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200)
+
+    prefilling, now = Prefilling(fail), time.monotonic()
+    for number in range(3):
+        assert prefilling.generate([number] * 300) == 1
+    assert [request.url.host for request in prefilling.sent] == ["a", "b", "b"]
+    monkeypatch.setattr(prefilling_client.time, "monotonic", lambda: now + 20)
+    assert prefilling.generate([4] * 300) == 1
+    assert prefilling.sent[-1].url.host == "a"
+
+
+def test_a_server_that_is_full_is_asked_again() -> None:
+    prefilling = Prefilling(lambda request: httpx.Response(503, text="queue_full"))
+    assert prefilling.generate(PROMPT) == 1
+    assert prefilling.generate([1] * 300) == 1
+
+
+@pytest.mark.parametrize(("timeout_s", "deadline_s", "num_resting"), [(0.1, 999, 1), (99, 0.1, 0)])
+def test_a_slow_server_is_waited_for_in_bounds(timeout_s: float, deadline_s: float, num_resting: int) -> None:
+    """A caller who cannot wait takes the server from nobody else."""
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(99)
+        return httpx.Response(200)
+
+    prefilling = Prefilling(hang)
+    prefilling.client._timeout_s = timeout_s
+    assert prefilling.generate(PROMPT, deadline=time.monotonic() + deadline_s) == 1
+    assert len(prefilling.client._resting) == num_resting
+
+
+def test_without_a_role_or_urls_the_engine_is_asked_itself() -> None:
+    engine = FakeEngine()
+    for changes in ({"kv_role": "prefill"}, {"prefill_urls": ()}):
+        assert with_prefill("name", engine, SETTINGS.model_copy(update=changes)) is engine
