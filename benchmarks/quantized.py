@@ -81,8 +81,9 @@ def write(name: str) -> pathlib.Path:
     writer = gguf.GGUFWriter(path, "qwen3")
     add_metadata(writer, "qwen3", CONFIG, {})
     end = {"content": "<|im_end|>", "id": VOCAB_SIZE - 1, "special": True}
-    vocab = {f"t{index}": index for index in range(VOCAB_SIZE - 1)}
-    add_tokenizer(writer, {"model": {"vocab": vocab, "merges": []}, "added_tokens": [end]})  # type: ignore[dict-item]
+    vocab = {"t": 0, "1": 1} | {f"t{index}": index for index in range(2, VOCAB_SIZE - 1)}
+    vocab["t1"] = vocab.pop("t2")
+    add_tokenizer(writer, {"model": {"vocab": vocab, "merges": [["t", "1"]]}, "added_tokens": [end]})  # type: ignore[dict-item]
     writer.add_eos_token_id(VOCAB_SIZE - 1)
 
     def add(tensor: str, shape: tuple[int, int], kind: Kind) -> None:
