@@ -20,8 +20,8 @@ from weft.engine.weights.tensor_files import CheckpointSource, misshapen
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
-_CHUNK_BYTES = 1 << 25
-"""Decoded at once."""
+_CHUNK_VALUES = 1 << 21
+"""Decoded at once: few, so that they stay in the caches of a CPU."""
 
 Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Values, scales and offsets, by output, block, and place in the block."""
@@ -95,7 +95,7 @@ def decode(weight: StoredWeight) -> Groups | None:
     blocks = weight.take(weight.name).reshape(outputs, inputs // size, -1)
     values = torch.empty(outputs, inputs, dtype=torch.int8, device=weight.device)
     scales, offsets, done = [], [], 0
-    for part in torch.split(blocks, max(1, _CHUNK_BYTES // inputs)):
+    for part in torch.split(blocks, max(1, _CHUNK_VALUES // inputs)):
         decoded = decode_blocks(part)
         values[done : done + len(part)] = decoded[0].flatten(1)
         scales.append(decoded[1].flatten(1))
@@ -112,9 +112,11 @@ def _halves(octets: torch.Tensor) -> torch.Tensor:
 
 def _fields(octets: torch.Tensor, run: int, bits: int) -> torch.Tensor:
     """Of each run of octets the lowest bits of all, then the next bits of all, and so on."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=octets.device)[:, None]
-    runs = octets.reshape(*octets.shape[:-1], -1, 1, run)
-    return (runs >> shifts & (1 << bits) - 1).flatten(-3)
+    runs, word, lowest = octets.reshape(*octets.shape[:-1], -1, 1, run), torch.uint8, (1 << bits) - 1
+    if run % 8 == 0:  # eight at once
+        runs, word, lowest = runs.contiguous().view(torch.int64), torch.int64, lowest * 0x0101010101010101
+    shifts = torch.arange(0, 8, bits, dtype=word, device=octets.device)[:, None]
+    return (runs >> shifts & lowest).flatten(-3).view(torch.uint8)
 
 
 def _bits(octets: torch.Tensor) -> torch.Tensor:
@@ -157,10 +159,11 @@ def _q3_k(blocks: torch.Tensor) -> Blocks:
 
 def _scales_and_offsets(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of Q4_K and Q5_K: numbers of six bits, of which those of the second half of groups lie apart."""
-    first, second, low = torch.split(blocks[..., 4:16], 4, -1)
-    scales = torch.cat((first & 63, (low & 15) | (first >> 2) & 48), -1).float()
-    offsets = torch.cat((second & 63, (low >> 4) | (second >> 2) & 48), -1).float()
-    return _halves(blocks[..., :2]) * scales, _halves(blocks[..., 2:4]) * offsets
+    first, second, low = blocks[..., 4:16].contiguous().view(torch.int32).unbind(-1)  # four octets each
+    scales = torch.stack((first & 0x3F3F3F3F, (low & 0x0F0F0F0F) | (first >> 2) & 0x30303030), -1)
+    offsets = torch.stack((second & 0x3F3F3F3F, (low >> 4) & 0x0F0F0F0F | (second >> 2) & 0x30303030), -1)
+    factors = _halves(blocks[..., :4])
+    return factors[..., :1] * scales.view(torch.uint8), factors[..., 1:] * offsets.view(torch.uint8)
 
 
 def _q4_k(blocks: torch.Tensor) -> Blocks:

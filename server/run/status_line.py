@@ -109,7 +109,8 @@ class Readings:
 def together(statuses: Sequence[Status]) -> Status:
     """The sums over all engines that have written; ready if all of these are."""
     written = [status for status in statuses if status.epoch_id] or [Status()]
-    sums = Status(**{name: sum(getattr(each, name) for each in written) for name in Status.__struct_fields__})
+    numbers = [name for name in Status.__struct_fields__ if not isinstance(getattr(written[0], name), bytes)]
+    sums = Status(**{name: sum(getattr(each, name) for each in written) for name in numbers})
     return msgspec.structs.replace(sums, is_ready=min(each.is_ready for each in written))
 
 

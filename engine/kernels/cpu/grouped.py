@@ -125,10 +125,11 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
     if form.has_offset:
         zeros = 0.0 if groups.zeros is None else groups.zeros.float()
         offsets = (zeros + centres) * scales + (0.0 if groups.offsets is None else groups.offsets)
-    parts = [None if part is None else part[:, picked[:, 0]] for part in (scales, offsets)]
+    if size != group or groups.group_of is not None:
+        scales, offsets = (None if part is None else part[:, picked[:, 0]] for part in (scales, offsets))
     values = groups.values.view(torch.uint8) + centres.to(torch.uint8)  # wraps
-    assert parts[0] is not None
-    return form, GroupedRows(values, parts[0], parts[1])
+    assert scales is not None
+    return form, GroupedRows(values, scales, offsets)
 
 
 def form_of(scheme: Scheme, in_features: int) -> Form | None:

@@ -83,21 +83,38 @@ typedef struct {
     char *packed;
 } Packing;
 
-static void pack_rows(const void *context, int64_t first, int64_t end) {
+/* The inputs of a group, quad by quad; of 4 bits, quads of the second half lie above those of the first. */
+static void pack_group(const Packing *call, int64_t row, int64_t num_rows, int64_t input, char *to) {
+    const int quads = call->form.group / 4, are_halves = call->form.bits == 4, lines = are_halves ? quads / 2 : quads;
+    for (int64_t line = 0; line < lines; line++) {
+        for (int64_t r = 0; r < num_rows; r++) {
+            const uint8_t *from = call->values + (row + r) * call->k + input + line * 4;
+            uint32_t quad, above = 0;
+            memcpy(&quad, from, sizeof quad);
+            if (are_halves) memcpy(&above, from + lines * 4, sizeof above);
+            quad |= above << 4;
+            memcpy(to + (line * PANEL + r) * 4, &quad, sizeof quad);
+        }
+    }
+}
+
+static void pack_panels(const void *context, int64_t first, int64_t end) {
     const Packing *call = context;
     const Form form = call->form;
     const int64_t panel_bytes = padded_inputs(call->k) / STEP * step_bytes(form), num_groups = call->k / form.group;
-    for (int64_t row = first; row < end; row++) {
+    for (int64_t row = first * PANEL; row < end * PANEL; row += PANEL) {
         char *panel = call->packed + row / PANEL * panel_bytes;
-        for (int64_t i = 0; i < call->k; i++) {
-            int shift;
-            const int64_t place = place_of(form, row % PANEL, i, &shift);
-            panel[place] = (char)((uint8_t)panel[place] | call->values[row * call->k + i] << shift);
-        }
+        const int64_t num_rows = call->n - row < PANEL ? call->n - row : PANEL;
         for (int64_t g = 0; g < num_groups; g++) {
-            char *to = panel + scale_place(form, row % PANEL, g * form.group);
-            memcpy(to, call->scales + row * num_groups + g, sizeof(uint16_t));
-            if (call->offsets) memcpy(to + scale_bytes(form), call->offsets + row * num_groups + g, sizeof(uint16_t));
+            int shift;
+            const int64_t input = g * form.group;
+            pack_group(call, row, num_rows, input, panel + place_of(form, 0, input, &shift));
+            for (int64_t r = 0; r < num_rows; r++) {
+                const int64_t from = (row + r) * num_groups + g;
+                char *to = panel + scale_place(form, r, input);
+                memcpy(to, call->scales + from, sizeof(uint16_t));
+                if (call->offsets) memcpy(to + scale_bytes(form), call->offsets + from, sizeof(uint16_t));
+            }
         }
     }
 }
@@ -106,7 +123,7 @@ static void pack_rows(const void *context, int64_t first, int64_t end) {
 void weft_pack_linear_grouped(const uint8_t *values, const uint16_t *scales, const uint16_t *offsets, int64_t n, int64_t k,
                               int64_t form, char *packed) {
     const Packing call = {values, scales, offsets, n, k, read_form(form), packed};
-    run_loop(n, PANEL, pack_rows, &call);
+    run_loop((n + PANEL - 1) / PANEL, 1, pack_panels, &call);
 }
 
 typedef struct {
