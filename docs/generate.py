@@ -89,6 +89,15 @@ def render_steps(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_files(run: Path) -> str:
+    """The table of a stored run of GGUF files, beside llama.cpp."""
+    lines = ["| | | Weft | llama.cpp |", "| --- | --- | ---: | ---: |"]
+    for figure in json.loads(run.read_text(encoding="utf-8"))["figures"]:
+        own, peer = figure["weft_ms"], figure["llama_ms"]
+        lines.append(f"| {figure['file']} | {figure['what']} | {own:.1f} ms | {peer:.1f} ms ({own / peer:.2f}x) |")
+    return "\n".join(lines) + "\n"
+
+
 def render_quality(run: Path) -> str:
     """The table of a stored run of forms of weights."""
     lines = [
@@ -127,6 +136,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "architectures.json": partial(render_steps, ROOT / "benchmarks/results/architectures.json"),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
+    "quantized.json": partial(render_files, ROOT / "benchmarks/results/quantized.json"),
     "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
