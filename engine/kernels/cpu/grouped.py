@@ -126,9 +126,10 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
         zeros = 0.0 if groups.zeros is None else groups.zeros.float()
         offsets = (zeros + centres) * scales + (0.0 if groups.offsets is None else groups.offsets)
     if size != group or groups.group_of is not None:
-        scales, offsets = (None if part is None else part[:, picked[:, 0]] for part in (scales, offsets))
+        places = picked[:, 0]
+        scales = scales[:, places]
+        offsets = None if offsets is None else offsets[:, places]
     values = groups.values.view(torch.uint8) + centres.to(torch.uint8)  # wraps
-    assert scales is not None
     return form, GroupedRows(values, scales, offsets)
 
 
