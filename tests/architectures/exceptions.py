@@ -39,6 +39,13 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},  # rope_theta has no default
     "deepseek_v2": {"num_experts_per_tok": 2},  # None by default
     "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},  # not 128
+    "dory": {  # as published: attention and feed-forward layers are counted apart
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
+        "n_input_layers": 2,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 2,
+    },
     "dots1": {  # all counts of experts are None by default
         "n_routed_experts": 8,
         "n_shared_experts": 1,

@@ -20,6 +20,8 @@ _V3 = {
     "n_group": 8,
     "topk_group": 4,
 }
+_SARVAM = {**_V3, "n_routed_experts": 128, "n_group": 1, "topk_group": 1}
+_SARVAM_LATENT = {name: size for name, size in DEEPSEEK.items() if name != "q_lora_rank"}
 _GLM = {
     "n_routed_experts": 64,
     "moe_intermediate_size": 1536,
@@ -58,6 +60,9 @@ def deepseek_v2(fields: Fields) -> FamilySwitches:
 @family("DeepseekV3ForCausalLM")
 def deepseek_v3(fields: Fields) -> FamilySwitches:
     """The first three layers are dense."""
+    if fields.optional_text("model_type") == "sarvam_mla":  # which transformers saves under this architecture
+        num_dense = fields.integer("first_k_dense_replace", 1)
+        return _switches(fields, _corrected(fields, _SARVAM), lambda layer: layer >= num_dense, _SARVAM_LATENT)
     num_dense = fields.integer("first_k_dense_replace", 3)
     return _switches(fields, _corrected(fields, _V3), lambda layer: layer >= num_dense)
 

@@ -65,7 +65,7 @@ def read_latent(
     """
     query_latent = fields.optional_integer("q_lora_rank")
     if not fields.mentions("q_lora_rank"):
-        query_latent = defaults["q_lora_rank"]
+        query_latent = defaults.get("q_lora_rank")
     plain, rotary, latent, value = (
         fields.integer(name, defaults[name])
         for name in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim")

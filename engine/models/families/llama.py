@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from weft.engine.models.families.exaone import exaone
 from weft.engine.models.families.family import FamilySwitches, Norm, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
@@ -11,6 +12,8 @@ from weft.engine.models.families.windows import read_window, windows_where
 @family("LlamaForCausalLM")
 def llama(fields: Fields) -> FamilySwitches:
     """Biases only where config.json asks for them."""
+    if fields.optional_text("model_type") == "exaone":
+        return exaone(fields)
     is_other = fields.optional_text("model_type") in ("internlm3", "iquestcoder")  # under the same architecture
     return FamilySwitches(
         qkv_bias=fields.flag("attention_bias", False),

@@ -1,4 +1,4 @@
-"""Families with DeepSeek V3's router, whose experts have Qwen's names: GLM 4.5, dots.1, EXAONE; and Ernie 4.5."""
+"""Families with DeepSeek V3's router, whose experts have Qwen's names: GLM 4.5, Sarvam, dots.1, EXAONE and others."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +8,24 @@ from weft.engine.models.families import hunyuan
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
 from weft.engine.models.families.family import FamilySwitches, QKNorm, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.names import LLAMA
 from weft.engine.models.families.windows import read_window, windows_by_pattern, windows_where
+
+_SARVAM = replace(
+    LLAMA,
+    embedding="model.word_embeddings",
+    qkv=("attention.query_key_value",),
+    query_norm="attention.query_layernorm",
+    key_norm="attention.key_layernorm",
+    output="attention.dense",
+)
 
 
 @family("Glm4MoeForCausalLM")
 def glm4_moe(fields: Fields) -> FamilySwitches:
     """Half of a head is rotated; the first layers are dense."""
+    if fields.optional_text("model_type") == "sarvam_moe":
+        return sarvam_moe(fields)
     first = fields.integer("first_k_dense_replace", 1)
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_key_value_heads": 8},
@@ -21,6 +33,23 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
         o_bias=False,
         qk_norm=QKNorm() if fields.flag("use_qk_norm", False) else None,
         feed_forwards=on_layers(fields, corrected(fields, 128), lambda layer: layer >= first),
+    )
+
+
+@family("SarvamMoEForCausalLM")
+def sarvam_moe(fields: Fields) -> FamilySwitches:
+    """GLM 4.5 with stacked projections and names of its own. What transformers saves has GLM's architecture."""
+    fields = fields.with_aliases({"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"})
+    experts = replace(corrected(fields, 128, scale=2.5), names=ExpertNames(correction="mlp.gate.expert_bias"))
+    first = fields.integer("first_k_dense_replace", 1)
+    return FamilySwitches(
+        names=_SARVAM,
+        defaults={"num_key_value_heads": 4, "rope_theta": 8e6},
+        qkv_bias=fields.flag("use_qkv_bias", False) or fields.flag("attention_bias", False),
+        o_bias=False,
+        qk_norm=QKNorm() if fields.flag("use_qk_norm", True) else None,
+        head_dim=64,
+        feed_forwards=on_layers(fields, experts, lambda layer: layer >= first),
     )
 
 

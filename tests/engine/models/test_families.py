@@ -40,6 +40,20 @@ Variant = tuple[str, dict[str, Any]]
 
 SHORT_FACTORS = {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
 LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+PUBLISHED: Mapping[str, dict[str, str]] = {
+    "ExaoneForCausalLM": {
+        "num_hidden_layers": "num_layers",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    "SarvamMoEForCausalLM": {
+        "n_routed_experts": "num_experts",
+        "n_shared_experts": "num_shared_experts",
+        "attention_bias": "use_qkv_bias",
+    },
+}
+"""What fields are called in checkpoints under an architecture's own name, which transformers saves under another."""
+
 VARIANTS: list[Variant] = [
     ("arcee", {"attention_bias": True, "mlp_bias": True}),
     ("bloom", {"n_head": 6, "hidden_size": 96}),
@@ -237,6 +251,19 @@ def test_experts_may_be_fused(tmp_path: Path, is_transposed: bool) -> None:
 def as_published(folder: Path, name: str, changes: Mapping[str, Any], without: str = "") -> ModelConfig:
     fields = {**CONFIG_MAPPING[name]().to_dict(), **changes}
     return load_model_config(write_config(folder, name, {k: v for k, v in fields.items() if k != without}))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("exaone", "ExaoneForCausalLM"), ("sarvam_moe", "SarvamMoEForCausalLM")]
+)
+def test_checkpoints_may_have_the_names_of_their_makers(tmp_path: Path, name: str, architecture: str) -> None:
+    folder = write(name, tmp_path / name, {"attention_bias": True})
+    expected = logits(folder, "float32")
+    path = folder / "config.json"
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    own = {PUBLISHED[architecture].get(field, field): value for field, value in fields.items()}
+    path.write_text(json.dumps(own | {"architectures": [architecture], "model_type": name}), encoding="utf-8")
+    torch.testing.assert_close(logits(folder, "float32"), expected, rtol=0, atol=0)
 
 
 def test_lfm2_may_name_its_size_as_its_makers_do(tmp_path: Path) -> None:
