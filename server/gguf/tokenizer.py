@@ -34,6 +34,8 @@ _GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jina-es", "jina-de", "roberta-bpe")
 _GPT2_WITH_DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone")
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken", "llama4")
 """Where a piece of text that is a token as it is need not be reached by merges."""
+_MAX_PIECE, _MAX_PIECES = 512, 1 << 23
+"""Characters: of the longest piece that SentencePiece's trainer makes, and of all pieces that are cut up here."""
 
 
 def describe_tokenizer(model: GgufModel) -> tuple[Json, Json]:
@@ -130,8 +132,10 @@ def _sentencepiece(model: GgufModel, ids: dict[str, int], types: list[int]) -> J
 
 
 def _merges(ids: dict[str, int], types: list[int], scores: list[float]) -> list[list[str]]:
-    """Every way to make a piece of two others; those of the piece with the best score first."""
-    pieces = {token: index for token, index in ids.items() if types[index] == _NORMAL}
+    """Every way to make a piece of two others; those of the piece with the best score first. Longer ones stay unmade."""
+    pieces = {token: index for token, index in ids.items() if types[index] == _NORMAL and len(token) <= _MAX_PIECE}
+    if (size := sum(map(len, pieces))) > _MAX_PIECES:
+        raise GgufError(f"tokenizer.ggml.tokens has {size:,} characters, at most {_MAX_PIECES:,} are supported")
     ranked = []
     for token, index in pieces.items():
         for cut in range(1, len(token)):

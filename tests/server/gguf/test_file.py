@@ -85,7 +85,7 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-HEAD, HUGE = b"GGUF" + struct.pack("<I", 3), 1 << 62
+HEAD, HUGE, MANY = b"GGUF" + struct.pack("<I", 3), 1 << 62, 1 << 22
 
 
 def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
@@ -98,11 +98,14 @@ def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset
         (b"PK\3\4" + bytes(99), "is no GGUF file"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(99), "has version 50331648 of GGUF"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(99), "has version 1 of GGUF (supported: 2 and 3, little endian)"),
-        (HEAD + struct.pack("<QQ", 0, HUGE), "is truncated"),
-        (HEAD + struct.pack("<QQ", HUGE, 0), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, MANY), "is truncated"),
+        (HEAD + struct.pack("<QQ", MANY, 0), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, HUGE), f"has {HUGE:,} values in its header, at most 4,194,304 are supported"),
+        (HEAD + struct.pack("<QQ", HUGE, 0), f"has {HUGE:,} values in its header"),
         (HEAD + struct.pack("<QQQ", 0, 1, HUGE), "is truncated"),
-        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 4, HUGE), "is truncated"),
-        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, HUGE), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 4, MANY - 1), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, MANY - 1), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, MANY), "has 4,194,305 values"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1), "has a list of type 9"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<I", 77), "has a value of type 77"),
         (HEAD + struct.pack("<QQ", 0, 2) + (text("k") + struct.pack("<IB", 0, 1)) * 2, "has 'k' twice"),
@@ -125,13 +128,15 @@ def test_what_a_hostile_file_says_is_bounded(tmp_path: Path, content: bytes, fau
 
 
 def test_a_header_without_end_is_not_read(tmp_path: Path) -> None:
-    """A sparse file of 1 GiB of empty texts would be a hundred million of them."""
+    """A sparse file of a text of 1 GiB; and a list of 64 million octets was one of 512 MB."""
     path = tmp_path / "long.gguf"
-    with path.open("wb") as file:
-        file.write(HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 0, 1 << 30))
-        file.truncate((1 << 30) + 100)
-    with pytest.raises(GgufError, match=r"^long\.gguf has a header of more than 67,108,864 bytes$"):
-        read_model(path)
+    values = struct.pack("<IQ", 8, 1 << 30), struct.pack("<IIQ", 9, 0, 64_000_000)
+    for value, fault in zip(values, ("a header of more than 67,108,864 bytes", "64,000,001 values"), strict=True):
+        with path.open("wb") as file:
+            file.write(HEAD + struct.pack("<QQ", 0, 1) + text("k") + value)
+            file.truncate((1 << 30) + 100)
+        with pytest.raises(GgufError, match=rf"^long\.gguf has {fault}"):
+            read_model(path)
 
 
 def test_bytes_of_any_kind_do_no_more_than_be_refused(tmp_path: Path) -> None:

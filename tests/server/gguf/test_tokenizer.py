@@ -118,6 +118,14 @@ def test_sentencepiece(tmp_path: Path, has_prefix: bool) -> None:
         assert tokenizer.decode(ids) == own.decode(ids)
 
 
+def test_a_long_piece_does_not_delay_the_start() -> None:
+    """Every place in a piece of a million characters was tried, which took the time of their square."""
+    tokens = ["a", "aa", "a" * 512, "a" * 1_000_000]
+    values = {"model": "llama", "tokens": tokens, "token_type": [1] * 4, "scores": [-1.0, -2.0, -3.0, -4.0]}
+    described = describe_tokenizer(GgufModel((), {f"tokenizer.ggml.{key}": values[key] for key in values}, {}))[0]
+    assert described["model"]["merges"] == [["a", "a"]]  # type: ignore[index]
+
+
 def test_templates_and_what_stands_around_a_prompt(tmp_path: Path) -> None:
     def write(writer: gguf.GGUFWriter) -> None:
         gguf_files.add_tokenizer(writer, json.loads(byte_level().to_str()))
@@ -150,6 +158,11 @@ def test_templates_and_what_stands_around_a_prompt(tmp_path: Path) -> None:
         ({"tokenizer.ggml.merges": ["a zz"]}, "merge 'a zz' in tokenizer.ggml.merges is not one of two tokens"),
         ({"tokenizer.ggml.token_type": [1]}, "1 types in tokenizer.ggml.token_type for 3 tokens"),
         ({"tokenizer.ggml.model": "llama"}, "0 scores in tokenizer.ggml.scores for 3 tokens"),
+        (
+            {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [f"{i:0512}" for i in range(20_000)]}
+            | {"tokenizer.ggml.token_type": [1] * 20_000, "tokenizer.ggml.scores": [0.0] * 20_000},
+            "tokenizer.ggml.tokens has 10,240,000 characters, at most 8,388,608 are supported",
+        ),
         ({"tokenizer.ggml.add_bos_token": 3}, "tokenizer.ggml.add_bos_token must be of type bool, got '3'"),
     ],
 )
