@@ -1,14 +1,17 @@
 """Makes a folder in Hugging Face layout for a GGUF file, without its weights, which stay where they are.
 
-It is kept in the user's cache, under a hash of the files' paths, sizes and times.
+It is kept in the user's cache, under a hash of the files' paths, sizes and times, and of the code that makes it. Whole
+folders only ever take the place, so starts at the same time do not disturb each other.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +19,8 @@ from weft.server.gguf.config import describe
 from weft.server.gguf.file import GgufError, GgufModel, parts, read_model
 from weft.server.gguf.tokenizer import describe_tokenizer
 
-_VERSION = "1"  # of what is made
+_UNUSED_S = 30 * 86_400.0
+"""A folder of an older file or an older Weft that no start has used for so long goes: a server may still need it."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _DEFAULT_TAG = "Q4_K_M"
 _SAMPLING = {
@@ -61,7 +65,7 @@ def choose(names: Iterable[str], tag: str | None) -> list[str]:
 
 
 def made_folder(file: Path) -> Path:
-    """The folder of a file; what is not there yet is made, and what was made of older files at this path goes.
+    """The folder of a file; what is not there yet is made, and what was made of older files long ago goes.
 
     Raises:
         GgufError: The file cannot be served; see `read_model`, `describe` and `describe_tokenizer`.
@@ -69,10 +73,12 @@ def made_folder(file: Path) -> Path:
     file = Path(os.path.abspath(file))
     try:
         stats = [(str(part), part.stat()) for part in parts(file)]
-        state = _hash(_VERSION, *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats))
+        state = _hash(_code(), *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats))
         made = _cache() / f"{_hash(str(file))}-{state}" / stem(file.name)
         if not made.is_dir():
             _make(read_model(file), made)
+        with contextlib.suppress(OSError):  # one that was made beforehand may be read-only
+            os.utime(made.parent)
     except OSError as error:
         fault = f"{error}; XDG_CACHE_HOME may name a folder that can be written"
         raise GgufError(f"no folder can be made for the file ({fault})") from None
@@ -81,6 +87,12 @@ def made_folder(file: Path) -> Path:
 
 def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _code() -> str:
+    """Of this folder, which makes the contents."""
+    return _hash(*(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 def _cache() -> Path:
@@ -104,11 +116,15 @@ def _make(model: GgufModel, made: Path) -> None:
         (whole / made.name).mkdir(parents=True)
         for name, content in contents.items():
             (whole / made.name / name).write_text(json.dumps(content), encoding="utf-8")
-        if not made.is_dir():
-            os.rename(whole, outer)
-    for old in cache.glob(f"{outer.name.partition('-')[0]}-*"):
-        if old != outer:
-            shutil.rmtree(old, ignore_errors=True)
+        try:
+            whole.rename(outer)
+        except OSError:
+            if not made.is_dir():  # else another start was faster
+                raise
+        for old in cache.glob(f"{outer.name.partition('-')[0]}-*"):
+            with contextlib.suppress(FileNotFoundError):  # another start has removed it
+                if time.time() - old.stat().st_mtime > _UNUSED_S:
+                    old.rename(Path(scratch) / old.name)
 
 
 def _generation(model: GgufModel) -> dict[str, object]:
