@@ -132,7 +132,7 @@ def _sentencepiece(model: GgufModel, ids: dict[str, int], types: list[int]) -> J
 
 
 def _merges(ids: dict[str, int], types: list[int], scores: list[float]) -> list[list[str]]:
-    """Every way to make a piece of two others; those of the piece with the best score first. Longer ones stay unmade."""
+    """Every way to make a piece of two others; those of the piece with the best score first. Long ones stay unmade."""
     pieces = {token: index for token, index in ids.items() if types[index] == _NORMAL and len(token) <= _MAX_PIECE}
     if (size := sum(map(len, pieces))) > _MAX_PIECES:
         raise GgufError(f"tokenizer.ggml.tokens has {size:,} characters, at most {_MAX_PIECES:,} are supported")

@@ -53,7 +53,7 @@ def test_a_folder_is_made_of_this_file_by_this_code(file: Path, monkeypatch: pyt
     os.utime(file, ns=(0, 5))
     third = made(file)
     assert len({first, second, third}) == 3
-    assert FILES == {path.name for path in first.iterdir()}, "a server may still run from it"
+    assert {path.name for path in first.iterdir()} == FILES, "a server may still run from it"
     long_ago = time.time() - folder._UNUSED_S - 60
     os.utime(first.parent, (long_ago, long_ago))
     os.utime(file, ns=(0, 6))
