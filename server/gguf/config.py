@@ -204,7 +204,8 @@ def _rope_scaling(model: GgufModel) -> dict[str, object] | None:
     longest = model.value("[ARCH].context_length", int)
     original = model.optional("[ARCH].rope.scaling.original_context_length", int) or longest
     factor, attention = (model.optional(f"[ARCH].rope.scaling.{name}", float) for name in ("factor", "attn_factor"))
-    kind = model.optional("[ARCH].rope.scaling.type", str) or "none"
+    factor = factor or model.optional("[ARCH].rope.scale_linear", float)  # as old files name it
+    kind = model.optional("[ARCH].rope.scaling.type", str) or ("linear" if factor else "none")
     if "rope_freqs.weight" in model.tensors:
         factors = _numbers(model.tensors["rope_freqs.weight"])
         return {

@@ -22,6 +22,7 @@ from weft.server.gguf.tokenizer import describe_tokenizer
 _UNUSED_S = 30 * 86_400.0
 """A folder of an older file or an older Weft that no start has used for so long goes: a server may still need it."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
+_NO_MODEL = re.compile(r"mmproj|^imatrix|imatrix\.gguf$", re.IGNORECASE)
 _DEFAULT_TAG = "Q4_K_M"
 _SAMPLING = {
     "temperature": "general.sampling.temp",
@@ -29,7 +30,10 @@ _SAMPLING = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end|>")
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"),
+    *("<|return|>", "<|call|>", "<|end|>"),
+)
 """Tokens that end an answer even if the metadata names another; gpt-oss writes the last between messages."""
 
 
@@ -50,7 +54,7 @@ def choose(names: Iterable[str], tag: str | None) -> list[str]:
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        if name.lower().endswith(".gguf") and not re.search("mmproj|imatrix", name.rpartition("/")[2].lower()):
+        if name.lower().endswith(".gguf") and not _NO_MODEL.search(name.rpartition("/")[2]):
             models.setdefault(stem(name), []).append(name)
     if not models:
         raise GgufError("there is no GGUF file of a language model")
@@ -129,11 +133,11 @@ def _make(model: GgufModel, made: Path) -> None:
 
 def _generation(model: GgufModel) -> dict[str, object]:
     """The ids that end an answer, and how the model's makers sample."""
-    tokens, types = model.values("tokenizer.ggml.tokens", str), model.values("tokenizer.ggml.token_type", int)
+    tokens = model.values("tokenizer.ggml.tokens", str)
     named = [model.optional(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom")]
     ends = _ENDS[:-1] if model.optional("general.architecture", str) == "gpt-oss" else _ENDS
-    control = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3}
-    ids = [index for index in (*named, *(control.get(token) for token in ends)) if index is not None]
+    found = {token: index for index, token in enumerate(tokens) if token in ends}
+    ids = [index for index in (*named, *map(found.get, ends)) if index is not None and 0 <= index < len(tokens)]
     sampling = {name: model.optional(key, float) for name, key in _SAMPLING.items()}
     sampling["top_k"] = model.optional("general.sampling.top_k", int)
     given = {name: value for name, value in sampling.items() if value is not None}

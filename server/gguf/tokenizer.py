@@ -34,6 +34,8 @@ _GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jina-es", "jina-de", "roberta-bpe")
 _GPT2_WITH_DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone")
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken", "llama4")
 """Where a piece of text that is a token as it is need not be reached by merges."""
+_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")
+"""Where a prompt has a token at its beginning unless the file says otherwise, as with SentencePiece's vocabularies."""
 _MAX_PIECE, _MAX_PIECES = 512, 1 << 23
 """Characters: of the longest piece that SentencePiece's trainer makes, and of all pieces that are cut up here."""
 
@@ -62,7 +64,8 @@ def describe_tokenizer(model: GgufModel) -> tuple[Json, Json]:
         for token, index in ids.items()
         if types[index] in (_CONTROL, _USER_DEFINED) or (types[index] == _UNKNOWN and token)
     ]
-    parts |= {"added_tokens": added, "post_processor": _around(model, special, ids, kind == "llama")}
+    adds_bos = kind == "llama" or model.optional("tokenizer.ggml.pre", str) in _WITH_BOS
+    parts |= {"added_tokens": added, "post_processor": _around(model, special, ids, adds_bos)}
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     templates = _templates(model)
     if templates:
@@ -154,7 +157,7 @@ def _bpe(ids: dict[str, int], merges: list[list[str]], **more: object) -> Json:
 
 
 def _around(model: GgufModel, special: dict[str, str | None], ids: dict[str, int], adds_bos: bool) -> Json | None:
-    """What is put around a prompt; without a flag, SentencePiece's vocabularies have a token at the beginning."""
+    """What is put around a prompt."""
     if (given := model.optional("tokenizer.ggml.add_bos_token", bool)) is not None:
         adds_bos = given
     first = [special["bos_token"]] * adds_bos

@@ -45,6 +45,14 @@ def test_what_the_file_says_is_in_the_configuration() -> None:
     assert config["tie_word_embeddings"] is True and config["rope_scaling"] is None
 
 
+@pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_factor_of_positions_without_a_type_is_linear(key: str) -> None:
+    """It was left out of account."""
+    experts = {"expert_count": 4, "expert_used_count": 2}
+    assert describe(model(**{key: 4.0}, **experts))["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert describe(model(**{key: 4.0}, **experts, rope__scaling__type="none"))["rope_scaling"] is None
+
+
 def test_numbers_by_layer_are_one_if_they_are_the_same() -> None:
     config = describe(
         model(expert_count=4, expert_used_count=2, attention__head_count_kv=[2], feed_forward_length=[48])

@@ -1,4 +1,4 @@
-"""Folders that are made of GGUF files: starts at the same time, what a folder is made of, what stays of older ones."""
+"""Folders that are made of GGUF files: starts at the same time, what stays of older ones, what ends an answer."""
 
 import json
 import os
@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
 from weft.server.gguf import folder
-from weft.server.gguf.folder import made_folder
+from weft.server.gguf.file import GgufModel
+from weft.server.gguf.folder import choose, made_folder
 
 SIZES: dict[str, object] = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
 FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -70,3 +71,24 @@ def test_a_read_only_folder_that_is_there_is_used(file: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "utime", refuse)
     assert made(file) == first
     assert json.loads((first / "config.json").read_text())["quantization_config"]["files"] == [str(file)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokens", "ids", "ends"),
+    [
+        ("llama", ["a", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], {"eos": 3}, [3, 2, 1]),
+        ("gpt-oss", ["<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"], {"eos": 0}, [0, 3, 2]),
+        ("phi3", ["<|end|>", "a", "<|endoftext|>"], {"eos": 2, "eot": 1}, [2, 1, 0]),
+        ("qwen2", ["a", "b"], {"eos": 2, "eot": -1, "eom": 1}, [1]),
+    ],
+)
+def test_all_that_ends_an_answer(architecture: str, tokens: list[str], ids: dict[str, int], ends: list[int]) -> None:
+    """Answers of gpt-oss went on behind a call. Types of tokens need not be in the file, or right."""
+    metadata = {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items()}
+    model = GgufModel((), {"general.architecture": architecture, "tokenizer.ggml.tokens": tokens, **metadata}, {})
+    assert folder._generation(model)["eos_token_id"] == ends
+
+
+def test_files_beside_those_of_a_model_are_no_models() -> None:
+    beside = ["imatrix_unsloth.gguf", "m-imatrix.gguf", "m.IMATRIX.gguf", "mmproj-F16.gguf", "m-mmproj-BF16.gguf"]
+    assert choose([*beside, "m-imatrix-Q4_K_M.gguf"], None) == ["m-imatrix-Q4_K_M.gguf"]

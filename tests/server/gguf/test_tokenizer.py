@@ -146,6 +146,19 @@ def test_templates_and_what_stands_around_a_prompt(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("pre", "given", "first"), [("tekken", None, [1]), ("tekken", False, []), ("qwen2", None, [])])
+def test_how_a_prompt_begins(tmp_path: Path, pre: str, given: bool | None, first: list[int]) -> None:
+    """Files of Llama 3 often say nothing of it."""
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        gguf_files.add_tokenizer(writer, json.loads(byte_level().to_str()), pre)
+        writer.add_bos_token_id(1)
+        if given is not None:
+            writer.add_add_bos_token(given)
+
+    assert load(tmp_path, model_of(tmp_path, write)).encode("ab") == [*first, *byte_level().encode("ab").ids]
+
+
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
