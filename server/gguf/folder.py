@@ -23,7 +23,7 @@ _UNUSED_S = 30 * 86_400.0
 """A folder of an older file or an older Weft that no start has used for so long goes: a server may still need it."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_MODEL = re.compile(r"mmproj|^imatrix|imatrix\.gguf$", re.IGNORECASE)
-_DEFAULT_TAG = "Q4_K_M"
+DEFAULT_TAG = "Q4_K_M"
 _SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
@@ -60,11 +60,11 @@ def choose(names: Iterable[str], tag: str | None) -> list[str]:
         raise GgufError("there is no GGUF file of a language model")
     if tag is None and len(models) == 1:
         return next(iter(models.values()))
-    pattern = re.compile(rf"(^|[-._/]){re.escape(stem(tag or _DEFAULT_TAG))}($|/)", re.IGNORECASE)
+    pattern = re.compile(rf"(^|[-._/]){re.escape(stem(tag or DEFAULT_TAG))}($|/)", re.IGNORECASE)
     found = [model for model in models if pattern.search(model)]
     if len(found) != 1:
         there = ", ".join(found or models)
-        raise GgufError(f"{len(found) or 'no'} models are called {tag or _DEFAULT_TAG}; there are: {there}")
+        raise GgufError(f"{len(found) or 'no'} models are called {tag or DEFAULT_TAG}; there are: {there}")
     return models[found[0]]
 
 

@@ -186,6 +186,31 @@ def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypa
     monkeypatch.setattr(huggingface_hub, "list_repo_files", None)
     assert checkpoint.resolve("org/m-GGUF:Q8_0").name == "qwen-Q8_0"
 
+    def unreachable(repository: str) -> list[str]:
+        raise OSError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
+    assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q8_0"
+    with pytest.raises(StartError, match=r"^model: org/m-GGUF: download failed: offline$"):
+        checkpoint.resolve("org/m-GGUF:Q6_K")
+
+
+def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(
+    gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `org/m-GGUF:Q8_0`, `org/m-GGUF` was that file, and not its Q4_K_M."""
+    shutil.copy(gguf_file, gguf_file.with_name("qwen-Q4_K_M.gguf"))
+    others = gguf_file.parent.parent / "others"
+    others.mkdir()
+    shutil.copy(gguf_file, others)
+
+    def download(repo_id: str, **options: object) -> str:
+        return str(others if options.get("local_files_only") else gguf_file.parent)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo_id: ["qwen-Q4_K_M.gguf", "qwen-Q8_0.gguf"])
+    assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q4_K_M"
+
 
 @pytest.mark.parametrize("model", ["qwen3:0.6b", "library/llama3.2:latest", "hf.co/org/name-GGUF:Q4_K_M"])
 def test_a_name_of_ollamas_is_known_as_such(model: str) -> None:
