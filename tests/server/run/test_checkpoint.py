@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable
 from functools import partial
 
+import httpx
 import huggingface_hub
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -193,6 +194,9 @@ def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypa
     assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q8_0"
     with pytest.raises(StartError, match=r"^model: org/m-GGUF: download failed: offline$"):
         checkpoint.resolve("org/m-GGUF:Q6_K")
+    monkeypatch.setattr(httpx, "head", lambda address, **options: httpx.Response(503))
+    details = [doctor._model(Settings(model=f"org/m-GGUF:{tag}")).detail for tag in ("Q8_0", "Q6_K")]
+    assert details == ["org/m-GGUF:Q8_0 is in the cache; the hub says 503", "org/m-GGUF:Q6_K: the hub answers 503"]
 
 
 def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(
