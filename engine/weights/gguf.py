@@ -116,7 +116,7 @@ def _fields(octets: torch.Tensor, run: int, bits: int) -> torch.Tensor:
     if run % 8 == 0:  # eight at once
         runs, word, lowest = runs.contiguous().view(torch.int64), torch.int64, lowest * 0x0101010101010101
     shifts = torch.arange(0, 8, bits, dtype=word, device=octets.device)[:, None]
-    return (runs >> shifts & lowest).flatten(-3).view(torch.uint8)
+    return (runs >> shifts).bitwise_and_(lowest).flatten(-3).view(torch.uint8)
 
 
 def _bits(octets: torch.Tensor) -> torch.Tensor:
