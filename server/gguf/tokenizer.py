@@ -59,8 +59,10 @@ def describe_tokenizer(model: GgufModel) -> tuple[Json, Json]:
         ids[token if token not in ids else f"{token}[{index}]"] = index  # a second one is never made of text
     parts = _byte_level(model, ids) if kind == "gpt2" else _sentencepiece(model, ids, types)
     special = {name: _named(model, key, tokens) for name, key in _SPECIAL.items()}
+    takes_spaces = kind == "llama" and model.optional("general.architecture", str) == "phi3"
     added = [
         {**_ADDED, "id": index, "content": token, "special": types[index] != _USER_DEFINED}
+        | {"rstrip": takes_spaces and token not in _PHI3_PLAIN}
         for token, index in ids.items()
         if types[index] in (_CONTROL, _USER_DEFINED) or (types[index] == _UNKNOWN and token)
     ]
@@ -79,7 +81,9 @@ _SPECIAL = {
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-_ADDED: Json = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+"""Tokens of Phi-3 that do not take the white space behind them."""
+_ADDED: Json = {"single_word": False, "lstrip": False, "normalized": False}
 
 
 def _named(model: GgufModel, key: str, tokens: list[str]) -> str | None:

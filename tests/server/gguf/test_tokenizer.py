@@ -118,6 +118,23 @@ def test_sentencepiece(tmp_path: Path, has_prefix: bool) -> None:
         assert tokenizer.decode(ids) == own.decode(ids)
 
 
+@pytest.mark.parametrize(("architecture", "behind"), [("phi3", []), ("llama", [4])])
+def test_tokens_of_phi_3_take_the_white_space_behind_them(tmp_path: Path, architecture: str, behind: list[int]) -> None:
+    """Each line break behind <|user|> was a token that the model had not been trained with."""
+    values = {
+        "model": "llama",
+        "tokens": ["<unk>", "<s>", "<|user|>", "a", "\n"],
+        "token_type": [2, 3, 3, 1, 1],
+        "scores": [0.0] * 5,
+        "add_bos_token": False,
+        "add_space_prefix": False,
+    }
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    tokenizer = load(tmp_path, GgufModel((), {"general.architecture": architecture, **metadata}, {}))  # type: ignore[arg-type]
+    assert tokenizer.encode("<|user|>\na") == [2, *behind, 3]
+    assert tokenizer.encode("<s>\na") == [1, 4, 3]
+
+
 def test_a_long_piece_does_not_delay_the_start() -> None:
     """Every place in a piece of a million characters was tried, which took the time of their square."""
     tokens = ["a", "aa", "a" * 512, "a" * 1_000_000]
