@@ -69,7 +69,9 @@ def facts(options: EngineOptions) -> dict[str, str]:
 
 def _fingerprint(model: Path) -> str:
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    elsewhere = (config.get("quantization_config") or {}).pop("files", ())  # GGUF files; machines have their own paths
+    quantization = config.get("quantization_config") or {}
+    elsewhere = quantization.pop("files", ())  # GGUF files; machines have their own paths and times
+    quantization.pop("versions", None)
     digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8)
     own = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
     for path in (*own, *map(Path, elsewhere)):

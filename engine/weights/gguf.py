@@ -34,6 +34,9 @@ class GgufSource(CheckpointSource):
         """See `CheckpointSource`; the folder is one that `server/gguf` has made."""
         config = Fields.read(folder / "config.json").section("quantization_config")
         self._files = tuple(map(Path, config.texts("files")))
+        for file, version in zip(self._files, config.texts("versions"), strict=True):
+            if _version(file) != version:
+                raise ModelError(f"{file} is not the file that the server found when it started; start it again")
         tensors = config.section("tensors")
         self._tensors = {name: tensors.section(name) for name in tensors.names()}
         super().__init__(folder, device, unused=unused)
@@ -79,6 +82,15 @@ class GgufSource(CheckpointSource):
                 raise ModelError(f"tensor {name} is missing from the GGUF file, which has {len(values)} experts")
             values = values[int(expert[1])]
         return values
+
+
+def _version(file: Path) -> str:
+    """As `server/gguf` writes it."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file}: not readable ({error.strerror})") from None
+    return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
 def decode(weight: StoredWeight) -> Groups | None:

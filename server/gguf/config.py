@@ -8,7 +8,7 @@ keys are in another order, and Gemma's norms have 1 added. Facts: github.com/ggm
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.server.gguf.file import GgufError, GgufModel, GgufTensor
@@ -72,8 +72,11 @@ class _Architecture:
     norm_offset: float = 0.0
 
 
-def describe(model: GgufModel) -> dict[str, object]:
+def describe(model: GgufModel, versions: Sequence[str]) -> dict[str, object]:
     """The config.json; its quantization_config has the place of each tensor under its name in Hugging Face layout.
+
+    Args:
+        versions: Size and time of each file, by which the engine sees that places are not those of a newer file.
 
     Raises:
         GgufError: The architecture is not supported, or a value is missing.
@@ -116,7 +119,7 @@ def describe(model: GgufModel) -> dict[str, object]:
         if name in names
     }
     files = [str(file) for file in model.files]
-    quantization = {"quant_method": "gguf", "files": files, "tensors": tensors}
+    quantization = {"quant_method": "gguf", "files": files, "versions": versions, "tensors": tensors}
     return config | architecture.fields(model) | {"quantization_config": quantization}
 
 

@@ -76,11 +76,12 @@ def made_folder(file: Path) -> Path:
     """
     file = Path(os.path.abspath(file))
     try:
-        stats = [(str(part), part.stat()) for part in parts(file)]
-        state = _hash(_code(), *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats))
+        files = parts(file)
+        versions = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in map(Path.stat, files)]
+        state = _hash(_code(), *map(str, files), *versions)
         made = _cache() / f"{_hash(str(file))}-{state}" / stem(file.name)
         if not made.is_dir():
-            _make(read_model(file), made)
+            _make(read_model(file), versions, made)
         with contextlib.suppress(OSError):  # one that was made beforehand may be read-only
             os.utime(made.parent)
     except OSError as error:
@@ -104,8 +105,8 @@ def _cache() -> Path:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "gguf"
 
 
-def _make(model: GgufModel, made: Path) -> None:
-    config = describe(model)
+def _make(model: GgufModel, versions: list[str], made: Path) -> None:
+    config = describe(model, versions)
     tokenizer, tokenizer_config = describe_tokenizer(model)
     contents = {
         "config.json": config,

@@ -116,7 +116,9 @@ def test_gguf_files_are_compared_wherever_they_are(first: EngineOptions, tmp_pat
         folder = tmp_path / name
         folder.mkdir()
         (folder / "m.gguf").write_bytes(weights)
-        config = {"quantization_config": {"quant_method": "gguf", "files": [str(folder / "m.gguf")]}}
+        config = {
+            "quantization_config": {"quant_method": "gguf", "files": [str(folder / "m.gguf")], "versions": [name]}
+        }
         (folder / "config.json").write_text(json.dumps(config))
         return facts(msgspec.structs.replace(first, model=str(folder)))["model"]
 
