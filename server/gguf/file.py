@@ -184,7 +184,11 @@ class _Header:
         for name, kind, shape, row_bytes, offset in tensors:
             if name in found:
                 self._refuse(f"has tensor {name!r} twice")
-            if offset % alignment or start + offset + prod(shape[:-1]) * row_bytes > len(self._data):
+            if offset % alignment:
+                self._refuse(
+                    f"places tensor {name!r} at {offset:,}, which is no multiple of {alignment:,}, its alignment"
+                )
+            if start + offset + prod(shape[:-1]) * row_bytes > len(self._data):
                 self._refuse(f"is truncated: tensor {name} ends behind its end ({len(self._data):,} bytes)")
             found[name] = GgufTensor(self._path, kind, shape, row_bytes, start + offset)
         return metadata, found

@@ -20,8 +20,9 @@ VALUES = {
 }
 
 
-def write(path: Path, count: int = 3, **split: int) -> Path:
+def write(path: Path, count: int = 3, alignment: int = 32, **split: int) -> Path:
     writer = gguf.GGUFWriter(path, "llama", **split)
+    writer.add_custom_alignment(alignment)
     writer.add_int32("a.int", -3)
     writer.add_float32("a.float", 0.5)
     writer.add_bool("a.flag", True)
@@ -45,6 +46,13 @@ def test_values_and_places_are_those_of_the_package(tmp_path: Path) -> None:
         found = model.tensors[tensor.name]
         assert (found.kind, found.shape) == ("F16", tuple(reversed(tensor.shape.tolist())))
         assert (found.offset, found.row_bytes) == (tensor.data_offset, 2 * found.shape[-1])
+
+
+def test_another_alignment_is_taken_into_account(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", alignment=256)
+    model, tensors = read_model(path), gguf.GGUFReader(path).tensors
+    assert [model.tensors[tensor.name].offset for tensor in tensors] == [tensor.data_offset for tensor in tensors]
+    assert all(tensor.data_offset % 256 == 0 for tensor in tensors)
 
 
 def test_types_have_the_sizes_of_the_package() -> None:
@@ -113,6 +121,11 @@ def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(1,) * 9), "gives tensor 't' 9 dimensions"),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(33,), kind=2), "gives tensor 't' the shape [33]"),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(1 << 40, 1 << 40)), "is truncated: tensor t ends"),
+        (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(0, 8)), "gives tensor 't' the shape [8, 0]"),
+        (
+            HEAD + struct.pack("<QQ", 1, 0) + tensor(offset=8) + bytes(999),
+            "places tensor 't' at 8, which is no multiple",
+        ),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(offset=HUGE), "is truncated: tensor t ends"),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(kind=16), "has tensor 't' of type IQ2_XXS, which is not supported ("),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(kind=999), "has tensor 't' of type number 999, which is"),
