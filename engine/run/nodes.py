@@ -10,6 +10,7 @@ encrypted nor signed: it is for a network of these machines' own. Imports no tor
 import fcntl
 import hashlib
 import hmac
+import json
 import logging
 import os
 import secrets
@@ -67,8 +68,13 @@ def facts(options: EngineOptions) -> dict[str, str]:
 
 
 def _fingerprint(model: Path) -> str:
-    digest = hashlib.blake2b((model / "config.json").read_bytes(), digest_size=8)
-    for path in sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern)):
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    quantization = config.get("quantization_config") or {}
+    elsewhere = quantization.pop("files", ())  # GGUF files; machines have their own paths and times
+    quantization.pop("versions", None)
+    digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8)
+    own = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
+    for path in (*own, *map(Path, elsewhere)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -34,6 +34,9 @@ class GgufSource(CheckpointSource):
         """See `CheckpointSource`; the folder is one that `server/gguf` has made."""
         config = Fields.read(folder / "config.json").section("quantization_config")
         self._files = tuple(map(Path, config.texts("files")))
+        for file, version in zip(self._files, config.texts("versions"), strict=True):
+            if _version(file) != version:
+                raise ModelError(f"{file} is not the file that the server found when it started; start it again")
         tensors = config.section("tensors")
         self._tensors = {name: tensors.section(name) for name in tensors.names()}
         super().__init__(folder, device, unused=unused)
@@ -81,6 +84,15 @@ class GgufSource(CheckpointSource):
         return values
 
 
+def _version(file: Path) -> str:
+    """As `server/gguf` writes it."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file}: not readable ({error.strerror})") from None
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
 def decode(weight: StoredWeight) -> Groups | None:
     """The weight; None if it is not quantized."""
     scheme = weight.quantization.expected(weight.module)
@@ -116,7 +128,7 @@ def _fields(octets: torch.Tensor, run: int, bits: int) -> torch.Tensor:
     if run % 8 == 0:  # eight at once
         runs, word, lowest = runs.contiguous().view(torch.int64), torch.int64, lowest * 0x0101010101010101
     shifts = torch.arange(0, 8, bits, dtype=word, device=octets.device)[:, None]
-    return (runs >> shifts & lowest).flatten(-3).view(torch.uint8)
+    return (runs >> shifts).bitwise_and_(lowest).flatten(-3).view(torch.uint8)
 
 
 def _bits(octets: torch.Tensor) -> torch.Tensor:

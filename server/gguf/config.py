@@ -8,7 +8,7 @@ keys are in another order, and Gemma's norms have 1 added. Facts: github.com/ggm
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.server.gguf.file import GgufError, GgufModel, GgufTensor
@@ -72,8 +72,11 @@ class _Architecture:
     norm_offset: float = 0.0
 
 
-def describe(model: GgufModel) -> dict[str, object]:
+def describe(model: GgufModel, versions: Sequence[str]) -> dict[str, object]:
     """The config.json; its quantization_config has the place of each tensor under its name in Hugging Face layout.
+
+    Args:
+        versions: Size and time of each file, by which the engine sees that places are not those of a newer file.
 
     Raises:
         GgufError: The architecture is not supported, or a value is missing.
@@ -116,7 +119,7 @@ def describe(model: GgufModel) -> dict[str, object]:
         if name in names
     }
     files = [str(file) for file in model.files]
-    quantization = {"quant_method": "gguf", "files": files, "tensors": tensors}
+    quantization = {"quant_method": "gguf", "files": files, "versions": versions, "tensors": tensors}
     return config | architecture.fields(model) | {"quantization_config": quantization}
 
 
@@ -204,7 +207,8 @@ def _rope_scaling(model: GgufModel) -> dict[str, object] | None:
     longest = model.value("[ARCH].context_length", int)
     original = model.optional("[ARCH].rope.scaling.original_context_length", int) or longest
     factor, attention = (model.optional(f"[ARCH].rope.scaling.{name}", float) for name in ("factor", "attn_factor"))
-    kind = model.optional("[ARCH].rope.scaling.type", str) or "none"
+    factor = factor or model.optional("[ARCH].rope.scale_linear", float)  # as old files name it
+    kind = model.optional("[ARCH].rope.scaling.type", str) or ("linear" if factor else "none")
     if "rope_freqs.weight" in model.tensors:
         factors = _numbers(model.tensors["rope_freqs.weight"])
         return {

@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file: its metadata, and where its tensors lie (github.com/ggml-org/ggml, docs/gguf.md).
 
 The reader of the `gguf` package makes an array of every token, which takes seconds, and believes every count. Here a
-count is believed only as far as the file goes, and a header has at most 64 MiB.
+count is believed only as far as the file goes, and a header has at most 64 MiB and 4,194,304 values.
 """
 
 import mmap
@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 Value = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 
 _MAX_HEADER_BYTES = 64 << 20
+_MAX_VALUES = 1 << 22  # each takes up to a hundred bytes here; the largest vocabularies have two million
 _MAX_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
@@ -159,7 +160,7 @@ class _Header:
     """Reads one header, from the beginning of a file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
+        self._path, self._data, self._at, self._num_values = path, data, 0, 0
 
     def read(self) -> tuple[dict[str, Value], dict[str, GgufTensor]]:
         if self._take(4) != b"GGUF":
@@ -167,7 +168,7 @@ class _Header:
         version = self._number("I")
         if version not in (2, 3):
             self._refuse(f"has version {version} of GGUF (supported: 2 and 3, little endian)")
-        num_tensors, num_values = self._number("Q"), self._number("Q")
+        num_tensors, num_values = self._count(), self._count()
         metadata: dict[str, Value] = {}
         for _ in range(num_values):
             key = self._text()
@@ -183,7 +184,11 @@ class _Header:
         for name, kind, shape, row_bytes, offset in tensors:
             if name in found:
                 self._refuse(f"has tensor {name!r} twice")
-            if offset % alignment or start + offset + prod(shape[:-1]) * row_bytes > len(self._data):
+            if offset % alignment:
+                self._refuse(
+                    f"places tensor {name!r} at {offset:,}, which is no multiple of {alignment:,}, its alignment"
+                )
+            if start + offset + prod(shape[:-1]) * row_bytes > len(self._data):
                 self._refuse(f"is truncated: tensor {name} ends behind its end ({len(self._data):,} bytes)")
             found[name] = GgufTensor(self._path, kind, shape, row_bytes, start + offset)
         return metadata, found
@@ -213,7 +218,7 @@ class _Header:
             return self._text()
         if kind != _LIST:
             self._refuse(f"has a value of type {kind}, which GGUF does not have")
-        of, count = self._number("I"), self._number("Q")
+        of, count = self._number("I"), self._count()
         if of == _TEXT:
             return [self._text() for _ in range(count)]
         if of not in _SCALARS:
@@ -221,6 +226,13 @@ class _Header:
         size = struct.calcsize(_SCALARS[of])
         octets = self._take(count * size)
         return list(struct.unpack(f"<{count}{_SCALARS[of]}", octets))
+
+    def _count(self) -> int:
+        count = self._number("Q")
+        self._num_values += count
+        if self._num_values > _MAX_VALUES:
+            self._refuse(f"has {self._num_values:,} values in its header, at most {_MAX_VALUES:,} are supported")
+        return count
 
     def _text(self) -> str:
         try:

@@ -1,14 +1,17 @@
 """Makes a folder in Hugging Face layout for a GGUF file, without its weights, which stay where they are.
 
-It is kept in the user's cache, under a hash of the files' paths, sizes and times.
+It is kept in the user's cache, under a hash of the files' paths, sizes and times, and of the code that makes it. Whole
+folders only ever take the place, so starts at the same time do not disturb each other.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,16 +19,21 @@ from weft.server.gguf.config import describe
 from weft.server.gguf.file import GgufError, GgufModel, parts, read_model
 from weft.server.gguf.tokenizer import describe_tokenizer
 
-_VERSION = "1"  # of what is made
+_UNUSED_S = 30 * 86_400.0
+"""A folder of an older file or an older Weft that no start has used for so long goes: a server may still need it."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_DEFAULT_TAG = "Q4_K_M"
+_NO_MODEL = re.compile(r"mmproj|^imatrix|imatrix\.gguf$", re.IGNORECASE)
+DEFAULT_TAG = "Q4_K_M"
 _SAMPLING = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>", "<|end|>")
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"),
+    *("<|return|>", "<|call|>", "<|end|>"),
+)
 """Tokens that end an answer even if the metadata names another; gpt-oss writes the last between messages."""
 
 
@@ -46,33 +54,36 @@ def choose(names: Iterable[str], tag: str | None) -> list[str]:
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        if name.lower().endswith(".gguf") and not re.search("mmproj|imatrix", name.rpartition("/")[2].lower()):
+        if name.lower().endswith(".gguf") and not _NO_MODEL.search(name.rpartition("/")[2]):
             models.setdefault(stem(name), []).append(name)
     if not models:
         raise GgufError("there is no GGUF file of a language model")
     if tag is None and len(models) == 1:
         return next(iter(models.values()))
-    pattern = re.compile(rf"(^|[-._/]){re.escape(stem(tag or _DEFAULT_TAG))}($|/)", re.IGNORECASE)
+    pattern = re.compile(rf"(^|[-._/]){re.escape(stem(tag or DEFAULT_TAG))}($|/)", re.IGNORECASE)
     found = [model for model in models if pattern.search(model)]
     if len(found) != 1:
         there = ", ".join(found or models)
-        raise GgufError(f"{len(found) or 'no'} models are called {tag or _DEFAULT_TAG}; there are: {there}")
+        raise GgufError(f"{len(found) or 'no'} models are called {tag or DEFAULT_TAG}; there are: {there}")
     return models[found[0]]
 
 
 def made_folder(file: Path) -> Path:
-    """The folder of a file; what is not there yet is made, and what was made of older files at this path goes.
+    """The folder of a file; what is not there yet is made, and what was made of older files long ago goes.
 
     Raises:
         GgufError: The file cannot be served; see `read_model`, `describe` and `describe_tokenizer`.
     """
     file = Path(os.path.abspath(file))
     try:
-        stats = [(str(part), part.stat()) for part in parts(file)]
-        state = _hash(_VERSION, *(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats))
+        files = parts(file)
+        versions = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in map(Path.stat, files)]
+        state = _hash(_code(), *map(str, files), *versions)
         made = _cache() / f"{_hash(str(file))}-{state}" / stem(file.name)
         if not made.is_dir():
-            _make(read_model(file), made)
+            _make(read_model(file), versions, made)
+        with contextlib.suppress(OSError):  # one that was made beforehand may be read-only
+            os.utime(made.parent)
     except OSError as error:
         fault = f"{error}; XDG_CACHE_HOME may name a folder that can be written"
         raise GgufError(f"no folder can be made for the file ({fault})") from None
@@ -83,13 +94,19 @@ def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
+@functools.cache
+def _code() -> str:
+    """Of this folder, which makes the contents."""
+    return _hash(*(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))))
+
+
 def _cache() -> Path:
     given = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "gguf"
 
 
-def _make(model: GgufModel, made: Path) -> None:
-    config = describe(model)
+def _make(model: GgufModel, versions: list[str], made: Path) -> None:
+    config = describe(model, versions)
     tokenizer, tokenizer_config = describe_tokenizer(model)
     contents = {
         "config.json": config,
@@ -104,20 +121,24 @@ def _make(model: GgufModel, made: Path) -> None:
         (whole / made.name).mkdir(parents=True)
         for name, content in contents.items():
             (whole / made.name / name).write_text(json.dumps(content), encoding="utf-8")
-        if not made.is_dir():
-            os.rename(whole, outer)
-    for old in cache.glob(f"{outer.name.partition('-')[0]}-*"):
-        if old != outer:
-            shutil.rmtree(old, ignore_errors=True)
+        try:
+            whole.rename(outer)
+        except OSError:
+            if not made.is_dir():  # else another start was faster
+                raise
+        for old in cache.glob(f"{outer.name.partition('-')[0]}-*"):
+            with contextlib.suppress(FileNotFoundError):  # another start has removed it
+                if time.time() - old.stat().st_mtime > _UNUSED_S:
+                    old.rename(Path(scratch) / old.name)
 
 
 def _generation(model: GgufModel) -> dict[str, object]:
     """The ids that end an answer, and how the model's makers sample."""
-    tokens, types = model.values("tokenizer.ggml.tokens", str), model.values("tokenizer.ggml.token_type", int)
+    tokens = model.values("tokenizer.ggml.tokens", str)
     named = [model.optional(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom")]
     ends = _ENDS[:-1] if model.optional("general.architecture", str) == "gpt-oss" else _ENDS
-    control = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3}
-    ids = [index for index in (*named, *(control.get(token) for token in ends)) if index is not None]
+    found = {token: index for index, token in enumerate(tokens) if token in ends}
+    ids = [index for index in (*named, *map(found.get, ends)) if index is not None and 0 <= index < len(tokens)]
     sampling = {name: model.optional(key, float) for name, key in _SAMPLING.items()}
     sampling["top_k"] = model.optional("general.sampling.top_k", int)
     given = {name: value for name, value in sampling.items() if value is not None}

@@ -34,6 +34,10 @@ _GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jina-es", "jina-de", "roberta-bpe")
 _GPT2_WITH_DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone")
 _WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken", "llama4")
 """Where a piece of text that is a token as it is need not be reached by merges."""
+_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")
+"""Where a prompt has a token at its beginning unless the file says otherwise, as with SentencePiece's vocabularies."""
+_MAX_PIECE, _MAX_PIECES = 512, 1 << 23
+"""Characters: of the longest piece that SentencePiece's trainer makes, and of all pieces that are cut up here."""
 
 
 def describe_tokenizer(model: GgufModel) -> tuple[Json, Json]:
@@ -55,12 +59,15 @@ def describe_tokenizer(model: GgufModel) -> tuple[Json, Json]:
         ids[token if token not in ids else f"{token}[{index}]"] = index  # a second one is never made of text
     parts = _byte_level(model, ids) if kind == "gpt2" else _sentencepiece(model, ids, types)
     special = {name: _named(model, key, tokens) for name, key in _SPECIAL.items()}
+    takes_spaces = kind == "llama" and model.optional("general.architecture", str) == "phi3"
     added = [
         {**_ADDED, "id": index, "content": token, "special": types[index] != _USER_DEFINED}
+        | {"rstrip": takes_spaces and token not in _PHI3_PLAIN}
         for token, index in ids.items()
         if types[index] in (_CONTROL, _USER_DEFINED) or (types[index] == _UNKNOWN and token)
     ]
-    parts |= {"added_tokens": added, "post_processor": _around(model, special, ids, kind == "llama")}
+    adds_bos = kind == "llama" or model.optional("tokenizer.ggml.pre", str) in _WITH_BOS
+    parts |= {"added_tokens": added, "post_processor": _around(model, special, ids, adds_bos)}
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     templates = _templates(model)
     if templates:
@@ -74,7 +81,9 @@ _SPECIAL = {
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-_ADDED: Json = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+"""Tokens of Phi-3 that do not take the white space behind them."""
+_ADDED: Json = {"single_word": False, "lstrip": False, "normalized": False}
 
 
 def _named(model: GgufModel, key: str, tokens: list[str]) -> str | None:
@@ -130,8 +139,10 @@ def _sentencepiece(model: GgufModel, ids: dict[str, int], types: list[int]) -> J
 
 
 def _merges(ids: dict[str, int], types: list[int], scores: list[float]) -> list[list[str]]:
-    """Every way to make a piece of two others; those of the piece with the best score first."""
-    pieces = {token: index for token, index in ids.items() if types[index] == _NORMAL}
+    """Every way to make a piece of two others; those of the piece with the best score first. Long ones stay unmade."""
+    pieces = {token: index for token, index in ids.items() if types[index] == _NORMAL and len(token) <= _MAX_PIECE}
+    if (size := sum(map(len, pieces))) > _MAX_PIECES:
+        raise GgufError(f"tokenizer.ggml.tokens has {size:,} characters, at most {_MAX_PIECES:,} are supported")
     ranked = []
     for token, index in pieces.items():
         for cut in range(1, len(token)):
@@ -150,7 +161,7 @@ def _bpe(ids: dict[str, int], merges: list[list[str]], **more: object) -> Json:
 
 
 def _around(model: GgufModel, special: dict[str, str | None], ids: dict[str, int], adds_bos: bool) -> Json | None:
-    """What is put around a prompt; without a flag, SentencePiece's vocabularies have a token at the beginning."""
+    """What is put around a prompt."""
     if (given := model.optional("tokenizer.ggml.add_bos_token", bool)) is not None:
         adds_bos = given
     first = [special["bos_token"]] * adds_bos

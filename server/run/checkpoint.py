@@ -16,7 +16,7 @@ from weft.engine.models.families.registry import identify
 from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.server.gguf.file import GgufError, parts
-from weft.server.gguf.folder import choose, made_folder, stem
+from weft.server.gguf.folder import DEFAULT_TAG, choose, made_folder, stem
 from weft.server.run.child import python_command
 from weft.server.run.model_check import check_tokenizer
 from weft.server.settings import Settings, StartError
@@ -113,6 +113,18 @@ def gguf_on_hub(model: str) -> tuple[str, str | None] | None:
     return (found[1], found[2]) if found and not found[1].lower().endswith(".gguf") else None
 
 
+def cached_gguf(repository: str, tag: str | None) -> pathlib.Path | None:
+    """The file of that name, or the only one, if it has been fetched with all its parts."""
+    from huggingface_hub import snapshot_download  # slow to import
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with contextlib.suppress(LocalEntryNotFoundError, GgufError):
+        folder = pathlib.Path(snapshot_download(repository, allow_patterns=["*.gguf"], local_files_only=True))
+        file = folder / choose([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], tag)[0]
+        return file if parts(file) else None
+    return None
+
+
 def served_name(model: str | None) -> str:
     """The default of `served_model_name`: the hub id, or the folder's or file's own name."""
     if model is None:
@@ -173,20 +185,20 @@ def _of_gguf(model: str, found: pathlib.Path, setting: str, model_impl: str) -> 
 
 def _download_gguf(repository: str, tag: str | None, setting: str) -> pathlib.Path:
     """A file of a repository, fetched with the other parts of its model unless it is in the cache."""
-    from huggingface_hub import list_repo_files, snapshot_download  # slow to import
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import list_repo_files  # slow to import
 
-    with contextlib.suppress(LocalEntryNotFoundError, GgufError):
-        folder = pathlib.Path(snapshot_download(repository, allow_patterns=["*.gguf"], local_files_only=True))
-        file = folder / choose([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], tag)[0]
-        if parts(file):
-            return file
-    with _faults_told(repository, setting):
-        listed = list_repo_files(repository)
+    if found := cached_gguf(repository, tag or DEFAULT_TAG):
+        return found
     try:
+        with _faults_told(repository, setting):
+            listed = list_repo_files(repository)
         names = choose(listed, tag)
     except GgufError as error:
         raise StartError(f"{setting}: {repository}: {error}") from None
+    except StartError:
+        if found := cached_gguf(repository, tag):  # the only model that has been fetched
+            return found
+        raise
     return _download(repository, setting, names, left_out=[]) / names[0]
 
 

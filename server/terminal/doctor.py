@@ -4,6 +4,7 @@ Gathers the facts here; `check_software` and `check_machine` judge them. A child
 loads no model. Uses the network only if the model is a hub id, and then for a few seconds at most.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from weft.engine.shared.machine_facts import MachineFacts, driver_version, package_version
+from weft.server.gguf.file import GgufError, parts
 from weft.server.http.connections import raise_file_limit
 from weft.server.run import checkpoint, runtime_folder, supervisor
 from weft.server.run.checkpoint import DEMO_MODEL, gguf_on_hub, is_hub_id
@@ -85,9 +87,16 @@ def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Findin
     yield from check_software.check_cuda(facts, driver_version(), settings.device)
     if facts.cuda_devices:
         yield check_software.check_triton(package_version("triton"))
-    folders = [pathlib.Path(each.model or DEMO_MODEL).expanduser() for each in _each_model(settings)]
-    weights_bytes = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
-    yield check_machine.check_memory(facts.free_bytes, weights_bytes)
+    yield check_machine.check_memory(facts.free_bytes, sum(map(_weights_bytes, _each_model(settings))))
+
+
+def _weights_bytes(settings: Settings) -> int:
+    """The size of the files of a local model's weights; 0 if they are not here."""
+    path = pathlib.Path(settings.model or DEMO_MODEL).expanduser()
+    files = [*path.glob("*.safetensors")] or [*path.glob("*.gguf")]
+    with contextlib.suppress(GgufError):
+        files += parts(path) if path.is_file() else ()
+    return sum(file.stat().st_size for file in files)
 
 
 def _each_model(settings: Settings) -> list[Settings]:
@@ -132,12 +141,14 @@ def _model(settings: Settings) -> Finding:
     except httpx.HTTPError as error:
         answer = str(error) or type(error).__name__
     cached = try_to_load_from_cache(model, file)
-    if isinstance(cached, str) and not of_gguf:
+    folder_of_cached = pathlib.Path(cached).parent if isinstance(cached, str) else None
+    found = checkpoint.cached_gguf(*of_gguf) if of_gguf else folder_of_cached
+    if found is not None:
         try:
-            checkpoint.resolve(str(pathlib.Path(cached).parent))
+            checkpoint.resolve(str(found))
         except StartError as error:
             return _refused(error)
-    return check_machine.check_hub(settings.model, answer, isinstance(cached, str))
+    return check_machine.check_hub(settings.model, answer, found is not None)
 
 
 def _local_model(model: str) -> Finding:

@@ -1,6 +1,7 @@
 """Machines find each other, prove that they share a token, and refuse what does not fit."""
 
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -106,6 +107,22 @@ def test_another_model_of_the_same_size_is_refused(first: EngineOptions, tmp_pat
     second = msgspec.structs.replace(first, node_rank=1, model=write(tmp_path / "other", bytes(other)))
     with waiting(first), pytest.raises(RefusedError, match=r"model is \w+ on the joining machine, \w+ on the first$"):
         join(second, 2, facts(second))
+
+
+def test_gguf_files_are_compared_wherever_they_are(first: EngineOptions, tmp_path: Path) -> None:
+    """Their paths had to be the same, and nothing else."""
+
+    def model(name: str, weights: bytes) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "m.gguf").write_bytes(weights)
+        config = {
+            "quantization_config": {"quant_method": "gguf", "files": [str(folder / "m.gguf")], "versions": [name]}
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        return facts(msgspec.structs.replace(first, model=str(folder)))["model"]
+
+    assert model("a", bytes(100_000)) == model("b", bytes(100_000)) != model("c", bytes([1]) * 100_000)
 
 
 def test_a_rank_of_the_first_machine_is_refused(first: EngineOptions) -> None:

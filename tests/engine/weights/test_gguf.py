@@ -1,5 +1,6 @@
 """GGUF files: every type bit for bit, and answers as transformers gives them with the weights that the file means."""
 
+import os
 from pathlib import Path
 
 import gguf
@@ -178,3 +179,16 @@ def test_a_tensor_that_is_missing_or_too_much_is_named(tmp_path: Path) -> None:
     file, _ = gguf_files.write_model(tmp_path / "third", "qwen3", checkpoint, mixed, feed_forward_length=64)
     with pytest.raises(ModelError, match=r"gate_proj\.weight has shape \[96, 64\], config\.json asks for \[64, 64\]$"):
         Runner(made_folder(file))
+
+
+def test_a_newer_file_in_the_place_of_the_described_one_is_refused(tmp_path: Path) -> None:
+    """An engine that started again read tensors at the places of those of the older file."""
+    checkpoint = Checkpoint("qwen3", SMALL | {"num_hidden_layers": 1})
+    file, _ = gguf_files.write_model(tmp_path / "model", "qwen3", checkpoint, mixed)
+    folder = made_folder(file)
+    os.utime(file, ns=(0, 1))
+    with pytest.raises(ModelError, match=r"model\.gguf is not the file that the server found when it started"):
+        GgufSource(folder, CPU)
+    file.unlink()
+    with pytest.raises(ModelError, match=r"model\.gguf: not readable \(No such file or directory\)$"):
+        GgufSource(folder, CPU)

@@ -30,7 +30,7 @@ def model(tensors: dict[str, GgufTensor] | None = None, **values: Any) -> GgufMo
 
 
 def test_what_the_file_says_is_in_the_configuration() -> None:
-    config = describe(model())
+    config = describe(model(), [])
     assert {
         key: config[key] for key in ("architectures", "vocab_size", "head_dim", "num_key_value_heads", "dtype")
     } == {
@@ -45,9 +45,18 @@ def test_what_the_file_says_is_in_the_configuration() -> None:
     assert config["tie_word_embeddings"] is True and config["rope_scaling"] is None
 
 
+@pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_factor_of_positions_without_a_type_is_linear(key: str) -> None:
+    """It was left out of account."""
+    experts = {"expert_count": 4, "expert_used_count": 2}
+    assert describe(model(**{key: 4.0}, **experts), [])["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert describe(model(**{key: 4.0}, **experts, rope__scaling__type="none"), [])["rope_scaling"] is None
+
+
 def test_numbers_by_layer_are_one_if_they_are_the_same() -> None:
     config = describe(
-        model(expert_count=4, expert_used_count=2, attention__head_count_kv=[2], feed_forward_length=[48])
+        model(expert_count=4, expert_used_count=2, attention__head_count_kv=[2], feed_forward_length=[48]),
+        [],
     )
     assert (config["num_key_value_heads"], config["architectures"]) == (2, ["MixtralForCausalLM"])
 
@@ -76,5 +85,5 @@ def test_numbers_by_layer_are_one_if_they_are_the_same() -> None:
 )
 def test_faults_are_one_line(values: dict[str, Any], fault: str) -> None:
     with pytest.raises(GgufError) as caught:
-        describe(model(**values))
+        describe(model(**values), [])
     assert str(caught.value).startswith(fault) and "\n" not in str(caught.value)

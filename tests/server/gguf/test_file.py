@@ -20,8 +20,9 @@ VALUES = {
 }
 
 
-def write(path: Path, count: int = 3, **split: int) -> Path:
+def write(path: Path, count: int = 3, alignment: int = 32, **split: int) -> Path:
     writer = gguf.GGUFWriter(path, "llama", **split)
+    writer.add_custom_alignment(alignment)
     writer.add_int32("a.int", -3)
     writer.add_float32("a.float", 0.5)
     writer.add_bool("a.flag", True)
@@ -45,6 +46,13 @@ def test_values_and_places_are_those_of_the_package(tmp_path: Path) -> None:
         found = model.tensors[tensor.name]
         assert (found.kind, found.shape) == ("F16", tuple(reversed(tensor.shape.tolist())))
         assert (found.offset, found.row_bytes) == (tensor.data_offset, 2 * found.shape[-1])
+
+
+def test_another_alignment_is_taken_into_account(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", alignment=256)
+    model, tensors = read_model(path), gguf.GGUFReader(path).tensors
+    assert [model.tensors[tensor.name].offset for tensor in tensors] == [tensor.data_offset for tensor in tensors]
+    assert all(tensor.data_offset % 256 == 0 for tensor in tensors)
 
 
 def test_types_have_the_sizes_of_the_package() -> None:
@@ -85,7 +93,7 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-HEAD, HUGE = b"GGUF" + struct.pack("<I", 3), 1 << 62
+HEAD, HUGE, MANY = b"GGUF" + struct.pack("<I", 3), 1 << 62, 1 << 22
 
 
 def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
@@ -98,11 +106,14 @@ def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset
         (b"PK\3\4" + bytes(99), "is no GGUF file"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(99), "has version 50331648 of GGUF"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(99), "has version 1 of GGUF (supported: 2 and 3, little endian)"),
-        (HEAD + struct.pack("<QQ", 0, HUGE), "is truncated"),
-        (HEAD + struct.pack("<QQ", HUGE, 0), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, MANY), "is truncated"),
+        (HEAD + struct.pack("<QQ", MANY, 0), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, HUGE), f"has {HUGE:,} values in its header, at most 4,194,304 are supported"),
+        (HEAD + struct.pack("<QQ", HUGE, 0), f"has {HUGE:,} values in its header"),
         (HEAD + struct.pack("<QQQ", 0, 1, HUGE), "is truncated"),
-        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 4, HUGE), "is truncated"),
-        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, HUGE), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 4, MANY - 1), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, MANY - 1), "is truncated"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, MANY), "has 4,194,305 values"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1), "has a list of type 9"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<I", 77), "has a value of type 77"),
         (HEAD + struct.pack("<QQ", 0, 2) + (text("k") + struct.pack("<IB", 0, 1)) * 2, "has 'k' twice"),
@@ -110,6 +121,11 @@ def tensor(name: str = "t", dims: tuple[int, ...] = (32,), kind: int = 0, offset
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(1,) * 9), "gives tensor 't' 9 dimensions"),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(33,), kind=2), "gives tensor 't' the shape [33]"),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(1 << 40, 1 << 40)), "is truncated: tensor t ends"),
+        (HEAD + struct.pack("<QQ", 1, 0) + tensor(dims=(0, 8)), "gives tensor 't' the shape [8, 0]"),
+        (
+            HEAD + struct.pack("<QQ", 1, 0) + tensor(offset=8) + bytes(999),
+            "places tensor 't' at 8, which is no multiple",
+        ),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(offset=HUGE), "is truncated: tensor t ends"),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(kind=16), "has tensor 't' of type IQ2_XXS, which is not supported ("),
         (HEAD + struct.pack("<QQ", 1, 0) + tensor(kind=999), "has tensor 't' of type number 999, which is"),
@@ -125,13 +141,15 @@ def test_what_a_hostile_file_says_is_bounded(tmp_path: Path, content: bytes, fau
 
 
 def test_a_header_without_end_is_not_read(tmp_path: Path) -> None:
-    """A sparse file of 1 GiB of empty texts would be a hundred million of them."""
+    """A sparse file of a text of 1 GiB; and a list of 64 million octets was one of 512 MB."""
     path = tmp_path / "long.gguf"
-    with path.open("wb") as file:
-        file.write(HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 0, 1 << 30))
-        file.truncate((1 << 30) + 100)
-    with pytest.raises(GgufError, match=r"^long\.gguf has a header of more than 67,108,864 bytes$"):
-        read_model(path)
+    values = struct.pack("<IQ", 8, 1 << 30), struct.pack("<IIQ", 9, 0, 64_000_000)
+    for value, fault in zip(values, ("a header of more than 67,108,864 bytes", "64,000,001 values"), strict=True):
+        with path.open("wb") as file:
+            file.write(HEAD + struct.pack("<QQ", 0, 1) + text("k") + value)
+            file.truncate((1 << 30) + 100)
+        with pytest.raises(GgufError, match=rf"^long\.gguf has {fault}"):
+            read_model(path)
 
 
 def test_bytes_of_any_kind_do_no_more_than_be_refused(tmp_path: Path) -> None:

@@ -118,6 +118,31 @@ def test_sentencepiece(tmp_path: Path, has_prefix: bool) -> None:
         assert tokenizer.decode(ids) == own.decode(ids)
 
 
+@pytest.mark.parametrize(("architecture", "behind"), [("phi3", []), ("llama", [4])])
+def test_tokens_of_phi_3_take_the_white_space_behind_them(tmp_path: Path, architecture: str, behind: list[int]) -> None:
+    """Each line break behind <|user|> was a token that the model had not been trained with."""
+    values = {
+        "model": "llama",
+        "tokens": ["<unk>", "<s>", "<|user|>", "a", "\n"],
+        "token_type": [2, 3, 3, 1, 1],
+        "scores": [0.0] * 5,
+        "add_bos_token": False,
+        "add_space_prefix": False,
+    }
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    tokenizer = load(tmp_path, GgufModel((), {"general.architecture": architecture, **metadata}, {}))  # type: ignore[arg-type]
+    assert tokenizer.encode("<|user|>\na") == [2, *behind, 3]
+    assert tokenizer.encode("<s>\na") == [1, 4, 3]
+
+
+def test_a_long_piece_does_not_delay_the_start() -> None:
+    """Every place in a piece of a million characters was tried, which took the time of their square."""
+    tokens = ["a", "aa", "a" * 512, "a" * 1_000_000]
+    values = {"model": "llama", "tokens": tokens, "token_type": [1] * 4, "scores": [-1.0, -2.0, -3.0, -4.0]}
+    described = describe_tokenizer(GgufModel((), {f"tokenizer.ggml.{key}": values[key] for key in values}, {}))[0]
+    assert described["model"]["merges"] == [["a", "a"]]  # type: ignore[index]
+
+
 def test_templates_and_what_stands_around_a_prompt(tmp_path: Path) -> None:
     def write(writer: gguf.GGUFWriter) -> None:
         gguf_files.add_tokenizer(writer, json.loads(byte_level().to_str()))
@@ -138,6 +163,19 @@ def test_templates_and_what_stands_around_a_prompt(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("pre", "given", "first"), [("tekken", None, [1]), ("tekken", False, []), ("qwen2", None, [])])
+def test_how_a_prompt_begins(tmp_path: Path, pre: str, given: bool | None, first: list[int]) -> None:
+    """Files of Llama 3 often say nothing of it."""
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        gguf_files.add_tokenizer(writer, json.loads(byte_level().to_str()), pre)
+        writer.add_bos_token_id(1)
+        if given is not None:
+            writer.add_add_bos_token(given)
+
+    assert load(tmp_path, model_of(tmp_path, write)).encode("ab") == [*first, *byte_level().encode("ab").ids]
+
+
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
@@ -150,6 +188,11 @@ def test_templates_and_what_stands_around_a_prompt(tmp_path: Path) -> None:
         ({"tokenizer.ggml.merges": ["a zz"]}, "merge 'a zz' in tokenizer.ggml.merges is not one of two tokens"),
         ({"tokenizer.ggml.token_type": [1]}, "1 types in tokenizer.ggml.token_type for 3 tokens"),
         ({"tokenizer.ggml.model": "llama"}, "0 scores in tokenizer.ggml.scores for 3 tokens"),
+        (
+            {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [f"{i:0512}" for i in range(20_000)]}
+            | {"tokenizer.ggml.token_type": [1] * 20_000, "tokenizer.ggml.scores": [0.0] * 20_000},
+            "tokenizer.ggml.tokens has 10,240,000 characters, at most 8,388,608 are supported",
+        ),
         ({"tokenizer.ggml.add_bos_token": 3}, "tokenizer.ggml.add_bos_token must be of type bool, got '3'"),
     ],
 )

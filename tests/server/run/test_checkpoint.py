@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable
 from functools import partial
 
+import httpx
 import huggingface_hub
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -105,8 +106,7 @@ def test_a_gguf_file_gets_a_folder_until_it_changes(gguf_file: pathlib.Path) -> 
     assert checkpoint.resolve(str(gguf_file)) == folder and (folder / "config.json").stat().st_mtime_ns == stamp
     os.utime(gguf_file)
     other = checkpoint.resolve(str(gguf_file))
-    assert other != folder and other.is_dir() and not folder.exists()
-    assert len(list(other.parents[1].iterdir())) == 1
+    assert other != folder and other.is_dir()
 
 
 def test_a_gguf_file_that_cannot_be_served_is_one_line(gguf_file: pathlib.Path) -> None:
@@ -186,6 +186,34 @@ def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypa
     monkeypatch.setattr(huggingface_hub, "snapshot_download", partial(huggingface_hub.snapshot_download, cache_dir=hub))
     monkeypatch.setattr(huggingface_hub, "list_repo_files", None)
     assert checkpoint.resolve("org/m-GGUF:Q8_0").name == "qwen-Q8_0"
+
+    def unreachable(repository: str) -> list[str]:
+        raise OSError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
+    assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q8_0"
+    with pytest.raises(StartError, match=r"^model: org/m-GGUF: download failed: offline$"):
+        checkpoint.resolve("org/m-GGUF:Q6_K")
+    monkeypatch.setattr(httpx, "head", lambda address, **options: httpx.Response(503))
+    details = [doctor._model(Settings(model=f"org/m-GGUF:{tag}")).detail for tag in ("Q8_0", "Q6_K")]
+    assert details == ["org/m-GGUF:Q8_0 is in the cache; the hub says 503", "org/m-GGUF:Q6_K: the hub answers 503"]
+
+
+def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(
+    gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `org/m-GGUF:Q8_0`, `org/m-GGUF` was that file, and not its Q4_K_M."""
+    shutil.copy(gguf_file, gguf_file.with_name("qwen-Q4_K_M.gguf"))
+    others = gguf_file.parent.parent / "others"
+    others.mkdir()
+    shutil.copy(gguf_file, others)
+
+    def download(repo_id: str, **options: object) -> str:
+        return str(others if options.get("local_files_only") else gguf_file.parent)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo_id: ["qwen-Q4_K_M.gguf", "qwen-Q8_0.gguf"])
+    assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q4_K_M"
 
 
 @pytest.mark.parametrize("model", ["qwen3:0.6b", "library/llama3.2:latest", "hf.co/org/name-GGUF:Q4_K_M"])

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from weft.engine.shared.machine_facts import MachineFacts, Settled, Verdict
+from weft.server.run.checkpoint import DEMO_MODEL
 from weft.server.settings import Settings
 from weft.server.terminal import doctor
 
@@ -97,3 +98,14 @@ def test_the_owner_of_a_port_is_the_oldest_process_that_has_its_socket(tmp_path:
         (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
     assert doctor.port_owner(8000, tmp_path) == "weft (process 9)"
     assert doctor.port_owner(8001, tmp_path) is None
+
+
+def test_the_files_of_gguf_models_are_weighed(tmp_path: pathlib.Path) -> None:
+    """They counted as nothing, so that memory was enough for any of them."""
+    files = [tmp_path / f"m-0000{index}-of-00002.gguf" for index in (1, 2)]
+    for size, file in zip((30, 12), files, strict=True):
+        file.write_bytes(bytes(size))
+    assert [doctor._weights_bytes(Settings(model=str(path))) for path in (files[0], tmp_path)] == [42, 42]
+    files[1].unlink()
+    assert doctor._weights_bytes(Settings(model=str(files[0]))) == 0
+    assert doctor._weights_bytes(Settings()) == (DEMO_MODEL / "model.safetensors").stat().st_size
