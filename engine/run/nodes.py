@@ -10,6 +10,7 @@ encrypted nor signed: it is for a network of these machines' own. Imports no tor
 import fcntl
 import hashlib
 import hmac
+import json
 import logging
 import os
 import secrets
@@ -60,15 +61,18 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def facts(options: EngineOptions) -> dict[str, str]:
-    """What must be the same on all machines, by name. Reads a little of every file of the model."""
+    """What must be the same on all machines, by name. Reads a little of every file of the weights."""
     asked = {name: str(value) for name, value in msgspec.structs.asdict(options).items() if name not in _OWN}
     versions = {name: package_version(name) or "" for name in ("weft", "torch")}
     return {**versions, "model": _fingerprint(Path(options.model)), **asked}
 
 
 def _fingerprint(model: Path) -> str:
-    digest = hashlib.blake2b((model / "config.json").read_bytes(), digest_size=8)
-    for path in sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern)):
+    config = json.loads((model / "config.json").read_bytes())
+    elsewhere = (config.get("quantization_config") or {}).pop("files", ())  # GGUF files, by their paths
+    digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8)
+    inside = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
+    for path in (*inside, *map(Path, elsewhere)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

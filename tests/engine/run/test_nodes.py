@@ -1,6 +1,7 @@
 """Machines find each other, prove that they share a token, and refuse what does not fit."""
 
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -106,6 +107,21 @@ def test_another_model_of_the_same_size_is_refused(first: EngineOptions, tmp_pat
     second = msgspec.structs.replace(first, node_rank=1, model=write(tmp_path / "other", bytes(other)))
     with waiting(first), pytest.raises(RefusedError, match=r"model is \w+ on the joining machine, \w+ on the first$"):
         join(second, 2, facts(second))
+
+
+def test_gguf_files_count_wherever_they_are(first: EngineOptions, tmp_path: Path) -> None:
+    """Only their paths counted: those of another file at the same path fitted, and the same file at another did not."""
+
+    def model(name: str, weights: bytes) -> EngineOptions:
+        options = msgspec.structs.replace(first, model=write(tmp_path / name, b""))
+        file = tmp_path / name / "elsewhere" / "model.gguf"
+        file.parent.mkdir()
+        file.write_bytes(weights)
+        config = {"quantization_config": {"quant_method": "gguf", "files": [str(file)]}}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        return options
+
+    assert facts(model("one", b"weights")) == facts(model("two", b"weights")) != facts(model("other", b"Weights"))
 
 
 def test_a_rank_of_the_first_machine_is_refused(first: EngineOptions) -> None:
