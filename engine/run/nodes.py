@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import select
 import socket
 import struct
 import subprocess
@@ -94,6 +95,7 @@ class Gathering:
         self._options = options
         self._facts = facts(options)
         self._joined: dict[int, socket.socket] = {}
+        self._is_complete = False  # and what has joined is the caller's
         self._lock = threading.Lock()
         self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._told: set[str] = set()
@@ -110,7 +112,9 @@ class Gathering:
         here, size, num_missing = len(self._options.ranks_here), self._options.num_ranks, -1
         with self._listen() as server:
             while num_missing:
-                missing = {rank // here for rank in range(here, size) if rank not in self._joined}
+                with self._lock:
+                    missing = {rank // here for rank in range(here, size) if self._is_missing(rank)}
+                    self._is_complete = not missing
                 if len(missing) != num_missing:
                     num_missing = len(missing)
                     show(num_missing)
@@ -143,20 +147,26 @@ class Gathering:
 
     def _meet(self, peer: socket.socket, address: str) -> None:
         try:
-            rank = self._admit(peer)
+            self._admit(peer)
         except (OSError, EOFError, ValueError, RefusedError) as error:
             self._tell(f"{address} cannot join: {error or 'it has left'}")
             peer.close()
-            return
         finally:
             self._strangers.release()
-        with self._lock:
-            before, self._joined[rank] = self._joined.get(rank), peer
-        if before:  # of a machine that has started again
-            before.close()
 
-    def _admit(self, peer: socket.socket) -> int:
-        """Return the rank behind a socket. Raises RefusedError, OSError, EOFError, or ValueError for anything else."""
+    def _is_missing(self, rank: int) -> bool:
+        """Whether a rank has not joined, or has left again, while the lock is held."""
+        if (peer := self._joined.get(rank)) is None:
+            return True
+        poll = select.poll()
+        poll.register(peer, select.POLLRDHUP)
+        if not poll.poll(0):
+            return False
+        self._joined.pop(rank).close()
+        return True
+
+    def _admit(self, peer: socket.socket) -> None:
+        """Take the rank behind a socket. Raises RefusedError, OSError, EOFError, or ValueError for anything else."""
         options, deadline = self._options, time.monotonic() + HANDSHAKE_S
         nonce = secrets.token_bytes(_NONCE_BYTES)
         peer.settimeout(HANDSHAKE_S)
@@ -166,14 +176,23 @@ class Gathering:
         if not hmac.compare_digest(mac, _sign(options, b"join", nonce, theirs, body)):
             raise RefusedError("it has another nodes_token")
         hello = msgspec.msgpack.decode(body, type=_Hello)
-        fault = _difference(self._facts, hello.facts)
-        if hello.rank not in range(len(options.ranks_here), options.num_ranks):
-            fault = f"there is no rank {hello.rank} on another machine"
-        peer.sendall(frame(_sign(options, b"answer", theirs, nonce, fault.encode()) + fault.encode()))
-        if fault:
-            raise RefusedError(fault)
-        keep_alive(peer)
-        return hello.rank
+        with self._lock:
+            fault = _difference(self._facts, hello.facts) or self._fault(hello.rank)
+            peer.sendall(frame(_sign(options, b"answer", theirs, nonce, fault.encode()) + fault.encode()))
+            if fault:
+                raise RefusedError(fault)
+            keep_alive(peer)
+            self._joined[hello.rank] = peer
+
+    def _fault(self, rank: int) -> str:
+        """Why a rank may not join now, while the lock is held."""
+        if rank not in range(len(self._options.ranks_here), self._options.num_ranks):
+            return f"there is no rank {rank} on another machine"
+        if self._is_complete:
+            return "all machines have joined"
+        if self._is_missing(rank):
+            return ""
+        return f"rank {rank} has joined from {self._joined[rank].getpeername()[0]}: node_rank must differ"
 
     def _tell(self, what: str) -> None:
         """Log it once: a machine that is refused tries again."""
