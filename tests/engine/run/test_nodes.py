@@ -198,6 +198,13 @@ def test_who_is_late_is_refused_and_takes_no_place(first: EngineOptions, monkeyp
             peer.close()
 
 
+def test_a_first_machine_that_does_not_acknowledge_is_given_up(first: EngineOptions) -> None:
+    """While a rank told of its progress, keep-alive did not find that the other machine was gone."""
+    second = msgspec.structs.replace(first, node_rank=1)
+    with waiting(first), join(second, 2, facts(second)) as link:
+        assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+
+
 @pytest.mark.parametrize(
     "said",
     [b"GET / HTTP/1.1\r\n\r\n" * 9, (1 << 31).to_bytes(4, "little"), b"\x05\0\0\0hello", b"\x60\0\0\0" + bytes(96)],
