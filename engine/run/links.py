@@ -18,6 +18,7 @@ from msgspec.msgpack import Decoder, Encoder
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.memory_plan import MemoryPlan
+from weft.engine.run.nodes import Ended
 from weft.engine.shared.framing import frame, receive
 from weft.engine.step.batch import Batch
 
@@ -54,7 +55,7 @@ class LoadAdapter(NamedTuple):
     folder: Path
 
 
-Message = RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
+Message = Ended | RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
 _KINDS = get_args(Message)
 
 

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,6 +53,16 @@ logger = logging.getLogger(__name__)
 
 class RefusedError(Exception):
     """A machine may not join; the message says why."""
+
+
+class Ended(NamedTuple):
+    """A rank of another machine has ended by itself: its exit code, or minus the signal that killed it."""
+
+    code: int
+
+    def encode(self) -> bytes:
+        """As `links.encode`, which needs torch."""
+        return frame(b"\0" + msgspec.msgpack.encode(self))
 
 
 class _Hello(msgspec.Struct, frozen=True):

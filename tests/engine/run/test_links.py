@@ -22,6 +22,7 @@ from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.links import Fault, Link, Message, Progress, RankTask, decode, encode
 from weft.engine.run.memory_plan import MemoryPlan
+from weft.engine.run.nodes import Ended
 from weft.engine.shared.framing import MAX_FRAME_BYTES
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.step.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, ScoreBatch
@@ -109,6 +110,11 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
         link.recv()
     ours.close()
     link.close()
+
+
+def test_an_end_comes_from_a_process_without_torch() -> None:
+    assert Ended(-11).encode() == encode(Ended(-11))
+    assert decode(Ended(-11).encode()[4:]) == Ended(-11)
 
 
 _CLONE_NEWNET = 0x40000000
