@@ -73,14 +73,15 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def facts(options: EngineOptions) -> dict[str, str]:
-    """What must be the same on all machines, by name. Reads a little of every file of the weights."""
+    """What must be the same on all machines, by name. Reads a little of every file of the weights and adapters."""
     asked = {name: str(value) for name, value in msgspec.structs.asdict(options).items() if name not in _OWN}
     versions = {name: package_version(name) or "" for name in ("weft", "torch")}
-    return {**versions, "model": _fingerprint(Path(options.model)), **asked}
+    adapters = {f"adapter {name}": _fingerprint(Path(folder), "adapter_") for name, folder in options.lora.items()}
+    return {**versions, "model": _fingerprint(Path(options.model)), **adapters, **asked}
 
 
-def _fingerprint(model: Path) -> str:
-    config = json.loads((model / "config.json").read_bytes())
+def _fingerprint(model: Path, prefix: str = "") -> str:
+    config = json.loads((model / f"{prefix}config.json").read_bytes())
     elsewhere = (config.get("quantization_config") or {}).pop("files", ())  # GGUF files, by their paths
     digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8)
     inside = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))

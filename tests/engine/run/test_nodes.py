@@ -126,6 +126,16 @@ def test_gguf_files_count_wherever_they_are(first: EngineOptions, tmp_path: Path
     assert facts(model("one", b"weights")) == facts(model("two", b"weights")) != facts(model("other", b"Weights"))
 
 
+def test_another_adapter_at_the_same_path_does_not_fit(first: EngineOptions, tmp_path: Path) -> None:
+    """A part of its matrices was computed on each machine."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    options, found = msgspec.structs.replace(first, lora={"mine": str(tmp_path)}), []
+    for weights in (b"weights", b"Weights"):
+        (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+        found.append(facts(options))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"adapter mine"}
+
+
 def test_a_rank_of_the_first_machine_is_refused(first: EngineOptions) -> None:
     with waiting(first), pytest.raises(RefusedError, match="there is no rank 1 on another machine"):
         join(first, 1, facts(first))
