@@ -24,7 +24,8 @@ from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.run import config, print_plan, rank_process
-from weft.engine.run.links import Fault, Link, Message, Progress
+from weft.engine.run.links import Fault, Link, Message, Progress, RankTask
+from weft.engine.run.model_choice import read_model
 from weft.engine.run.nodes import Ended
 from weft.engine.run.ranks import RankedRunner, Ranks
 from weft.engine.run.startup import Started, start
@@ -289,6 +290,27 @@ def test_the_engine_ends_as_a_rank_on_another_machine_did(
     assert ranks._loading[0].is_set()
     assert ends[0] == end
     assert caplog.messages == [f"{said} the engine ends with it"]
+
+
+def test_a_rank_says_of_any_fault_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that nobody expects, such as a driver's, only its own machine's log told."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no driver\nof this version")
+
+    link, theirs = map(Link, socket.socketpair())
+    resolved = config.resolve(options(DEMO_MODEL, 2), read_model(DEMO_MODEL, "auto", None))
+    link.send(RankTask(resolved, "127.0.0.1", 0))
+    monkeypatch.setattr(socket, "socket", lambda fileno: None)
+    monkeypatch.setattr(rank_process, "Link", lambda _: theirs)
+    for name in ("follow_parent", "logs.configure", "logging.disable"):
+        monkeypatch.setattr(f"weft.engine.run.rank_process.{name}", lambda *_: True)
+    monkeypatch.setattr(rank_process, "_load", fail)
+    with pytest.raises(RuntimeError):
+        rank_process.main(0, 0, str(DEMO_MODEL))
+    theirs.close()
+    assert link.recv() == Fault("no driver")
+    link.close()
 
 
 def test_a_rank_whose_engine_is_gone_ends() -> None:
