@@ -18,6 +18,7 @@ from msgspec.msgpack import Decoder, Encoder
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.memory_plan import MemoryPlan
+from weft.engine.run.nodes import Ended
 from weft.engine.shared.framing import frame, receive
 from weft.engine.step.batch import Batch
 
@@ -54,7 +55,7 @@ class LoadAdapter(NamedTuple):
     folder: Path
 
 
-Message = RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
+Message = Ended | RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
 _KINDS = get_args(Message)
 
 
@@ -95,6 +96,11 @@ def decode(body: bytes) -> Message:
     return message
 
 
+_LOOK_S = 1.0
+_MAX_REPEATS = 5
+"""TCP sends again after 0.2, 0.6, 1.4, 3 and 6.2 s or more; then the other machine is gone."""
+
+
 class Link:
     """The messages of a socket. One thread may send while another receives."""
 
@@ -122,9 +128,12 @@ class Link:
 
         Raises:
             EOFError: The other end is closed.
-            OSError: It is gone.
+            OSError: It is gone, or does not acknowledge what was sent to it.
             ValueError: Something else came.
         """
+        while not self.has_message(_LOOK_S):
+            if self._num_repeats() >= _MAX_REPEATS:
+                raise TimeoutError("its machine does not answer")
         return decode(receive(self._peer))
 
     def close(self) -> None:
@@ -132,3 +141,9 @@ class Link:
         with contextlib.suppress(OSError):  # it is gone
             self._peer.shutdown(socket.SHUT_RDWR)
         self._peer.close()
+
+    def _num_repeats(self) -> int:
+        """How often what is on its way was sent again; TCP_USER_TIMEOUT would also end a peer that only reads late."""
+        if self._peer.family == socket.AF_UNIX:
+            return 0
+        return self._peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2]  # tcpi_retransmits of linux/tcp.h

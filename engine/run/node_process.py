@@ -17,7 +17,7 @@ import time
 
 import msgspec
 
-from weft.engine.run.nodes import RefusedError, facts, join, start_rank
+from weft.engine.run.nodes import Ended, RefusedError, facts, join, start_rank
 from weft.engine.shared import logs
 from weft.engine.shared.messages import STATUS_NAME, EngineOptions
 from weft.engine.shared.status_page import Status, StatusPage
@@ -71,6 +71,9 @@ class Node:
                 poll.register(stack.enter_context(open(os.pidfd_open(process.pid))), select.POLLIN)
             poll.poll()
             ended = [(rank, code) for rank, process in zip(ranks, processes, strict=True) if (code := process.poll())]
+            for rank, code in ended:
+                with contextlib.suppress(OSError):  # the engine has ended, too
+                    links[rank - ranks[0]].sendall(Ended(code).encode())
             for process in processes:
                 process.kill()
                 process.wait()

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import select
 import socket
 import struct
 import subprocess
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,6 +55,16 @@ class RefusedError(Exception):
     """A machine may not join; the message says why."""
 
 
+class Ended(NamedTuple):
+    """A rank of another machine has ended by itself: its exit code, or minus the signal that killed it."""
+
+    code: int
+
+    def encode(self) -> bytes:
+        """As `links.encode`, which needs torch."""
+        return frame(b"\0" + msgspec.msgpack.encode(self))
+
+
 class _Hello(msgspec.Struct, frozen=True):
     """What a joiner runs, for one of its ranks."""
 
@@ -61,20 +73,21 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def facts(options: EngineOptions) -> dict[str, str]:
-    """What must be the same on all machines, by name. Reads a little of every file of the model."""
+    """What must be the same on all machines, by name. Reads a little of every file of the weights and adapters."""
     asked = {name: str(value) for name, value in msgspec.structs.asdict(options).items() if name not in _OWN}
     versions = {name: package_version(name) or "" for name in ("weft", "torch")}
-    return {**versions, "model": _fingerprint(Path(options.model)), **asked}
+    adapters = {f"adapter {name}": _fingerprint(Path(folder), "adapter_") for name, folder in options.lora.items()}
+    return {**versions, "model": _fingerprint(Path(options.model)), **adapters, **asked}
 
 
-def _fingerprint(model: Path) -> str:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+def _fingerprint(model: Path, prefix: str = "") -> str:
+    config = json.loads((model / f"{prefix}config.json").read_bytes())
     quantization = config.get("quantization_config") or {}
     elsewhere = quantization.pop("files", ())  # GGUF files; machines have their own paths and times
     quantization.pop("versions", None)
     digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8)
-    own = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
-    for path in (*own, *map(Path, elsewhere)):
+    inside = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
+    for path in (*inside, *map(Path, elsewhere)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
@@ -96,6 +109,7 @@ class Gathering:
         self._options = options
         self._facts = facts(options)
         self._joined: dict[int, socket.socket] = {}
+        self._is_complete = False  # and what has joined is the caller's
         self._lock = threading.Lock()
         self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._told: set[str] = set()
@@ -112,7 +126,9 @@ class Gathering:
         here, size, num_missing = len(self._options.ranks_here), self._options.num_ranks, -1
         with self._listen() as server:
             while num_missing:
-                missing = {rank // here for rank in range(here, size) if rank not in self._joined}
+                with self._lock:
+                    missing = {rank // here for rank in range(here, size) if self._is_missing(rank)}
+                    self._is_complete = not missing
                 if len(missing) != num_missing:
                     num_missing = len(missing)
                     show(num_missing)
@@ -145,20 +161,26 @@ class Gathering:
 
     def _meet(self, peer: socket.socket, address: str) -> None:
         try:
-            rank = self._admit(peer)
+            self._admit(peer)
         except (OSError, EOFError, ValueError, RefusedError) as error:
             self._tell(f"{address} cannot join: {error or 'it has left'}")
             peer.close()
-            return
         finally:
             self._strangers.release()
-        with self._lock:
-            before, self._joined[rank] = self._joined.get(rank), peer
-        if before:  # of a machine that has started again
-            before.close()
 
-    def _admit(self, peer: socket.socket) -> int:
-        """Return the rank behind a socket. Raises RefusedError, OSError, EOFError, or ValueError for anything else."""
+    def _is_missing(self, rank: int) -> bool:
+        """Whether a rank has not joined, or has left again, while the lock is held."""
+        if (peer := self._joined.get(rank)) is None:
+            return True
+        poll = select.poll()
+        poll.register(peer, select.POLLRDHUP)
+        if not poll.poll(0):
+            return False
+        self._joined.pop(rank).close()
+        return True
+
+    def _admit(self, peer: socket.socket) -> None:
+        """Take the rank behind a socket. Raises RefusedError, OSError, EOFError, or ValueError for anything else."""
         options, deadline = self._options, time.monotonic() + HANDSHAKE_S
         nonce = secrets.token_bytes(_NONCE_BYTES)
         peer.settimeout(HANDSHAKE_S)
@@ -168,14 +190,23 @@ class Gathering:
         if not hmac.compare_digest(mac, _sign(options, b"join", nonce, theirs, body)):
             raise RefusedError("it has another nodes_token")
         hello = msgspec.msgpack.decode(body, type=_Hello)
-        fault = _difference(self._facts, hello.facts)
-        if hello.rank not in range(len(options.ranks_here), options.num_ranks):
-            fault = f"there is no rank {hello.rank} on another machine"
-        peer.sendall(frame(_sign(options, b"answer", theirs, nonce, fault.encode()) + fault.encode()))
-        if fault:
-            raise RefusedError(fault)
-        keep_alive(peer)
-        return hello.rank
+        with self._lock:
+            fault = _difference(self._facts, hello.facts) or self._fault(hello.rank)
+            peer.sendall(frame(_sign(options, b"answer", theirs, nonce, fault.encode()) + fault.encode()))
+            if fault:
+                raise RefusedError(fault)
+            keep_alive(peer)
+            self._joined[hello.rank] = peer
+
+    def _fault(self, rank: int) -> str:
+        """Why a rank may not join now, while the lock is held."""
+        if rank not in range(len(self._options.ranks_here), self._options.num_ranks):
+            return f"there is no rank {rank} on another machine"
+        if self._is_complete:
+            return "all machines have joined"
+        if self._is_missing(rank):
+            return ""
+        return f"rank {rank} has joined from {self._joined[rank].getpeername()[0]}: node_rank must differ"
 
     def _tell(self, what: str) -> None:
         """Log it once: a machine that is refused tries again."""
@@ -215,6 +246,8 @@ def join(options: EngineOptions, rank: int, facts: Mapping[str, str]) -> socket.
         if fault:
             raise RefusedError(fault.decode("utf-8", "replace"))
         keep_alive(peer)
+        # The first machine always reads. There, this would cut off a rank that does not read during a long step.
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * HANDSHAKE_S))
     except BaseException:
         peer.close()
         raise
@@ -222,7 +255,10 @@ def join(options: EngineOptions, rank: int, facts: Mapping[str, str]) -> socket.
 
 
 def keep_alive(peer: socket.socket) -> None:
-    """Send at once, and find within seconds that the other machine is gone without a word."""
+    """Send at once, and find within 5 s that the other machine is gone without a word, while it owes no answer to data.
+
+    If it does, TCP alone would try for 15 minutes. On the first machine `Link.recv` finds it then.
+    """
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

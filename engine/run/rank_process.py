@@ -50,9 +50,8 @@ def main(fd: int, parent: int, model: str) -> int:
         try:
             runner, blocks = _load(replace(task, config=config), link)
         except Exception as error:
-            code = cannot_load(error)
             link.send(Fault(first_line(error)))
-            return code
+            return cannot_load(error)
         collect_rarely()
         while True:
             message = link.recv()

@@ -40,9 +40,8 @@ from weft.engine.run.config import EngineConfig
 from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask, encode
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
-from weft.engine.run.nodes import Gathering, interface, start_rank
+from weft.engine.run.nodes import Ended, Gathering, interface, start_rank
 from weft.engine.sampling.sampler import SamplingKit
-from weft.engine.shared.errors import EXIT_CANNOT_LOAD
 from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
@@ -112,11 +111,7 @@ class Ranks:
         with socket.create_server((host, 0), family=family) as server:  # torch's own would listen at every address
             port, fd = server.getsockname()[1], os.dup(server.fileno())
         self._store = TCPStore(
-            *(host, port, options.num_ranks),
-            is_master=True,
-            timeout=_MEETING,
-            wait_for_workers=False,
-            master_listen_fd=fd,
+            host, port, options.num_ranks, is_master=True, timeout=_MEETING, wait_for_workers=False, master_listen_fd=fd
         )
         self._task = RankTask(replace(config, options=replace_fields(options, nodes_token=None)), host, port)
         self._links: list[Link] = []
@@ -176,22 +171,27 @@ class Ranks:
     def _watch(self, rank: int, link: Link, process: "subprocess.Popen[bytes] | None") -> None:
         """Read the progress of a rank until it has loaded its part; then wait for its end, which is the engine's."""
         name, said = f"rank {rank}" if process else f"rank {rank} on another machine", ""
-        try:
-            while link.has_message(_SILENCE_S) or link.has_message(_PATIENCE_S):  # once more, if all was stopped
+        code, loaded = -signal.SIGKILL, self._loading[rank - 1]  # the code of one that is gone with its machine
+        try:  # a loading rank is waited for twice, in case that all was stopped
+            while loaded.is_set() or link.has_message(_SILENCE_S) or link.has_message(_PATIENCE_S):
                 message = link.recv()
                 if isinstance(message, Fault):
                     said = f": {message.text}"
+                elif isinstance(message, Ended):
+                    code = message.code
+                    break
                 elif message == Progress(is_loaded=True):
-                    self._loading[rank - 1].set()
-                    link.recv()
+                    loaded.set()
             else:
                 self._end(f"{name} makes no progress while it loads its part")
+        except TimeoutError as error:
+            said = f": {error}"
         except (EOFError, OSError, ValueError):
             pass
-        code = process.wait() if process else EXIT_CANNOT_LOAD if said else -signal.SIGKILL
+        code = process.wait() if process else code
         if not self._is_closed:
             logger.error("%s has ended (%d)%s, and the engine ends with it", name, code, said)
-            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame: elsewhere, none
+            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame
                 os.kill(os.getpid(), -code)
             os._exit(max(code, 1))  # if it could not load its part, the code says so
 

@@ -1,8 +1,14 @@
 """Messages between ranks come as they were sent, and nothing else comes."""
 
+import contextlib
+import ctypes
 import dataclasses
+import fcntl
 import socket
+import struct
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -11,10 +17,12 @@ import pytest
 import torch
 
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
+from weft.engine.run import links
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.links import Fault, Link, Message, Progress, RankTask, decode, encode
 from weft.engine.run.memory_plan import MemoryPlan
+from weft.engine.run.nodes import Ended
 from weft.engine.shared.framing import MAX_FRAME_BYTES
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.step.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, ScoreBatch
@@ -102,3 +110,64 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
         link.recv()
     ours.close()
     link.close()
+
+
+def test_an_end_comes_from_a_process_without_torch() -> None:
+    assert Ended(-11).encode() == encode(Ended(-11))
+    assert decode(Ended(-11).encode()[4:]) == Ended(-11)
+
+
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+
+
+def switch_loopback(flags: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags))
+
+
+@contextlib.contextmanager
+def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+        server.accept()[0] as theirs,
+    ):
+        yield ours, theirs
+
+
+def test_a_machine_that_no_longer_acknowledges_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a batch on its way, TCP tried for 15 minutes, and keep-alive did not look."""
+    monkeypatch.setattr(links, "_LOOK_S", 0.02)
+    monkeypatch.setattr(links, "_MAX_REPEATS", 1)
+
+    def cut() -> bool:
+        """In a network namespace of this thread's own, which only root can have."""
+        if ctypes.CDLL(None).unshare(_CLONE_NEWNET):
+            return False
+        switch_loopback(_IFF_UP)
+        with tcp_pair() as (peer, _):
+            link = Link(peer)
+            switch_loopback(0)
+            link.send(Progress(True))
+            with pytest.raises(TimeoutError, match="its machine does not answer"):
+                link.recv()
+        return True
+
+    with ThreadPoolExecutor(1) as thread:
+        if not thread.submit(cut).result(60):
+            pytest.skip("no network namespace of our own")
+
+
+def test_a_peer_that_reads_late_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rank in a long step, behind which messages wait."""
+    monkeypatch.setattr(links, "_LOOK_S", 0.02)
+    monkeypatch.setattr(links, "_MAX_REPEATS", 1)
+    with tcp_pair() as (ours, theirs):
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while ours.send(bytes(1 << 20)):
+                pass
+        threading.Timer(0.6, theirs.sendall, [encode(Progress(True))]).start()
+        assert Link(ours).recv() == Progress(True)

@@ -1,6 +1,8 @@
 """Ranks of two machines, here two processes' children on one, compute a model together."""
 
 import contextlib
+import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,9 +13,12 @@ import pytest
 
 from tests.architectures.checkpoints import write
 from tests.end_to_end.conftest import reserved_port
+from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.run.test_ranks import ForkedRank, check_ids, keep_threads, options
 from weft.engine.run import node_process
+from weft.engine.run.links import Link
 from weft.engine.run.node_process import Node
+from weft.engine.run.nodes import Ended
 from weft.engine.shared.status_page import StatusPage
 
 __all__ = ["keep_threads"]
@@ -54,3 +59,21 @@ def test_ids_are_those_of_transformers(
         there = {**sizes, "pipeline_parallel_size": num_stages, **more}
         with second_machine(folder, tmp_path / "page", num_ranks, there):
             check_ids(folder, num_ranks, num_stages, **more)
+
+
+@pytest.mark.parametrize(("program", "ends"), [("kill -TERM $$", [Ended(-signal.SIGTERM)]), ("exit 0", [])])
+def test_the_first_machine_hears_how_a_rank_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, ends: list[Ended]
+) -> None:
+    """It took every end for a kill from outside, so a request that ends ranks was sent to them again and again."""
+    start = subprocess.Popen
+    monkeypatch.setattr(node_process, "start_rank", lambda *_: start(["sh", "-c", program], stdin=subprocess.DEVNULL))
+    ours, theirs = socket.socketpair()
+    node = Node(StatusPage(tmp_path / "page"), options(DEMO_MODEL, 2, nnodes=2, node_rank=1))
+    node._follow([theirs])
+    link, found = Link(ours), []
+    with pytest.raises(EOFError):
+        while True:
+            found.append(link.recv())
+    link.close()
+    assert found == ends

@@ -5,8 +5,10 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -125,15 +127,93 @@ def test_gguf_files_are_compared_wherever_they_are(first: EngineOptions, tmp_pat
     assert model("a", bytes(100_000)) == model("b", bytes(100_000)) != model("c", bytes([1]) * 100_000)
 
 
+def test_another_adapter_at_the_same_path_does_not_fit(first: EngineOptions, tmp_path: Path) -> None:
+    """A part of its matrices was computed on each machine."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    options, found = msgspec.structs.replace(first, lora={"mine": str(tmp_path)}), []
+    for weights in (b"weights", b"Weights"):
+        (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+        found.append(facts(options))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"adapter mine"}
+
+
 def test_a_rank_of_the_first_machine_is_refused(first: EngineOptions) -> None:
     with waiting(first), pytest.raises(RefusedError, match="there is no rank 1 on another machine"):
         join(first, 1, facts(first))
 
 
-def test_a_machine_that_starts_again_takes_its_place(first: EngineOptions) -> None:
+def test_a_machine_that_has_left_is_missed_and_may_start_again(first: EngineOptions) -> None:
+    """Its socket counted on, so the engine began without it."""
+    first = msgspec.structs.replace(first, pipeline_parallel_size=3, nnodes=3)
+    second, third = (msgspec.structs.replace(first, node_rank=number) for number in (1, 2))
+    there = Waiting(first)
+    with contextlib.ExitStack() as stack:
+        with join(second, 2, facts(second)), join(second, 3, facts(second)):
+            eventually(lambda: there.missing == [2, 1])
+        eventually(lambda: there.missing == [2, 1, 2])
+        for machine in (third, second):
+            for rank in machine.ranks_here:
+                stack.enter_context(join(machine, rank, facts(machine)))
+        there.thread.join(60)
+        assert there.missing == [2, 1, 2, 1, 0]
+        assert all(stack.enter_context(peer).getpeername() for peer in there.sockets)
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_second_machine_of_a_number_is_refused(first: EngineOptions) -> None:
+    """It took the place of the first, which took it again, for ever."""
     second = msgspec.structs.replace(first, node_rank=1)
-    with waiting(first), join(second, 2, facts(second)):
-        pass
+    with waiting(first), join(second, 2, facts(second)) as link:
+        with pytest.raises(RefusedError, match=r"^rank 2 has joined from 127.0.0.1: node_rank must differ$"):
+            join(second, 2, facts(second))
+        link.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is still there
+            link.recv(1)
+
+
+def test_who_is_late_is_refused_and_takes_no_place(first: EngineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closed the socket of a rank that computed."""
+    second = msgspec.structs.replace(first, node_rank=1)
+    is_greeted, is_over, receive_exactly = threading.Event(), threading.Event(), nodes.receive_exactly
+
+    def receive_late(*args: Any) -> bytes:
+        nonce = receive_exactly(*args)
+        if threading.current_thread() is late:
+            is_greeted.set()
+            assert is_over.wait(60)
+        return nonce
+
+    def join_late() -> None:
+        with pytest.raises(RefusedError) as refused:
+            join(second, 2, facts(second))
+        faults.append(str(refused.value))
+
+    faults: list[str] = []
+    late = threading.Thread(target=join_late)
+    monkeypatch.setattr(nodes, "receive_exactly", receive_late)
+    there = Waiting(first)
+    late.start()
+    assert is_greeted.wait(60)
+    with join(second, 2, facts(second)), join(second, 3, facts(second)):
+        there.thread.join(60)
+        is_over.set()
+        late.join()
+        assert faults == ["all machines have joined"]
+        for peer in there.sockets:
+            peer.close()
+
+
+def test_a_first_machine_that_does_not_acknowledge_is_given_up(first: EngineOptions) -> None:
+    """While a rank told of its progress, keep-alive did not find that the other machine was gone."""
+    second = msgspec.structs.replace(first, node_rank=1)
+    with waiting(first), join(second, 2, facts(second)) as link:
+        assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.run import config, print_plan, rank_process
-from weft.engine.run.ranks import RankedRunner
+from weft.engine.run.links import Fault, Link, Message, Progress, RankTask
+from weft.engine.run.model_choice import read_model
+from weft.engine.run.nodes import Ended
+from weft.engine.run.ranks import RankedRunner, Ranks
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -256,6 +261,56 @@ def test_the_engine_says_why_a_rank_cannot_load() -> None:
     done = subprocess.run([sys.executable, "-c", LOST, DEMO_MODEL], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "rank 1 has ended (2): /nowhere: no such folder, and the engine ends with it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("messages", "end", "said"),
+    [
+        ([Fault("no memory"), Ended(2)], ("_exit", 2), "rank 1 on another machine has ended (2): no memory, and"),
+        ([Ended(1)], ("_exit", 1), "rank 1 on another machine has ended (1), and"),
+        ([Ended(-signal.SIGSEGV)], ("kill", signal.SIGSEGV), "rank 1 on another machine has ended (-11), and"),
+        ([], ("kill", signal.SIGKILL), "rank 1 on another machine has ended (-9), and"),
+    ],
+)
+def test_the_engine_ends_as_a_rank_on_another_machine_did(
+    messages: list[Message], end: tuple[str, int], said: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """What a rank said after it had loaded was lost, and no request was ever to blame for its end."""
+    ends: list[tuple[str, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: ends.append(("kill", number)))
+    monkeypatch.setattr(os, "_exit", lambda code: ends.append(("_exit", code)))
+    ranks = object.__new__(Ranks)
+    ranks._loading, ranks._is_closed = [threading.Event()], False
+    ours, theirs = map(Link, socket.socketpair())
+    for message in [Progress(is_loaded=False), Progress(is_loaded=True), *messages]:
+        theirs.send(message)
+    theirs.close()
+    ranks._watch(1, ours, None)
+    ours.close()
+    assert ranks._loading[0].is_set()
+    assert ends[0] == end
+    assert caplog.messages == [f"{said} the engine ends with it"]
+
+
+def test_a_rank_says_of_any_fault_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that nobody expects, such as a driver's, only its own machine's log told."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no driver\nof this version")
+
+    link, theirs = map(Link, socket.socketpair())
+    resolved = config.resolve(options(DEMO_MODEL, 2), read_model(DEMO_MODEL, "auto", None))
+    link.send(RankTask(resolved, "127.0.0.1", 0))
+    monkeypatch.setattr(socket, "socket", lambda fileno: None)
+    monkeypatch.setattr(rank_process, "Link", lambda _: theirs)
+    for name in ("follow_parent", "logs.configure", "logging.disable"):
+        monkeypatch.setattr(f"weft.engine.run.rank_process.{name}", lambda *_: True)
+    monkeypatch.setattr(rank_process, "_load", fail)
+    with pytest.raises(RuntimeError):
+        rank_process.main(0, 0, str(DEMO_MODEL))
+    theirs.close()
+    assert link.recv() == Fault("no driver")
+    link.close()
 
 
 def test_a_rank_whose_engine_is_gone_ends() -> None:
