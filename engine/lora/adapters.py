@@ -145,9 +145,14 @@ class Adapters:
         for kind in ("lora_A", "lora_B"):
             if kind not in parts:
                 raise ModelError(f"{path}: tensor {kind} of {module} is missing")
-            if not bool(parts[kind].isfinite().all()):
-                raise ModelError(f"{path}: tensor {kind} of {module} holds values that are not finite numbers")
-        return parts["lora_A"].float(), parts["lora_B"].float() * scale
+        pair = parts["lora_A"].float(), parts["lora_B"].float() * scale
+        for kind, values in zip(("lora_A", "lora_B"), pair, strict=True):
+            if not bool(values.to(self._dtype).isfinite().all()):
+                raise ModelError(
+                    f"{path}: tensor {kind} of {module} holds values that are not finite numbers, or not in "
+                    f"{str(self._dtype).removeprefix('torch.')} after they are scaled by alpha and rank"
+                )
+        return pair
 
     def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[Delta]:
         """What the adapter adds to the outputs of a matrix: for each projection, one for each run of its outputs."""

@@ -58,6 +58,10 @@ def test_a_slot_is_filled_again_and_a_refused_folder_changes_nothing(model: Path
     [
         (lambda t: t.pop(FIRST), "tensor lora_A of model.layers.0.self_attn.q_proj is missing"),
         (lambda t: t[FIRST].fill_(torch.nan), "lora_A of model.layers.0.self_attn.q_proj holds values that are not"),
+        (
+            lambda t: t.update({FIRST.replace("A", "B"): torch.full((64, 4), 3e38)}),
+            "not in float32 after they are scaled",
+        ),
         (lambda t: t.update({FIRST: t[FIRST][:2].clone()}), r"q_proj.lora_A.weight has shape \[2, 64\], this model"),
         (lambda t: t.update({FIRST: t[FIRST][:, :8].clone()}), r"has shape \[4, 8\], this .* ask for \[4, 64\]"),
         (lambda t: t.update({FIRST.replace("layers.0", "layers.9"): t[FIRST].clone()}), "layers.9.* no matrix of the"),
