@@ -54,7 +54,13 @@ class LoadAdapter(NamedTuple):
     folder: Path
 
 
-Message = RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
+class AdapterEnd(NamedTuple):
+    """What became of `LoadAdapter` on another rank: why it cannot load its part, or None."""
+
+    fault: str | None
+
+
+Message = RankTask | MemoryPlan | Batch | LoadAdapter | AdapterEnd | ReadBlock | WriteBlock | Progress | Fault
 _KINDS = get_args(Message)
 
 
