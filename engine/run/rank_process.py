@@ -73,7 +73,7 @@ def main(fd: int, parent: int, model: str) -> int:
 def _tell_end(link: Link, loading: "Future[None]") -> None:
     error = loading.exception()
     with contextlib.suppress(OSError):  # the engine has ended
-        link.send(AdapterEnd(error and first_line(error)))
+        link.send(AdapterEnd(None if error is None else first_line(error)))
 
 
 def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
