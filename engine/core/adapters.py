@@ -128,11 +128,12 @@ class AdapterTable:
         for key in [key for key in self._adapters if key[0] == connection]:
             self._drop(key)
 
-    def take_ready(self, launched: Sequence[ScheduledStep]) -> list[Ready]:
+    def take_ready(self, launched: Sequence[ScheduledStep], given: Sequence[Ready] = ()) -> list[Ready]:
         """Remove and return the requests whose wait is over.
 
         Args:
             launched: The steps on the device, whose slots must stay as they are.
+            given: Requests that are about to be scheduled, whose slots must, too.
         """
         ready: list[Ready] = []
         for each in self._slots:
@@ -148,7 +149,7 @@ class AdapterTable:
             slot = self._slot_of(adapter)  # None: it is in none
             if slot is None:
                 if in_use is None:
-                    in_use = self._in_use(launched) | {r.request.adapter_slot for r in ready}
+                    in_use = self._in_use(launched) | {r.request.adapter_slot for r in (*given, *ready)}
                 if (fault := self._make_room(adapter, in_use)) is not None:
                     ready += self._take(adapter, fault, RejectReason.ADAPTER)
             elif slot.loading is None and not slot.is_draining:

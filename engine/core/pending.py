@@ -62,7 +62,7 @@ class Pending:
             or each.request.adapter is None
             or self.adapters.admit(each.request, each.aborted_choices)
         ]
-        return ready + self.adapters.take_ready(launched)
+        return ready + self.adapters.take_ready(launched, ready)
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
         """Forget a request, or note that one of its choices was aborted."""

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from weft.engine.lora.adapted_layers import EmbeddingSite
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site
-from weft.engine.lora.targets import Targets, projections, rank_values, turned_embedding
+from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, turned_embedding
+from weft.engine.models.specs import DecoderSpec
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.weights.refs import ExpertsRef, WeightRef
@@ -37,11 +38,22 @@ class Adapters:
     """Owns the adapters of one model on one rank. `load` may be called from any thread, the rest from that of steps."""
 
     def __init__(
-        self, targets: Targets, max_loras: int, max_rank: int, device: torch.device, dtype: torch.dtype, make: MakeSite
+        self,
+        targets: Targets,
+        max_loras: int,
+        max_rank: int,
+        kept_rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        make: MakeSite,
     ) -> None:
-        """Begin without adapters and without sites, which an `AdapterKit` asks for as it makes layers."""
+        """Begin without adapters and without sites, which an `AdapterKit` asks for as it makes layers.
+
+        Args:
+            kept_rank: What sites pad the largest rank to.
+        """
         self.step = AdapterStep(device)
-        self._targets, self._max_loras, self._max_rank = targets, max_loras, max_rank
+        self._targets, self._max_loras, self._max_rank, self._kept_rank = targets, max_loras, max_rank, kept_rank
         self._device, self._dtype, self._make = device, dtype, make
         self._sites: list[tuple[WeightRef, tuple[str, ...], Site]] = []
         self._reader = ThreadPoolExecutor(1, "adapters")
@@ -81,7 +93,11 @@ class Adapters:
         return site
 
     def _num_bytes(self, ref: WeightRef) -> int:
-        return self._max_loras * self._max_rank * rank_values(ref) * self._dtype.itemsize
+        return self._max_loras * self._kept_rank * rank_values(ref) * self._dtype.itemsize
+
+    def planned_bytes(self, spec: DecoderSpec) -> int:
+        """Memory of all slots at all matrices of a decoder."""
+        return self._max_loras * self._kept_rank * rank_bytes(spec, self._dtype)
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
         """Compute the batch in here."""
@@ -145,9 +161,14 @@ class Adapters:
         for kind in ("lora_A", "lora_B"):
             if kind not in parts:
                 raise ModelError(f"{path}: tensor {kind} of {module} is missing")
-            if not bool(parts[kind].isfinite().all()):
-                raise ModelError(f"{path}: tensor {kind} of {module} holds values that are not finite numbers")
-        return parts["lora_A"].float(), parts["lora_B"].float() * scale
+        pair = parts["lora_A"].float(), parts["lora_B"].float() * scale
+        for kind, values in zip(("lora_A", "lora_B"), pair, strict=True):
+            if not bool(values.to(self._dtype).isfinite().all()):
+                raise ModelError(
+                    f"{path}: tensor {kind} of {module} holds values that are not finite numbers, or not in "
+                    f"{str(self._dtype).removeprefix('torch.')} after they are scaled by alpha and rank"
+                )
+        return pair
 
     def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[Delta]:
         """What the adapter adds to the outputs of a matrix: for each projection, one for each run of its outputs."""

@@ -3,6 +3,7 @@
 from weft.engine.kernels.cpu import adapters as native_adapters
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.packed import PANEL
 from weft.engine.kernels.torch.adapters import TorchSite
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapters import Adapters, MakeSite
@@ -30,8 +31,16 @@ def choose_adapters(
     if not 1 <= options.max_lora_rank <= native_adapters.MAX_RANK:
         raise ModelError(f"max_lora_rank must be 1 to {native_adapters.MAX_RANK}, got {options.max_lora_rank}")
     targets = Targets(model, config.model, whole, part)
-    limits = options.max_loras, options.max_lora_rank
+    limits = options.max_loras, options.max_lora_rank, _kept_rank(config, kit)
     return Adapters(targets, *limits, config.device, config.dtype, _site_maker(config, kit))
+
+
+def _kept_rank(config: EngineConfig, kit: LayerKit) -> int:
+    """What the sites of `_site_maker` pad the largest rank to."""
+    rank = config.options.max_lora_rank
+    if isinstance(kit, NativeKit):
+        return rank + -rank % PANEL
+    return max(1 << (rank - 1).bit_length(), 16) if has_triton(config.device) else rank
 
 
 def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:

@@ -55,7 +55,13 @@ class LoadAdapter(NamedTuple):
     folder: Path
 
 
-Message = Ended | RankTask | MemoryPlan | Batch | LoadAdapter | ReadBlock | WriteBlock | Progress | Fault
+class AdapterEnd(NamedTuple):
+    """What became of `LoadAdapter` on another rank: why it cannot load its part, or None."""
+
+    fault: str | None
+
+
+Message = Ended | RankTask | MemoryPlan | Batch | LoadAdapter | AdapterEnd | ReadBlock | WriteBlock | Progress | Fault
 _KINDS = get_args(Message)
 
 

@@ -14,7 +14,6 @@ from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapter_kit import AdapterKit
 from weft.engine.lora.adapters import Adapters
-from weft.engine.lora.targets import rank_bytes
 from weft.engine.models.config import ModelConfig, native_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
@@ -117,7 +116,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         spec = stage.cut(sharded)
         adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
         adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
-        adapters_bytes = options.max_loras * options.max_lora_rank * rank_bytes(spec, config.dtype)
+        adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
         return ModelPlan(
             kit.name,
             kit,

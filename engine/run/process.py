@@ -275,7 +275,7 @@ def cannot_load(error: Exception) -> int:
     return EXIT_CANNOT_LOAD
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     return (str(error) or repr(error)).splitlines()[0]
 

@@ -4,12 +4,15 @@ It is a child of the engine, or of what follows the engine on another machine, d
 the engine closes the link.
 """
 
+import contextlib
 import logging
 import pathlib
 import socket
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -18,7 +21,7 @@ from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock, obey
 from weft.engine.run.config import check_gpus
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
-from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask
+from weft.engine.run.links import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.run.process import cannot_load, first_line, follow_parent
@@ -58,12 +61,18 @@ def main(fd: int, parent: int, model: str) -> int:
             if isinstance(message, Batch):
                 runner.follow(message)
             elif isinstance(message, LoadAdapter):
-                runner.load_adapter(message.slot, message.folder)
+                runner.load_adapter(message.slot, message.folder).add_done_callback(partial(_tell_end, link))
             else:
                 assert isinstance(message, ReadBlock | WriteBlock)
                 obey(blocks, message)
     except (EOFError, ConnectionError, TimeoutError):  # the engine has ended, or its machine is out of reach
         return 0
+
+
+def _tell_end(link: Link, loading: "Future[None]") -> None:
+    error = loading.exception()
+    with contextlib.suppress(OSError):  # the engine has ended
+        link.send(AdapterEnd(None if error is None else first_line(error)))
 
 
 def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:

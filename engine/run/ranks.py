@@ -20,10 +20,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
@@ -37,11 +38,12 @@ from weft.engine.lora.adapters import Adapters
 from weft.engine.models.decoder import Model
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.links import Fault, Link, LoadAdapter, Progress, RankTask, encode
+from weft.engine.run.links import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, encode
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.run.nodes import Ended, Gathering, interface, start_rank
 from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
@@ -117,6 +119,7 @@ class Ranks:
         self._links: list[Link] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._loading: list[threading.Event] = []
+        self._adapter_ends: list[SimpleQueue[str | None]] = []
         self._lock = threading.Lock()
         self._is_closed = False
         for _ in options.ranks_here[1:]:
@@ -131,6 +134,7 @@ class Ranks:
         """Take the next rank; its process is None on another machine."""
         self._links.append(link)
         self._loading.append(threading.Event())
+        self._adapter_ends.append(SimpleQueue())
         rank = len(self._links)
         with contextlib.suppress(OSError):  # it is gone, which the thread finds
             link.send(RankTask(replace(self._task.config, rank=rank), self._task.host, self._task.port))
@@ -152,6 +156,17 @@ class Ranks:
         with self._lock:
             for link in self._links:
                 link.send_frame(encoded)
+
+    def check_adapter(self) -> None:
+        """Wait until all others have ended a load of an adapter; loads end in the order in which they were sent.
+
+        Raises:
+            ModelError: One cannot load its part.
+        """
+        faults = [ends.get() for ends in self._adapter_ends]
+        for rank, fault in enumerate(faults, 1):
+            if fault is not None:
+                raise ModelError(f"rank {rank}: {fault}")
 
     def send_each(self, messages: Sequence[ReadBlock | WriteBlock]) -> None:
         """Give each of the others its own message. Any thread may; all ranks get what others send in one order."""
@@ -182,12 +197,15 @@ class Ranks:
                     break
                 elif message == Progress(is_loaded=True):
                     loaded.set()
+                elif isinstance(message, AdapterEnd):
+                    self._adapter_ends[rank - 1].put(message.fault)
             else:
                 self._end(f"{name} makes no progress while it loads its part")
         except TimeoutError as error:
             said = f": {error}"
         except (EOFError, OSError, ValueError):
             pass
+        self._adapter_ends[rank - 1].put("it has ended")  # nobody shall wait for it
         code = process.wait() if process else code
         if not self._is_closed:
             logger.error("%s has ended (%d)%s, and the engine ends with it", name, code, said)
@@ -223,6 +241,7 @@ class RankedRunner(ModelRunner):
         super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
         self._ranks = ranks
         self._overlap = overlap
+        self._checker = ThreadPoolExecutor(1, "adapters of ranks")
 
     @override
     def launch_once(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
@@ -242,7 +261,14 @@ class RankedRunner(ModelRunner):
     def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
         """See `ModelRunner`; every rank reads its part of the adapter."""
         self._ranks.send(LoadAdapter(slot, folder))
-        return super().load_adapter(slot, folder)
+        return self._checker.submit(self._check, super().load_adapter(slot, folder))
+
+    def _check(self, loading: "Future[None]") -> None:
+        """Wait for all ranks, whatever becomes of the first one's part."""
+        try:
+            self._ranks.check_adapter()
+        finally:
+            loading.result()
 
     @override
     def prepare(self) -> bool:
@@ -271,20 +297,12 @@ class FollowingRunner(ModelRunner):
         super().__init__(model, caches, device, adapters=adapters)
         self._overlap = overlap
         self._has_head = has_head
-        self._loading: dict[int, Future[None]] = {}
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """Compute this rank's part of a batch and of its logits."""
-        for slot in set(() if batch.adapters is None else batch.adapters.tolist()) & self._loading.keys():
-            self._loading.pop(slot).result()  # rank 0 has it; if only this rank could not read it, it ends
         with self._computing(batch):
             self._follow(batch)
-
-    @override
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
-        self._loading[slot] = loading = super().load_adapter(slot, folder)
-        return loading
 
     def _follow(self, batch: Batch) -> None:
         if not self._has_head:

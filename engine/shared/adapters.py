@@ -7,6 +7,7 @@ as the one before it. Imports neither side.
 import hashlib
 import pathlib
 from collections.abc import Collection
+from stat import S_ISREG
 
 import msgspec
 
@@ -44,6 +45,8 @@ def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
     try:
         for name_of_file in _FILES:
             stat = (folder / name_of_file).stat()
+            if not S_ISREG(stat.st_mode):  # to read a pipe would take for ever
+                raise ModelError(f"{folder / name_of_file} is no regular file")
             digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
     except FileNotFoundError:
         raise ModelError(f"no {name_of_file} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None

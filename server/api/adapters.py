@@ -5,6 +5,7 @@ no longer after an unload; requests that have begun keep their adapter to their 
 """
 
 import asyncio
+import os
 import pathlib
 from typing import Annotated
 
@@ -47,7 +48,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     if not context.settings.for_model(model.name).num_lora_slots:
         message = f"the model {model.name} takes no adapters: max_loras must be at least 1, but is 0"
         raise InvalidRequestError(message, param="model")
-    folder = pathlib.Path(body.lora_path).expanduser().absolute()
+    folder = pathlib.Path(os.path.expanduser(body.lora_path)).absolute()  # which leaves an unknown user's ~ alone
     try:
         served = ServedAdapter(model.name, await asyncio.to_thread(find_adapter, name, folder))
     except ModelError as error:

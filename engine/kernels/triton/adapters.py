@@ -11,8 +11,8 @@ from weft.engine.kernels.triton import adapters_kernels as kernels
 from weft.engine.lora.step_rows import Delta, Site, StepRows
 from weft.engine.step.transfer import to_device
 
-_ROWS, _OUTS, _LEAST_RANK = 16, 64, 16
-"""Rows and outputs of a program, and the smallest rank of a matrix unit."""
+_ROWS, _OUTS, _RANKS, _LEAST_RANK = 16, 64, 64, 16
+"""Rows, outputs and ranks of a tile, and the smallest rank of a matrix unit."""
 
 
 class TritonSite(Site):
@@ -58,8 +58,8 @@ class TritonSite(Site):
         _, num_deltas, rank, columns = self._a.shape
         num_outs = self._b.size(1)
         sums = inputs.new_empty(len(order), num_deltas, rank)
-        shape = {"DELTAS": num_deltas, "RANK": rank, "ROWS": _ROWS}
-        kernels.shrink[(len(pieces), num_deltas)](
+        shape = {"DELTAS": num_deltas, "RANK": rank, "ROWS": _ROWS, "RANKS": min(rank, _RANKS)}
+        kernels.shrink[(len(pieces), num_deltas, triton.cdiv(rank, _RANKS))](
             *(inputs, order, pieces, self._a, sums, columns, inputs.stride(0)), **shape, BLOCK=64, num_warps=4
         )
         kernels.expand[(len(pieces), triton.cdiv(num_outs, _OUTS))](

@@ -221,6 +221,27 @@ def test_a_grammar_comes_first_and_the_adapter_after_it(site: Site) -> None:
     assert faults(site.engine) == {0: None}
 
 
+def test_a_slot_is_not_taken_from_a_request_whose_grammar_has_just_been_compiled(tmp_path: Path) -> None:
+    """It was given the slot that another adapter was then loaded into, all in one call."""
+    site, compiler = Site(tmp_path, 1), SlowCompiler()
+    site.engine.pending.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
+    site.ask("a")
+    faults(site.engine)
+    site.end_load()
+    faults(site.engine)
+    while site.engine.has_work:
+        site.step()
+    add = guided(add_request([1], 1, max_tokens=2), "g")
+    site.engine.add(0, replace(add, adapter=adapter(tmp_path, "a")))
+    site.num_requests += 1
+    site.ask("b")
+    compiler.finish("g")
+    assert (faults(site.engine), site.loads) == ({1: None}, [(1, "a")])
+    while site.step():
+        pass
+    assert (faults(site.engine), site.loads) == ({}, [(1, "a"), (1, "b")])
+
+
 def test_without_slots_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RejectedError, match="got a: max_loras must be at least 1, but is 0"):
         Site(tmp_path, 0).ask("a")

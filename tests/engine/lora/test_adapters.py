@@ -1,5 +1,6 @@
 """Loading adapters into slots: what is refused changes nothing, a slot can be filled again, and memory is counted."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.architectures.checkpoints import write
-from tests.engine.lora.adapters_for_tests import PROMPTS, add, check, start_engine, write_adapter
+from tests.engine.lora.adapters_for_tests import ADAPTERS, PROMPTS, add, check, start_engine, write_adapter
 from tests.engine.test_golden import run
 from weft.engine.core.engine import Engine
+from weft.engine.lora import adapters
+from weft.engine.lora.peft_folder import read_adapter_config
 from weft.engine.run import print_plan
+from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.shared.messages import EngineOptions, FinishReason
 
 Tensors = dict[str, torch.Tensor]
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -58,6 +62,10 @@ def test_a_slot_is_filled_again_and_a_refused_folder_changes_nothing(model: Path
     [
         (lambda t: t.pop(FIRST), "tensor lora_A of model.layers.0.self_attn.q_proj is missing"),
         (lambda t: t[FIRST].fill_(torch.nan), "lora_A of model.layers.0.self_attn.q_proj holds values that are not"),
+        (
+            lambda t: t.update({FIRST.replace("A", "B"): torch.full((64, 4), 3e38)}),
+            "not in float32 after they are scaled",
+        ),
         (lambda t: t.update({FIRST: t[FIRST][:2].clone()}), r"q_proj.lora_A.weight has shape \[2, 64\], this model"),
         (lambda t: t.update({FIRST: t[FIRST][:, :8].clone()}), r"has shape \[4, 8\], this .* ask for \[4, 64\]"),
         (lambda t: t.update({FIRST.replace("layers.0", "layers.9"): t[FIRST].clone()}), "layers.9.* no matrix of the"),
@@ -74,6 +82,33 @@ def test_an_adapter_that_does_not_fit_is_refused(
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=fault):
         engine._executor.load_adapter(1, tmp_path).result()
+
+
+def test_steps_go_on_while_an_adapter_is_read(
+    model: Path, engine: "Engine[Any]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request without an adapter takes as many steps beside a load as without one."""
+    reference = write_adapter(model, tmp_path)
+    num_steps, goes_on = engine.scheduler.counters.num_steps, threading.Event()
+    run(engine, [add(0, None, [41] * 7)])
+    num_steps = engine.scheduler.counters.num_steps - num_steps
+
+    def wait(*arguments: Any) -> Any:
+        assert goes_on.wait(5)
+        return read_adapter_config(*arguments)
+
+    monkeypatch.setattr(adapters, "read_adapter_config", wait)
+    ADAPTERS["slow"] = find_adapter("slow", tmp_path)
+    assert not engine.add(0, add(1, "slow", PROMPTS[1]))
+    assert engine.take_ready() == []
+    engine.add(0, add(2, None, [42] * 7))
+    outputs = [output for _ in range(num_steps) for _, output in engine.step()]
+    assert [(output.request_id, output.finish_reason) for output in outputs][-1] == (2, FinishReason.LENGTH)
+    assert engine.take_ready() == []
+    goes_on.set()
+    while not engine.take_ready():
+        pass
+    check(run(engine, [])[1, 0], PROMPTS[1], reference)
 
 
 def test_a_broken_file_is_refused(model: Path, engine: "Engine[Any]", tmp_path: Path) -> None:

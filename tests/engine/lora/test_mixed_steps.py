@@ -87,3 +87,13 @@ def test_who_uses_no_adapter_gets_the_bits_of_an_engine_without_adapters(folders
     (blocks,) = engine._executor._model.blocks  # type: ignore[attr-defined]
     assert isinstance(blocks, AdaptedBlocks)
     assert [type(block) for block in (*blocks._plain, *blocks._adapted)] == [NativeRun, NativeRun]
+
+
+@needs_kernels
+def test_what_adapters_of_a_small_rank_take_is_in_the_plan(folders: list[Path]) -> None:
+    """Ranks are padded to 16, which the plan left out."""
+    engine = start_engine(folders[0], {"1": folders[1]}, **BFLOAT16 | {"max_lora_rank": 4})
+    adapters: Any = engine._executor._adapters  # type: ignore[attr-defined]
+    sites = [getattr(site, "_expander", site) for _, _, site in adapters._sites]
+    taken = sum(2 * part.numel() for site in sites for pair in site._kept[1][0] for part in pair)
+    assert 0.5 * adapters.num_reserved_bytes < taken <= adapters.num_reserved_bytes

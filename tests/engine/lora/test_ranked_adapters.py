@@ -9,6 +9,7 @@ import pytest
 from tests.architectures.checkpoints import write
 from tests.engine.lora.adapters_for_tests import check_all, start_engine, write_adapter
 from tests.engine.run.test_ranks import ForkedRank, keep_threads
+from weft.engine.shared.errors import ModelError
 
 __all__ = ["keep_threads"]
 
@@ -18,7 +19,7 @@ __all__ = ["keep_threads"]
     [
         ("llama", {"num_key_value_heads": 1}, {}, {"tensor_parallel_size": 2}),
         ("phi3", {}, {"target_modules": r".*(qkv_proj|down_proj|embed_tokens|lm_head)"}, {"tensor_parallel_size": 2}),
-        ("llama", {}, {}, {"pipeline_parallel_size": 2}),
+        ("deepseek_v2", {}, {"target_modules": r".*(q_proj|o_proj)"}, {"pipeline_parallel_size": 2}),
     ],
 )
 def test_answers_are_those_of_peft(
@@ -34,6 +35,18 @@ def test_answers_are_those_of_peft(
     references: dict[str | None, Any] = {
         name: write_adapter(folder, tmp_path / name, seed, **config) for seed, name in enumerate(("one", "two"))
     }
-    engine = start_engine(folder, {name: tmp_path / name for name in references if name}, **ranks)
-    check_all(engine, references)
-    engine._executor.close()
+    engine = start_engine(folder, {name: tmp_path / name for name in references if name}, max_loras=3, **ranks)
+    try:
+        check_all(engine, references)
+        if model == "deepseek_v2":
+            check_a_fault_of_a_later_rank(engine, folder, tmp_path / "bad")
+            check_all(engine, references)
+    finally:
+        engine._executor.close()
+
+
+def check_a_fault_of_a_later_rank(engine: Any, model: Path, folder: Path) -> None:
+    """It ended the rank, and so the engine, once the adapter was used."""
+    write_adapter(model, folder, target_modules=["kv_b_proj"], layers_to_transform=[1])
+    with pytest.raises(ModelError, match=r"^rank 1: .*kv_b_proj.* adapters of this matrix are not served"):
+        engine._executor.load_adapter(3, folder).result()

@@ -31,6 +31,10 @@ def test_what_is_missing_is_named(tmp_path: pathlib.Path) -> None:
         (tmp_path / missing).touch()
     with pytest.raises(ModelError, match=r"^no such folder: "):
         find_adapter("n", tmp_path / "no")
+    (tmp_path / "adapter_config.json").unlink()
+    os.mkfifo(tmp_path / "adapter_config.json")
+    with pytest.raises(ModelError, match=r"/adapter_config\.json is no regular file$"):
+        find_adapter("n", tmp_path)
 
 
 def test_names_are_packed_whole_into_the_room_there_is() -> None:

@@ -128,6 +128,7 @@ def test_an_adapter_is_loaded_by_the_engine_and_then_served_until_it_is_unloaded
         ("new", "/nowhere", "lora_path", "lora_path: no such folder: /nowhere"),
         ("new", "/" + "p" * 300, "lora_path", "File name too long"),
         ("new", "a\0b", "lora_path", "lora_path: "),
+        ("new", "~nobody-here/x", "lora_path", "no such folder"),
         ("new", "org/adapter", "lora_path", "no such folder"),
         ("x", "FOLDER", "lora_name", "must not be the name of a model, got x"),
         ("b", "FOLDER", "lora_name", "must not be the name of a model, got b"),

@@ -7,7 +7,7 @@ from weft.engine.kernels.torch.adapters import TorchSite
 from weft.engine.kernels.triton.adapters import TritonSite
 from weft.engine.lora.step_rows import Delta, StepRows
 
-NUM_OUTS, COLUMNS, RANK = 200, 72, 20
+NUM_OUTS, COLUMNS, RANK = 200, 72, 100
 
 
 def random_deltas(
@@ -22,9 +22,9 @@ def random_deltas(
 def sites(device: torch.device, dtype: torch.dtype) -> tuple[TritonSite, TorchSite]:
     """Three slots of different ranks, one of which adds to some outputs only, and one that was replaced."""
     ours, exact = TritonSite((NUM_OUTS, COLUMNS), 3, 3, RANK, dtype, device), TorchSite(0)
-    ours.put(3, random_deltas(((0, 200),), 20, device, dtype))
+    ours.put(3, random_deltas(((0, 200),), RANK, device, dtype))
     for slot, (runs, rank) in enumerate(
-        [(((0, 70), (70, 90), (160, 40)), 20), (((30, 41), (160, 40)), 3), (((5, 100),), 16)], 1
+        [(((0, 70), (70, 90), (160, 40)), RANK), (((30, 41), (160, 40)), 3), (((5, 100),), 16)], 1
     ):
         deltas = random_deltas(runs, rank, device, dtype)
         ours.put(slot, deltas)
@@ -33,7 +33,7 @@ def sites(device: torch.device, dtype: torch.dtype) -> tuple[TritonSite, TorchSi
 
 
 def check_parity(device: torch.device, dtype: torch.dtype) -> None:
-    """More rows than a tile, rows of a wider matrix, outputs in the dtype and in float32."""
+    """More rows and ranks than a tile, rows of a wider matrix, outputs in the dtype and in float32."""
     torch.manual_seed(0)
     ours, exact = sites(device, dtype)
     slots = np.array([0, 2, 1, 3, 1, 0, 2] + [1] * 20)

@@ -7,7 +7,8 @@ import pytest
 from tests.triton_compilation import ARCHITECTURES, compile_kernel, instructions, resources
 from tests.triton_interpreter import needs_triton, run_interpreted
 
-SHAPE = {"DELTAS": 3, "RANK": 16, "ROWS": 16}
+SHAPE = {"DELTAS": 3, "RANK": 512, "ROWS": 16, "RANKS": 64}
+"""Of the largest rank, which once took more registers and shared memory than there are."""
 
 
 @needs_triton
@@ -30,3 +31,4 @@ def test_the_products_run_on_matrix_units(architecture: int, name: str, tmp_path
         compiled = compile_kernel(kernels.expand, architecture, 4, types, SHAPE | {"OUTS": 64})
     assert any("MMA" in code for code in instructions(compiled, tmp_path))
     assert resources(compiled, tmp_path)["STACK"] == 0, "registers are spilled"
+    assert compiled.metadata.shared < 99 << 10, "smaller GPUs have 99 KiB of shared memory"
