@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -280,7 +281,7 @@ def test_the_engine_ends_as_a_rank_on_another_machine_did(
     monkeypatch.setattr(os, "kill", lambda pid, number: ends.append(("kill", number)))
     monkeypatch.setattr(os, "_exit", lambda code: ends.append(("_exit", code)))
     ranks = object.__new__(Ranks)
-    ranks._loading, ranks._is_closed = [threading.Event()], False
+    ranks._loading, ranks._adapter_ends, ranks._is_closed = [threading.Event()], [SimpleQueue()], False
     ours, theirs = map(Link, socket.socketpair())
     for message in [Progress(is_loaded=False), Progress(is_loaded=True), *messages]:
         theirs.send(message)
