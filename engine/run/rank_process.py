@@ -25,7 +25,8 @@ from weft.engine.run.links import AdapterEnd, Fault, Link, LoadAdapter, Progress
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.run.process import cannot_load, first_line, follow_parent
-from weft.engine.run.ranks import FollowingRunner, meet, share_cores
+from weft.engine.run.ranked_runner import FollowingRunner
+from weft.engine.run.ranks import meet, share_cores
 from weft.engine.run.startup import measure_memory
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely

@@ -1,13 +1,11 @@
-"""Computes each step with several processes, each with a part of every layer, some of the layers, or both.
+"""The processes that compute a model together, each with a part of every layer, some of the layers, or both.
 
 The ranks of a pipeline stage have parts of the same layers (tensor parallelism); stages compute one after the other.
 
 Rank 0 is the engine's process. The others are its children, and on other machines those of what follows the engine
-(`node_process.py`). They get each batch over a socket before rank 0 launches its own part, and compute hidden states
-and logits; rank 0 alone samples, and drafts. Where steps are launched before the one before is collected, it gives the
-others the sampled ids on the device. A rank that ends takes the engine with it, at once, and the engine its ranks; so
-does one that makes no progress while it loads. While a rank hangs later, rank 0 waits for it and gives no sign of life.
-The supervisor mends all that with a new engine.
+(`node_process.py`). `ranked_runner.py` has how they compute a step. A rank that ends takes the engine with it, at once,
+and the engine its ranks; so does one that makes no progress while it loads. While a rank hangs later, rank 0 waits for
+it and gives no sign of life. The supervisor mends all that with a new engine.
 """
 
 import contextlib
@@ -17,36 +15,24 @@ import signal
 import socket
 import subprocess
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace as replace_fields
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its list
-from typing_extensions import override
 
-from weft.engine.kernels.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
-from weft.engine.lora.adapters import Adapters
-from weft.engine.models.decoder import Model
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.links import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, encode
 from weft.engine.run.memory_plan import MemoryPlan
-from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.run.nodes import Ended, Gathering, interface, start_rank
-from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.transfer import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +41,7 @@ _MEETING = timedelta(hours=1)
 """Longest wait of a rank for others that still load."""
 _SILENCE_S = 60.0
 """Longest time without progress of a rank that loads, and of the meeting when all have loaded."""
-_PATIENCE_S = 1.0
+PATIENCE_S = 1.0
 """Pause before a failed step ends the engine. If it failed because another rank has ended, that is said, and ends it,
 first."""
 
@@ -188,7 +174,7 @@ class Ranks:
         name, said = f"rank {rank}" if process else f"rank {rank} on another machine", ""
         code, loaded = -signal.SIGKILL, self._loading[rank - 1]  # the code of one that is gone with its machine
         try:  # a loading rank is waited for twice, in case that all was stopped
-            while loaded.is_set() or link.has_message(_SILENCE_S) or link.has_message(_PATIENCE_S):
+            while loaded.is_set() or link.has_message(_SILENCE_S) or link.has_message(PATIENCE_S):
                 message = link.recv()
                 if isinstance(message, Fault):
                     said = f": {message.text}"
@@ -220,99 +206,3 @@ class Ranks:
             process.kill()  # one that is stopped may not have learned to die with its parent
             process.wait()
         os._exit(1)
-
-
-class RankedRunner(ModelRunner):
-    """The executor of all ranks, in the process of the first."""
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        model: Model,
-        caches: Caches,
-        device: torch.device,
-        draft_model: Follower | None,
-        sampling: SamplingKit,
-        adapters: Adapters | None = None,
-        *,
-        overlap: bool,
-    ) -> None:
-        """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
-        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
-        self._ranks = ranks
-        self._overlap = overlap
-        self._checker = ThreadPoolExecutor(1, "adapters of ranks")
-
-    @override
-    def launch_once(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
-        """See `ModelRunner`. A failure, for want of memory too, leaves ranks waiting for others: it ends the engine."""
-        try:
-            self._ranks.send(batch)
-            launched = super().launch_once(batch, masks)
-            if self._overlap and launched.samples is not None:
-                dist.broadcast(launched.samples.token_ids, 0, group=StageRanks.group)
-            return launched
-        except Exception:
-            time.sleep(_PATIENCE_S)
-            logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")
-            os._exit(1)
-
-    @override
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
-        """See `ModelRunner`; every rank reads its part of the adapter."""
-        self._ranks.send(LoadAdapter(slot, folder))
-        return self._checker.submit(self._check, super().load_adapter(slot, folder))
-
-    def _check(self, loading: "Future[None]") -> None:
-        """Wait for all ranks, whatever becomes of the first one's part."""
-        try:
-            self._ranks.check_adapter()
-        finally:
-            loading.result()
-
-    @override
-    def prepare(self) -> bool:
-        """See `ModelRunner`; what there is to prepare of the model would have to be computed by all."""
-        return self._follower is not None and self._follower.prepare()
-
-    def close(self) -> None:
-        """End the other ranks."""
-        self._ranks.close()
-
-
-class FollowingRunner(ModelRunner):
-    """Computes batches on another rank than the first, which samples."""
-
-    def __init__(
-        self,
-        model: Model,
-        caches: Caches,
-        device: torch.device,
-        *,
-        overlap: bool,
-        has_head: bool = True,
-        adapters: Adapters | None = None,
-    ) -> None:
-        """See `RankedRunner`; has_head unless it is of a later stage."""
-        super().__init__(model, caches, device, adapters=adapters)
-        self._overlap = overlap
-        self._has_head = has_head
-
-    @torch.inference_mode()
-    def follow(self, batch: Batch) -> None:
-        """Compute this rank's part of a batch and of its logits."""
-        with self._computing(batch):
-            self._follow(batch)
-
-    def _follow(self, batch: Batch) -> None:
-        if not self._has_head:
-            self.fill_caches(to_device(batch.token_ids, self._device), batch)
-            return
-        hidden_states, num_rows = self.forward(self._input_ids(batch), batch), len(batch.row_indices)
-        if num_rows:
-            self._logits(batch, hidden_states)
-        if batch.scores:
-            deque(self._scored_logits(batch.scores, hidden_states), maxlen=0)
-        if self._overlap and num_rows:
-            self._previous_token_ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
-            dist.broadcast(self._previous_token_ids, 0, group=StageRanks.group)

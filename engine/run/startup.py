@@ -51,7 +51,8 @@ from weft.engine.run.model_choice import (
     weights_note,
 )
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks, share_cores
+from weft.engine.run.ranked_runner import FollowingRunner, RankedRunner
+from weft.engine.run.ranks import Ranks, least_of_ranks, share_cores
 from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit

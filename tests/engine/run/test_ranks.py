@@ -28,7 +28,8 @@ from weft.engine.run import config, print_plan, rank_process
 from weft.engine.run.links import Fault, Link, Message, Progress, RankTask
 from weft.engine.run.model_choice import read_model
 from weft.engine.run.nodes import Ended
-from weft.engine.run.ranks import RankedRunner, Ranks
+from weft.engine.run.ranked_runner import RankedRunner
+from weft.engine.run.ranks import Ranks
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -233,7 +234,7 @@ class StoppedRanks(ranks.Ranks):
         print(self._processes[0].pid, flush=True)
         os.kill(self._processes[0].pid, signal.SIGSTOP)
 
-ranks._SILENCE_S = ranks._PATIENCE_S = 0.1
+ranks._SILENCE_S = ranks.PATIENCE_S = 0.1
 startup.Ranks = StoppedRanks
 startup.start(EngineOptions(model=sys.argv[1], device="cpu", tensor_parallel_size=2), "epoch")
 """
