@@ -16,7 +16,8 @@ from weft.engine.cache.block_pool import BlockPool
 from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
 
 _SOUGHT_S = 5.0
-"""What was looked for is not looked for again for so long. What takes longer to look for is computed."""
+"""What was looked for is not looked for again for so long. What takes longer to look for is computed, and until it has
+ended nothing more is looked for, loaded or stored."""
 
 _STORE_S = 30.0
 """Longest time in which a prompt is stored. What is not written by then is left out."""
@@ -46,11 +47,17 @@ class SharedOffload(Offload):
         self._stores: list[_Store] = []
         self._seeking: dict[bytes, tuple[Future[None], float]] = {}  # by the last hash, with when to give up
         self._sought: dict[bytes, float] = {}  # by the last hash, when to look again
+        self._slow: Future[None] | None = None  # took too long
 
     @property
     @override
     def is_loading(self) -> bool:
         return super().is_loading or bool(self._stores)
+
+    @property
+    @override
+    def is_stuck(self) -> bool:
+        return super().is_stuck or not (self._slow is None or self._slow.done())
 
     def seek(self, hashes: Sequence[bytes]) -> bytes | None:
         """Begin to look for what other engines have put into the tier under the hashes of a prompt's blocks.
@@ -62,6 +69,8 @@ class SharedOffload(Offload):
         if self._tier is None or not hashes or self._sought.get(hashes[-1], 0.0) > now:
             return None
         if hashes[-1] not in self._seeking:
+            if self.is_stuck:
+                return None
             if all(lookup(block_hash) is not None for block_hash in hashes for lookup in self.lookups):
                 return None
             if (sought := self._tier.seek(hashes)) is None:
@@ -76,7 +85,7 @@ class SharedOffload(Offload):
         """
         found = [(group, h, pool.lookup(h)) for h in hashes for group, pool in enumerate(self._pools)]
         held = [CachedBlock(group, h, block) for group, h, block in found if block is not None]
-        if self._tier is None or not held or (sought := self._tier.seek(hashes)) is None:
+        if self._tier is None or self.is_stuck or not held or (sought := self._tier.seek(hashes)) is None:
             (done := Future[None]()).set_result(None)
             return done
         for group, _, block in held:
@@ -100,7 +109,8 @@ class SharedOffload(Offload):
             self._sought = {last: until_s for last, until_s in self._sought.items() if until_s > now}
             self._sought |= dict.fromkeys(found, now + _SOUGHT_S)
             for last in found:
-                del self._seeking[last]
+                sought, _ = self._seeking.pop(last)
+                self._slow = self._slow if sought.done() else sought
             over += found
         return over
 

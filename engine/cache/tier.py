@@ -2,7 +2,8 @@
 
 If a tier has a prefix that a waiting request needs, the prefix is loaded before the request is admitted. Meanwhile the
 request is LOADING and all others go on: no step waits for a copy. Loaded blocks are cached like any others. If the tier
-raises, its content counts as lost, and the engine goes on.
+raises, its content counts as lost, and the engine goes on. A load that hangs keeps its blocks, since it may still write
+them, but no request waits for it, and nothing more is loaded until it ends.
 """
 
 import logging
@@ -14,6 +15,9 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from weft.engine.cache.block_pool import BlockPool
+
+_PATIENCE_S = 5.0
+"""Requests wait for a load for so long, or for twice the time that computing it was predicted to take."""
 
 _LOG_EVERY_S = 10.0
 """Least seconds between two logged faults of a tier: a broken one may raise for every block."""
@@ -77,7 +81,9 @@ class _Load:
     done: "Future[None]"
     blocks: list[CachedBlock]
     held: list[tuple[BlockPool, int]]
+    until_s: float
     is_trusted: bool = True
+    is_awaited: bool = True
 
 
 class Offload:
@@ -106,19 +112,26 @@ class Offload:
         """Whether blocks are held for loads under way."""
         return bool(self._loads)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a load under way is not waited for any longer."""
+        return not all(load.is_awaited for load in self._loads)
+
     def begin(self, hashes_seen: Sequence[Sequence[bytes]], limit_s: float = 0.0) -> bytes | None:
         """Load the blocks that the pools lack of a prefix that pools and tier have together.
 
         Args:
             hashes_seen: Per cache group, the hashes of the blocks that the next token sees.
-            limit_s: What would take longer is not loaded; 0 for no limit.
+            limit_s: What would take longer is not loaded: predicted seconds to compute it. 0 for no limit.
 
         Returns:
             A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
-            missing, when it would take too long, when too few blocks are free, or when the tier fails. Cached blocks
-            may be evicted all the same.
+            missing, when it would take too long, when too few blocks are free, or when the tier fails or is stuck.
+            Cached blocks may be evicted all the same.
         """
         assert self._tier is not None
+        if self.is_stuck:
+            return None
         groups = enumerate(zip(self._pools, hashes_seen, strict=True))
         lacked = [(group, h) for group, (pool, hashes) in groups for h in hashes if pool.lookup(h) is None]
         if limit_s and self._tier.load_seconds(lacked) >= limit_s:
@@ -149,13 +162,18 @@ class Offload:
             self._forget(blocks)
             _free(held)
             return None
-        self._loads.append(_Load(done, blocks, held))
+        self._loads.append(_Load(done, blocks, held, time.monotonic() + max(_PATIENCE_S, 2 * limit_s)))
         self._hashes.update(block.block_hash for block in blocks)
         return blocks[-1].block_hash
 
     def take_done(self) -> list[bytes]:
         """Index the loaded blocks. Return the hashes that no request needs to wait for any longer."""
-        over: list[bytes] = []
+        over, now = list[bytes](), time.monotonic()
+        for load in self._loads:
+            if load.is_awaited and now > load.until_s and not load.done.done():
+                load.is_awaited = False
+                over += [block.block_hash for block in load.blocks]
+                logger.warning("a load of %d evicted blocks hangs: they are computed again", len(load.blocks))
         for load in [load for load in self._loads if load.done.done()]:
             self._loads.remove(load)
             error = CancelledError() if load.done.cancelled() else load.done.exception()

@@ -13,6 +13,7 @@ from tests.engine.cache.host_tier import HostTier
 from tests.engine.fake_runner import VOCAB_SIZE, make_engine
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
+from weft.engine.cache import tier as tier_module
 from weft.engine.cache.block_pool import BlockPool
 from weft.engine.cache.tier import CachedBlock, Offload
 from weft.engine.core.engine import Engine
@@ -199,6 +200,39 @@ def test_a_load_holds_the_whole_prefix_until_it_is_over() -> None:
     assert offload.take_done() == [b"b", b"c"]
     assert pool.num_used == 0 and all(pool.lookup(h) for h in (b"a", b"b", b"c"))
     pool.check_integrity()
+
+
+def test_a_load_that_hangs_is_waited_for_no_longer_and_keeps_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, tier = BlockPool(6), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.caches, tier.kept[0, b"a"], tier.kept[0, b"b"] = [[]], [], []
+    assert offload.begin([[b"a"]], limit_s=1e-9) == b"a" and offload.take_done() == []
+    tier.work()
+    assert offload.take_done() == [b"a"]
+    monkeypatch.setattr(tier_module, "_PATIENCE_S", 0.0)
+    assert offload.begin([[b"b"]], limit_s=100.0) == b"b" and offload.take_done() == []
+    tier.work()
+    offload.take_done()
+    tier.kept[0, b"c"] = tier.kept[0, b"d"] = []
+    assert offload.begin([[b"c"]]) == b"c"
+    assert offload.take_done() == [b"c"] and offload.take_done() == []
+    assert offload.is_stuck and offload.begin([[b"d"]]) is None and pool.num_used == 1
+    tier.work()
+    offload.take_done()
+    assert not offload.is_stuck and pool.lookup(b"c") is not None and pool.num_used == 0
+    assert offload.begin([[b"d"]]) == b"d"
+
+
+def test_what_hangs_is_computed(build_engine: BuildEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of the network that hung held the request for ever."""
+    tier = HostTier()
+    engine = build_engine(tier)
+    expected = crowd_out_the_first(engine)
+    monkeypatch.setattr(tier_module, "_PATIENCE_S", 0.0)
+    assert run(engine, 1) == {1: expected} and len(tier.pending) == 1
+    tier.work()
+    assert not engine.scheduler.kv.finish_loads()
+    engine.scheduler.check_integrity()
 
 
 def test_no_load_begins_without_room_for_it() -> None:

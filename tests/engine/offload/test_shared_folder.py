@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,6 +150,26 @@ def test_what_cannot_be_written_delays_no_answer_for_ever(
     shutil.rmtree(tmp_path / "kv")
     assert prefill.complete(2)
     assert prefill.counters.kv_offload_faults > 0
+
+
+def test_a_folder_that_hangs_delays_one_answer_alone(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every prompt waited for its own look-up, and they piled up."""
+    expected = [build("alone").complete(number) for number in (1, 2)]
+    monkeypatch.setattr(shared_tier, "_SOUGHT_S", 0.1)
+    decode, hung = build("decode"), threading.Event()
+    tier, num_looks = decode.tier, [0]
+    assert tier is not None
+
+    def hang(hashes: list[bytes]) -> None:
+        num_looks[0] += 1
+        hung.wait(60)
+
+    monkeypatch.setattr(tier, "_seek", hang)
+    assert [decode.complete(number) for number in (1, 2)] == expected
+    assert num_looks == [1] and tier._seeker._work_queue.empty()
+    hung.set()
 
 
 @pytest.mark.parametrize("build", ["demo"], indirect=True)
