@@ -8,7 +8,6 @@ when they were written. Folders of other models that nobody has used for a week 
 import contextlib
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ from weft.engine.offload.block_files import BlockFiles
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.shared.model_files import describe
 
 _UNUSED_S = 7 * 86400.0
 _NAME_BYTES = 16
@@ -76,10 +76,9 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
 
 
 def _fingerprint(model: Path, facts: Sequence[object], *, is_shared: bool) -> str:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    elsewhere = (config.get("quantization_config") or {}).get("files", ())  # GGUF files, by their paths
-    paths = [*sorted(path for pattern in _WEIGHTS for path in model.glob(pattern)), *map(Path, elsewhere)]
-    digest = hashlib.blake2b(digest_size=_NAME_BYTES)
+    config, elsewhere = describe(model / "config.json")
+    inside = sorted(path for pattern in _WEIGHTS for path in model.glob(pattern) if path.name != "config.json")
+    paths, digest = [*inside, *elsewhere], hashlib.blake2b(config, digest_size=_NAME_BYTES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, content in zip(paths, pool.map(_content if is_shared else _version, paths), strict=True):
             digest.update(f"{path.name} {content}\n".encode())

@@ -10,7 +10,6 @@ encrypted nor signed: it is for a network of these machines' own. Imports no tor
 import fcntl
 import hashlib
 import hmac
-import json
 import logging
 import os
 import secrets
@@ -31,6 +30,7 @@ from weft.engine.shared.errors import ModelError
 from weft.engine.shared.framing import frame, receive, receive_exactly
 from weft.engine.shared.machine_facts import package_version
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.shared.model_files import describe
 
 HANDSHAKE_S = 5.0
 """Longest time that a joiner may take to prove itself, or the first machine to answer."""
@@ -81,13 +81,10 @@ def facts(options: EngineOptions) -> dict[str, str]:
 
 
 def _fingerprint(model: Path, prefix: str = "") -> str:
-    config = json.loads((model / f"{prefix}config.json").read_bytes())
-    quantization = config.get("quantization_config") or {}
-    elsewhere = quantization.pop("files", ())  # GGUF files; machines have their own paths and times
-    quantization.pop("versions", None)
-    digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8)
+    config, elsewhere = describe(model / f"{prefix}config.json")
+    digest = hashlib.blake2b(config, digest_size=8)
     inside = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
-    for path in (*inside, *map(Path, elsewhere)):
+    for path in (*inside, *elsewhere):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -13,6 +13,7 @@ import struct
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -27,6 +28,7 @@ from weft.server.http.shared_metrics import FOLDER_VARIABLE
 from weft.server.model.engine_client import EngineClient
 from weft.server.model.fleet import Fleet
 from weft.server.model.fleet_metrics import FleetCollector
+from weft.server.model.prefilling_client import Outcome, PrefillingClient
 from weft.server.model.served_model import ServedModel
 
 FLUSH_S = 1.0
@@ -105,6 +107,10 @@ class EngineCollector(Collector):
         return family
 
 
+def _observe(histogram: Histogram, model_name: str, outcome: Outcome, seconds: float) -> None:
+    histogram.labels(model_name, outcome).observe(seconds)
+
+
 def _usage(status: Status) -> float:
     return status.num_used_blocks / status.num_blocks if status.num_blocks else 0.0
 
@@ -113,9 +119,9 @@ class Families:
     """The metrics of the server process's own requests, which all models share. Each model has a label in them."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
-        def histogram(name: str, buckets: tuple[float, ...]) -> BatchHistogram:
+        def histogram(name: str, buckets: tuple[float, ...], *labels: str) -> BatchHistogram:
             text = name.replace("_", " ").capitalize() + "."
-            return BatchHistogram(prefix + name, text, ["model_name"], buckets=buckets, registry=registry)
+            return BatchHistogram(prefix + name, text, ["model_name", *labels], buckets=buckets, registry=registry)
 
         self.first_token = histogram("time_to_first_token_seconds", _FIRST_TOKEN_BUCKETS)
         self.inter_token = histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
@@ -125,6 +131,7 @@ class Families:
         self.decode = histogram("request_decode_time_seconds", _REQUEST_BUCKETS)
         self.prompt_tokens = histogram("request_prompt_tokens", _TOKEN_BUCKETS)
         self.generation_tokens = histogram("request_generation_tokens", _TOKEN_BUCKETS)
+        self.remote_prefill = histogram("remote_prefill_time_seconds", _REQUEST_BUCKETS, "outcome")
         self.success = Counter(
             f"{prefix}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=registry
         )
@@ -184,6 +191,9 @@ class Metrics:
         self._own = CollectorRegistry()
         families = Families(self._own, f"{prefix}:")
         self._models = {name: ModelMetrics(families, name) for name in dict.fromkeys(model.name for model in models)}
+        for client, name in engines.items():
+            if isinstance(client, PrefillingClient):
+                client.observe = partial(_observe, families.remote_prefill, name)
 
     def of(self, model_name: str) -> ModelMetrics:
         """The metrics of the requests to one model, by the model's own name."""

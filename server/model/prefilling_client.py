@@ -10,6 +10,8 @@ import logging
 import time
 from array import array
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Literal
 
 import httpx
 import msgspec
@@ -22,15 +24,24 @@ from weft.server.settings import Settings
 _CONNECT_S = 2.0
 _REST_S = 10.0
 """How long a server that failed is left alone."""
+_TELL_S = 10.0
+"""Least time between two lines of log about refusals: a full server refuses every prompt."""
 _SLICE = 64
 """Tokens of a prompt's beginning that are remembered together."""
 _MAX_SLICES = 1 << 16
+
+Outcome = Literal["computed", "refused", "failed", "late"]
+"""Of a prompt that went to a prefill server; late: its caller could wait no longer."""
 
 _log = logging.getLogger(__name__)
 
 
 class PrefillingClient:
-    """An `EngineClient` around another one."""
+    """An `EngineClient` around another one.
+
+    Attributes:
+        observe: Called with what became of a prompt and the seconds that it took.
+    """
 
     def __init__(self, name: str, engine_client: EngineClient, settings: Settings) -> None:
         """Let the `prefill_urls` compute long prompts of the model of that name."""
@@ -47,6 +58,8 @@ class PrefillingClient:
         self._running: Counter[str] = Counter()
         self._resting: dict[str, float] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()  # hashes of the beginnings of prompts, in slices
+        self._next_tell = 0.0
+        self.observe: Callable[[Outcome, float], None] = lambda outcome, seconds: None
 
     @property
     def info(self) -> EngineInfo | None:
@@ -107,26 +120,32 @@ class PrefillingClient:
             "max_tokens": 1,
             "kv_transfer_params": {"do_remote_decode": True, "cache_salt": request.cache_salt},
         }
-        timeout_s = self._timeout_s
+        timeout_s, began = self._timeout_s, time.monotonic()
         if request.deadline is not None:
-            timeout_s = min(timeout_s, max(request.deadline - time.monotonic(), 0.0) / 2)
-        headers = {"content-type": "application/json"}
+            timeout_s = min(timeout_s, max(request.deadline - began, 0.0) / 2)
         self._running[url] += 1
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._http.post(
-                    f"{url}/v1/completions", content=msgspec.json.encode(body), headers=headers
-                )
-            if answer.status_code != httpx.codes.OK:
-                _log.warning("%s computes no prompt: %d %s", url, answer.status_code, answer.text[:200])
+                outcome = await self._post(url, msgspec.json.encode(body))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            if isinstance(error, TimeoutError) and timeout_s < self._timeout_s:
-                return  # it was the caller who could not wait
-            self._resting[url] = time.monotonic() + _REST_S
-            reason = str(error) or type(error).__name__
-            _log.warning("%s computes no prompt and is left alone for %g s: %s", url, _REST_S, reason)
+            outcome = "late" if isinstance(error, TimeoutError) and timeout_s < self._timeout_s else "failed"
+            if outcome == "failed":
+                self._resting[url] = time.monotonic() + _REST_S
+                reason = str(error) or type(error).__name__
+                _log.warning("%s computes no prompt and is left alone for %g s: %s", url, _REST_S, reason)
         finally:
             self._running[url] -= 1
+        self.observe(outcome, time.monotonic() - began)
+
+    async def _post(self, url: str, body: bytes) -> Outcome:
+        headers = {"content-type": "application/json"}
+        answer = await self._http.post(f"{url}/v1/completions", content=body, headers=headers)
+        if answer.status_code == httpx.codes.OK:
+            return "computed"
+        if time.monotonic() >= self._next_tell:
+            self._next_tell = time.monotonic() + _TELL_S
+            _log.warning("%s computes no prompt: %d %s", url, answer.status_code, answer.text[:200])
+        return "refused"
 
 
 def with_prefill(name: str, engine_client: EngineClient, settings: Settings) -> EngineClient:

@@ -67,5 +67,8 @@ def test_prompts_are_computed_by_one_server_and_continued_by_another(serve: Serv
     dead = complete(decode, 3)
     assert decode.metric("weft:kv_offload_disk_loads_total") == loads
     assert "is left alone for 10 s" in decode.log.read_text()
+    outcomes = "weft:remote_prefill_time_seconds_count"
+    assert decode.metric(f'{outcomes}{{model_name="weft-demo",outcome="computed"}}') == 1
+    assert decode.metric(f'{outcomes}{{model_name="weft-demo",outcome="failed"}}') == 1
     alone = serve(*SMALL)
     assert [complete(alone, number) for number in (1, 2, 3)] == [ids, hung, dead]

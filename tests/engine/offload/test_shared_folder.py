@@ -213,7 +213,15 @@ def test_engines_that_share_agree_on_what_a_model_holds(tmp_path: Path) -> None:
     weights = tmp_path / "model.gguf"
     weights.write_bytes(b"weights")
     config = json.loads((second / "config.json").read_text())
-    (second / "config.json").write_text(json.dumps(config | {"quantization_config": {"files": [str(weights)]}}))
-    before = names(second)[0]
-    weights.write_bytes(b"changed")
-    assert names(second)[0] != before
+    found = []
+    for path, content in (
+        (weights, b"weights"),
+        (tmp_path / "moved" / weights.name, b"weights"),
+        (weights, b"changed"),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        places = {"quant_method": "gguf", "files": [str(path)], "versions": [str(path.stat().st_mtime_ns)]}
+        (second / "config.json").write_text(json.dumps(config | {"quantization_config": places}))
+        found.append(names(second)[0])
+    assert found[0] == found[1] != found[2]

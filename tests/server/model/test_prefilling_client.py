@@ -105,10 +105,11 @@ def test_a_server_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.Monke
     assert prefilling.sent[-1].url.host == "a"
 
 
-def test_a_server_that_is_full_is_asked_again() -> None:
+def test_a_server_that_is_full_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     prefilling = Prefilling(lambda request: httpx.Response(503, text="queue_full"))
     assert prefilling.generate(PROMPT) == 1
     assert prefilling.generate([1] * 300) == 1
+    assert caplog.messages == ["http://a:1 computes no prompt: 503 queue_full"]
 
 
 @pytest.mark.parametrize(("timeout_s", "deadline_s", "num_resting"), [(0.1, 999, 1), (99, 0.1, 0)])
