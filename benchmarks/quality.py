@@ -20,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.compare import machine
-from tests.engine.kernels.test_fp8_quality import Rounded
+from tests.engine.kernels.test_cache_quality import Fp8Cache, Int8Cache
 from tests.engine.quality import FOLDER, growth_of_perplexity, held_out_chats, log_probabilities
 from tests.engine.weights.test_quantized import LIBRARIES, OWN
 from weft.engine.kernels.cpu.library import NativeLibrary, load
@@ -58,7 +58,8 @@ def forms(library: NativeLibrary, scratch: pathlib.Path) -> Iterator[tuple[str, 
         (OWN | LIBRARIES)[name](FOLDER, folder)
         kit = NativeKit(library, quantization=load_model_config(folder).quantization)
         yield title, lambda kit=kit, folder=folder: log_probabilities(kit, chats, folder=folder), bits(kit, folder)
-    yield "--kv-cache-dtype fp8", lambda: log_probabilities(TorchKit(), chats, Rounded), 16.0
+    yield "--kv-cache-dtype fp8", lambda: log_probabilities(TorchKit(), chats, Fp8Cache), 16.0
+    yield "--kv-cache-dtype int8", lambda: log_probabilities(TorchKit(), chats, Int8Cache), 16.0
 
 
 def bits(kit: NativeKit, folder: pathlib.Path) -> float:

@@ -185,8 +185,8 @@ class Settings(BaseModel):
     """Maximum tokens in one step. Default: depends on the device."""
     kv_cache_memory: Size | None = None
     """Memory for the KV cache (4GiB, 512MB, bytes). Default: a share of the free memory."""
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Data type of the KV cache; auto: the model's. fp8 (e4m3) is half as large as 16 bits; CUDA only."""
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    """Data type of the KV cache; auto: the model's. Half as large as 16 bits: fp8 (e4m3) on CUDA, int8 on a CPU."""
     kernels: Choices = {}
     """What computes a part of the model, as component=candidate with commas, or a mapping in YAML. Components are
     attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, norm_and_activation,

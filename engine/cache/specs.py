@@ -108,8 +108,9 @@ class PagedKV:
         return num_blocks
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes that a block of tokens takes in one layer."""
-        return self.num_sides * block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
+        """Bytes that a block of tokens takes in one layer. In int8, K and V of a head have a scale for each token."""
+        head_bytes = self.head_dim * dtype.itemsize + (dtype == torch.int8) * torch.float32.itemsize
+        return self.num_sides * block_size * self.num_kv_heads * head_bytes
 
     @property
     def bytes_per_request(self) -> int:

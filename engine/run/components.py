@@ -4,8 +4,8 @@ A further candidate for a component is a name here that `engine/run/kernel_choic
 is a function in `_COMPONENTS`. Candidates run with random tensors of the model's shapes, before weights are loaded.
 
 What restricts the choice: if results must be deterministic, Weft's first candidate is compared but nothing is timed,
-so that two starts compute the same bits. An fp8 cache leaves attention to Triton: nothing else reads one, so the engine
-does not start if Triton's attention is wrong there.
+so that two starts compute the same bits. An fp8 cache leaves attention to Triton, one in int8 to the native kernels:
+nothing else reads them, so the engine does not start if these are wrong there.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ from weft.engine.shared.errors import ModelError
 logger = logging.getLogger(__name__)
 
 # Largest relative error of a row, twice what rounding causes. A mask or a sum that is wrong causes ten times as much.
-_TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
+_TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3}
+_TOLERANCES |= {torch.float8_e4m3fn: 0.15, torch.int8: 0.05}  # of caches
 _QUANTIZED_TOLERANCES = {"int8": 0.1, "int4": 0.4, "fp8": 0.15}
 _FP8_TOLERANCE = 0.08
 """Of products with inputs in fp8, which are rounded by 2.5 %."""

@@ -38,7 +38,8 @@ class EngineConfig:
         overlap: Whether a step is launched before the one before it is collected.
         is_ngram: Whether repeated text is drafted from the request's own tokens.
         draft_model: Folder of the draft model; None for none.
-        is_kv_cache_fp8: Whether K and V are kept in one byte per value (e4m3) instead of in dtype.
+        rounded_kv: Dtype of K and V in the cache if that is not dtype: float8_e4m3fn, or int8 with a scale for each
+            token's K and V of a head.
         kernels: What computes a component, by its name. At first only what the options name; see
             `engine/run/components.py`.
         rank: Which of the ranks that compute the model this process is; 0 is the engine.
@@ -56,14 +57,14 @@ class EngineConfig:
     overlap: bool
     is_ngram: bool = False
     draft_model: Path | None = None
-    is_kv_cache_fp8: bool = False
+    rounded_kv: torch.dtype | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
 
     @property
     def kv_cache_dtype(self) -> torch.dtype:
         """Dtype of K and V in the cache."""
-        return torch.float8_e4m3fn if self.is_kv_cache_fp8 else self.dtype
+        return self.rounded_kv or self.dtype
 
 
 def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
@@ -108,7 +109,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         overlap=is_cuda,  # on the CPU a launch already computes the step
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
-        is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
+        rounded_kv=_rounded_kv(options, device, dtype),
         kernels=options.kernels | _TORCH_ATTENTION if is_cuda and model.is_bidirectional else options.kernels,
     )
 
@@ -156,16 +157,22 @@ def settings_of_ranks(options: EngineOptions) -> str:
     return " with ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
-def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
-    if options.kv_cache_dtype != "fp8":
-        return False
-    if device.type != "cuda":
-        raise ModelError(f"kv_cache_dtype fp8 needs device cuda, got {device.type}")
+def _rounded_kv(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
+    name = options.kv_cache_dtype
+    if name == "auto":
+        return None
+    needed = "cuda" if name == "fp8" else "cpu"
+    if device.type != needed:
+        raise ModelError(f"kv_cache_dtype {name} needs device {needed}, got {device.type}")
+    if name == "int8":
+        if dtype != torch.bfloat16:
+            raise ModelError(f"kv_cache_dtype int8 needs dtype bfloat16, got {_name(dtype)}")
+        return torch.int8
     if not has_fp8(device):
         capability = torch.cuda.get_device_capability(device)
         needed, got = (f"{major}.{minor}" for major, minor in (_FP8_CAPABILITY, capability))
         raise ModelError(f"kv_cache_dtype fp8 needs compute capability {needed}, got {got}")
-    return True
+    return torch.float8_e4m3fn
 
 
 def has_fp8(device: torch.device) -> bool:

@@ -165,12 +165,13 @@ def make_backend(
             tiles=None if config.options.deterministic else _tiles(config, prompts),
             prompts=prompts,
         )
-    if config.is_kv_cache_fp8:
+    if config.rounded_kv == torch.float8_e4m3fn:
         raise ModelError(_NO_TRITON.format("kv_cache_dtype", "fp8"))
-    can = supports_attention(groups, config.block_size, config.dtype, config.device)
+    can = supports_attention(groups, config.block_size, config.dtype, config.device, config.kv_cache_dtype)
     native = library.load() if can and not by_torch else None
     if native:
-        return NativeBackend(*cache, native)
+        return NativeBackend(*cache, native, config.kv_cache_dtype)
+    check_cache(groups, config)
     for component in ATTENTION:
         named = config.kernels.get(component, "torch")
         if named != "torch" and not by_torch:
@@ -178,6 +179,17 @@ def make_backend(
     if config.options.deterministic:
         raise ModelError(_NOT_DETERMINISTIC.format("attention"))
     return SdpaBackend(*cache)
+
+
+def check_cache(groups: tuple[CacheGroup[PagedKV], ...], config: EngineConfig) -> None:
+    """Refuse K and V in int8 where Weft's native attention does not compute. Raises ModelError."""
+    if config.rounded_kv != torch.int8:
+        return
+    if any(group.spec.latent_dim is not None for group in groups):
+        raise ModelError("kv_cache_dtype int8 is not for latent attention, which this model has")
+    can = supports_attention(groups, config.block_size, config.dtype, config.device, config.kv_cache_dtype)
+    if not can or _is_attention_by_torch(config) or not library.load():
+        raise ModelError(_NOT_NATIVE.format("kv_cache_dtype", "int8"))
 
 
 def _is_attention_by_torch(config: EngineConfig) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers, paged_groups
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapter_kit import AdapterKit
 from weft.engine.lora.adapters import Adapters
@@ -25,7 +25,7 @@ from weft.engine.models.stages import Stage, find_stages, largest_groups
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.adapter_choice import choose_adapters
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
+from weft.engine.run.kernel_choice import check_cache, choose_kit, choose_linear_kit, make_caches
 from weft.engine.run.memory_plan import num_positions
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.memory import format_size
@@ -114,6 +114,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
         sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
         spec = stage.cut(sharded)
+        check_cache(paged_groups(group_layers(spec.caches)), config)
         adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
         adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
@@ -237,7 +238,7 @@ def _load_fallback(
         logger.warning("%s runs request by request, which is slow: %s", model.architecture, model.reason)
         parity.prepare_requests(loaded, config, model.vocab_size, is_compared)
     elif is_compared:
-        config = replace(config, is_kv_cache_fp8=False)
+        config = replace(config, rounded_kv=None)
         caches = make_caches(group_layers(loaded.cache_specs), parity.num_blocks(config), config, model.num_heads)
         parity.compare(loaded, caches, config, model.vocab_size)
     return loaded

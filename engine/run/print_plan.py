@@ -111,10 +111,9 @@ def _print(options: EngineOptions) -> None:
     plan = sizes.plan(free_bytes - weights_bytes - activations_bytes, options.kv_cache_memory)
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture}; layers: {sizes.chosen.name})")
-    exceptions = (
-        f", matrices in {options.quantization}" * (options.quantization != "none")
-        + ", KV cache in fp8" * config.is_kv_cache_fp8
-    )
+    exceptions = f", matrices in {options.quantization}" * (
+        options.quantization != "none"
+    ) + f", KV cache in {config.options.kv_cache_dtype}" * (config.rounded_kv is not None)
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if note := weights_note(model, config, sizes.chosen.kit):
         print(f"weights are  {note}")

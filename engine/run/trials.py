@@ -119,7 +119,7 @@ class AttentionTrials(Trials):
     def reference(self) -> Judge:
         config = _reference_config(self._config)
         exact = self._trial(config, config.dtype).outputs()
-        if not self._config.is_kv_cache_fp8:
+        if self._config.rounded_kv != torch.float8_e4m3fn:
             return relative_errors(exact)
         # Who attends to a step's own K/V need not round them.
         return relative_errors(self._trial(config, self._config.kv_cache_dtype).outputs(), exact)
@@ -298,7 +298,7 @@ def _reference_config(config: EngineConfig) -> EngineConfig:
     """The same in float32 by torch."""
     options = msgspec.structs.replace(config.options, deterministic=False, quantization="none")
     kernels = {**dict.fromkeys(ATTENTION, "torch"), "layers": "torch", "norm_and_activation": "torch"}
-    return dataclasses.replace(config, options=options, dtype=torch.float32, is_kv_cache_fp8=False, kernels=kernels)
+    return dataclasses.replace(config, options=options, dtype=torch.float32, rounded_kv=None, kernels=kernels)
 
 
 class _RandomWeights(RandomSource):

@@ -21,7 +21,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         dtype: auto, bfloat16, float16 or float32.
         max_model_len: Most tokens of prompt and output together.
         kv_cache_memory: Bytes for the KV cache.
-        kv_cache_dtype: auto, or fp8 for one byte per value.
+        kv_cache_dtype: auto, or fp8 (CUDA) or int8 (CPU) for one byte per value.
         kernels: What computes a component, by its name; what is not named is settled by measurement.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.

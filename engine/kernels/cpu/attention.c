@@ -1,4 +1,4 @@
-/* Paged attention over a bfloat16 cache, for decodes and prefill chunks in one call.
+/* Paged attention over a cache in bfloat16 or int8, for decodes and prefill chunks in one call.
  *
  * The context of a request is cut at fixed positions into chunks. A row is one query head of one token. For each row and
  * chunk the kernel computes scores, their maximum, exponentials, their sum, and the weighted sum of values. It then
@@ -9,6 +9,10 @@
  *   K unit: [head_dim / 2][16 tokens][2], pairs along head_dim: 64 bytes times a pair of the query give 16 scores.
  *   V unit: [head_dim / 16][8][16 dims][2], pairs along tokens. If the block size is a multiple of 32, two units are
  *   woven into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of K or of V is one AMX tile.
+ *
+ * In int8, a token's K and V of a head have a scale each, which follow behind the block's V in float32. Units are
+ *   K: [head_dim][16 tokens], V: [head_dim / 16][16 tokens][16 dims]. They become tiles of bfloat16, without the scales,
+ *   once for all rows. Scores are multiplied by the scales of K, weights by those of V.
  *
  * Latents (DeepSeek-AI, 2024, section 2.1) have only K units; their first value_dim values are also the values, for all
  * heads. A chunk's values are made of its keys, once for all heads, while they are in the second-level cache.
@@ -30,7 +34,7 @@ enum { WRITE_TOKENS = 16 }; /* tokens that a thread writes to the cache in one p
 /* What the threads of a call share. Strides are from token to token, in values. */
 typedef struct {
     const Plan *plan;
-    bf16 *cache;
+    char *cache;
     const bf16 *queries, *keys, *values;
     int64_t query_stride, key_stride, value_stride;
     const float *sinks; /* (num_heads), or NULL */
@@ -46,6 +50,7 @@ typedef struct {
     int64_t head, chunk, first_step, end_step, end_unit;
     const char *keys[CHUNK_UNITS], *values[CHUNK_UNITS]; /* from unit 2 * first_step on */
     const char *value_steps[CHUNK_STEPS];                /* where products read the values */
+    const char *scales[CHUNK_UNITS];                     /* those of keys, of a rounded cache */
 } Visit;
 
 typedef struct {
@@ -53,6 +58,8 @@ typedef struct {
     float *scores;   /* (2, CHUNK_UNITS) tiles */
     Input *weights;  /* (2, CHUNK_STEPS) tiles */
     bf16 *values;    /* (CHUNK_STEPS, value_dim / 16) tiles: copies of values that products cannot read in place */
+    bf16 *keys;      /* (CHUNK_UNITS, head_dim / 32) tiles, of a rounded cache */
+    float *scales;   /* (2, CHUNK) of keys and values, likewise */
     float *part;     /* (2, value_dim / 16) tiles: a block of rows times one chunk */
     float *results;  /* (rows, value_dim) of the chunks so far */
     Mass *masses;    /* (rows) */
@@ -72,6 +79,8 @@ static size_t lay_out(const Plan *plan, char *memory, Worker *worker) {
     TAKE(scores, BLOCK_ROWS * CHUNK);
     TAKE(weights, BLOCK_ROWS * CHUNK);
     TAKE(values, CHUNK * dim);
+    TAKE(keys, plan->is_rounded ? CHUNK * (size_t)plan->head_dim : 0);
+    TAKE(scales, plan->is_rounded ? 2 * CHUNK : 0);
     TAKE(part, BLOCK_ROWS * dim);
     TAKE(results, rows * dim);
     TAKE(masses, rows);
@@ -100,10 +109,11 @@ static void look_up(const Call *call, Visit *visit) {
     visit->end_unit = ceil_div(min_of(item->end_key - start, CHUNK), UNIT);
     visit->end_step = ceil_div(visit->end_unit, 2);
     for (int64_t unit = 2 * visit->first_step; unit < visit->end_unit; unit++) {
-        int64_t position = start + unit * UNIT, block = blocks[position / plan->block_size];
-        int64_t offset = unit_offset(plan, block, visit->head, position % plan->block_size / UNIT);
-        visit->keys[unit] = (const char *)(call->cache + offset);
-        visit->values[unit] = (const char *)(call->cache + offset + values_offset(plan));
+        int64_t position = start + unit * UNIT, index = position % plan->block_size / UNIT;
+        const char *keys = call->cache + keys_offset(plan, blocks[position / plan->block_size], visit->head);
+        visit->keys[unit] = keys + index * unit_bytes(plan);
+        visit->values[unit] = visit->keys[unit] + values_offset(plan);
+        visit->scales[unit] = keys + scales_offset(plan) + index * UNIT * (int64_t)sizeof(float);
     }
     if (visit->end_unit % 2) visit->keys[visit->end_unit] = visit->keys[visit->end_unit - 1]; /* scores will be masked */
 }
@@ -127,11 +137,14 @@ static Visit next_visit(const Call *call, const Visit *visit) {
 
 /* List the next chunk's keys and values, to prefetch while this chunk is computed. */
 static void look_ahead(const Plan *plan, const Visit *next, Ahead *ahead) {
-    *ahead = (Ahead){.unit_bytes = plan->head_dim * UNIT * (int64_t)sizeof(bf16)};
+    *ahead = (Ahead){.unit_bytes = unit_bytes(plan)};
     if (!next->item) return;
     for (int64_t unit = 2 * next->first_step; unit < next->end_unit; unit++) {
         ahead->units[ahead->num_units++] = next->keys[unit];
         if (!plan->is_latent) ahead->units[ahead->num_units++] = next->values[unit];
+        if (!plan->is_rounded) continue;
+        __builtin_prefetch(next->scales[unit], 0, 2);
+        __builtin_prefetch(next->scales[unit] + scale_bytes(plan), 0, 2);
     }
     /* Fill up the last group; prefetching twice costs nothing. */
     for (int64_t unit = ahead->num_units; unit % STREAMS; unit++) ahead->units[unit] = ahead->units[0];
@@ -194,6 +207,32 @@ static void stage_latents(const Plan *plan, const char *const *units, int64_t nu
                 char *line = tile + token / 2 * 64;
                 store_bits(line, token % 2 ? load_bits(line) & 0xffffu : (u32x16){0});
             }
+        }
+    }
+}
+
+/* Make tiles of a rounded chunk, and scales without those of tokens that were not written yet. What stands there is
+ * finite, and the weights of such tokens are zero. */
+static void stage_rounded(const Plan *plan, Worker *worker, Visit *visit, Ahead *ahead) {
+    const int64_t written = plan->seq_lens[visit->item->request] - visit->chunk * CHUNK, dims = plan->head_dim;
+    for (int64_t unit = 2 * visit->first_step; unit < 2 * visit->end_step; unit++) {
+        const int64_t source = min_of(unit, visit->end_unit - 1); /* a last step may have no second unit */
+        const char *keys = visit->keys[unit], *values = visit->values[source];
+        char *to = (char *)(worker->keys + source * UNIT * dims);
+        visit->keys[unit] = to;
+        for (int64_t dim = 0; unit == source && dim < dims; dim += 2, to += 64) {
+            if (dim % STEP == 0) prefetch_next(ahead);
+            store_bits(to, pairs_of_lines(keys + dim * UNIT, keys + (dim + 1) * UNIT));
+        }
+        to = (char *)(worker->values + unit / 2 * STEP * dims) + unit % 2 * TILE_BYTES / 2;
+        if (unit % 2 == 0) visit->value_steps[unit / 2] = to;
+        for (int64_t dim = 0; dim < dims; dim += LANES, to += TILE_BYTES / 2)
+            for (int pair = 0; pair < UNIT / 2; pair++, to += 64, values += 2 * LANES)
+                store_bits(to, pairs_of_lines(values, values + LANES));
+        for (int64_t side = 0; side < 2; side++) {
+            float *scales = worker->scales + side * CHUNK + unit * UNIT;
+            memcpy(scales, visit->scales[source] + side * scale_bytes(plan), UNIT * sizeof(float));
+            for (int64_t token = max_of(written - unit * UNIT, 0); token < UNIT; token++) scales[token] = 0;
         }
     }
 }
@@ -292,15 +331,24 @@ static void compute_block(const Call *call, Worker *worker, Visit *visit, int64_
     part.first_step = first / STEP;
     part.end_step = ceil_div(last, STEP);
     Product product = {.rows = rows};
+    const bool is_staged = visit->value_steps[visit->first_step];
+    if (plan->is_rounded && !is_staged) stage_rounded(plan, worker, visit, ahead);
+    memcpy(part.keys, visit->keys, sizeof part.keys);
     score(plan, worker, &part, row, &product, ahead);
-    if (!visit->value_steps[visit->first_step]) stage_values(plan, worker, visit, ahead);
+    if (plan->is_rounded)
+        for (int64_t r = 0; r < rows; r++)
+            scale_row(worker->scores + row_start(r, CHUNK_UNITS, RESULT_VALUES), 2 * part.first_step, 2 * part.end_step,
+                      worker->scales);
+    else if (!is_staged)
+        stage_values(plan, worker, visit, ahead);
     memcpy(part.value_steps, visit->value_steps, sizeof part.value_steps);
     const float scale = shape_scores(plan, worker, &part, row, rows);
     for (int64_t r = 0; r < rows; r++)
         mask_row(worker->scores + row_start(r, CHUNK_UNITS, RESULT_VALUES), 2 * part.first_step, 2 * part.end_step,
                  seen[2 * r] - start, seen[2 * r + 1] - start);
     Mass masses[BLOCK_ROWS];
-    soften(worker->scores, worker->weights, rows, part.first_step, part.end_step, scale, masses);
+    soften(worker->scores, worker->weights, rows, part.first_step, part.end_step, scale,
+           plan->is_rounded ? worker->scales + CHUNK : NULL, masses);
     weigh(plan, worker, &part, &product, ahead);
     keep(call, worker, visit, row, rows, masses);
 }
@@ -358,9 +406,16 @@ static void write_cache(const void *context, int64_t first, int64_t end) {
         int64_t head = index / spans, span = index % spans, offset = head * plan->head_dim;
         int64_t end_token = pair_start(plan, min_of((span + 1) * WRITE_TOKENS, plan->num_tokens));
         for (int64_t token = pair_start(plan, span * WRITE_TOKENS); token < end_token; token++) {
-            write_key(plan, call->cache, slots[token], head, call->keys + token * call->key_stride + offset);
-            if (plan->is_latent) continue;
-            write_value(plan, call->cache, slots[token], head, call->values + token * call->value_stride + offset);
+            const int64_t block = slots[token] / plan->block_size, slot = slots[token] % plan->block_size;
+            const bf16 *key = call->keys + token * call->key_stride + offset;
+            const bf16 *value = call->values + token * call->value_stride + offset;
+            char *to = call->cache + keys_offset(plan, block, head);
+            if (plan->is_rounded) {
+                write_rounded(plan, to, slot, key, value);
+                continue;
+            }
+            write_key(plan, to, slot, key);
+            if (!plan->is_latent) write_value(plan, to + values_offset(plan), slot, value);
         }
     }
 }
@@ -392,7 +447,7 @@ static void run_worker(void *context, int thread) {
  * queries (num_tokens, num_heads, head_dim). outputs are (num_tokens, num_heads, value_dim). sinks (num_heads) are
  * logits that join the sums of exponentials, or NULL. Strides are from token to token, in values. Latents have no
  * values. */
-void weft_attend(const Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
+void weft_attend(const Plan *plan, char *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
                  const float *sinks, bf16 *outputs) {
     static Scratch worker_scratch, part_scratch;

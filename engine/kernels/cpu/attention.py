@@ -1,4 +1,4 @@
-"""Weft's own attention on the CPU: paged, bfloat16, batch-invariant; a wrapper of attention.c.
+"""Weft's own attention on the CPU: paged, bfloat16 over a cache in that or in int8, batch-invariant; see attention.c.
 
 One native call per layer writes the step's keys and values, then attends. What all layers of a KV group share is
 planned once per step. The bits of a row's result do not depend on what else the step computes.
@@ -43,7 +43,8 @@ class _Plan(ctypes.Structure):
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_requests", "num_tokens", "table_width", "block_size", "num_heads")),
-        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "span", "is_latent", "ahead")),
+        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "span")),
+        *((name, _SIZE) for name in ("is_latent", "ahead", "is_rounded")),
         *((name, ctypes.c_double) for name in ("scale", "soft_cap")),
         *((name, _POINTER) for name in ("slopes", *_ARRAYS, "memory")),
         ("memory_size", _SIZE),
@@ -53,13 +54,18 @@ class _Plan(ctypes.Structure):
 
 
 def supports(
-    groups: tuple[CacheGroup[PagedKV], ...], block_size: int, dtype: torch.dtype, device: torch.device
+    groups: tuple[CacheGroup[PagedKV], ...],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache_dtype: torch.dtype,
 ) -> bool:
-    """Whether the kernels can serve such a cache."""
+    """Whether the kernels can serve such a cache. Latents are never rounded: they are keys and values at once."""
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
         and block_size % _BLOCK_TOKENS == 0
+        and (cache_dtype == dtype or (cache_dtype == torch.int8 and not any(g.spec.latent_dim for g in groups)))
         and all(_fits(group.spec) for group in groups)
     )
 
@@ -86,17 +92,20 @@ class NativeBackend(AttentionBackend):
         dtype: torch.dtype,
         device: torch.device,
         library: NativeLibrary,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        """Reserve the cache. `supports` must hold for the arguments."""
-        assert supports(groups, block_size, dtype, device)
+        """Reserve the cache, of another dtype if that is given. `supports` must hold for the arguments."""
+        self._cache_dtype = cache_dtype or dtype
+        assert supports(groups, block_size, dtype, device, self._cache_dtype)
         self._groups = groups
         self._block_size = block_size
         self._caches = {
-            layer: allocate(num_blocks * self._block_values(group), dtype) for group in groups for layer in group.layers
+            layer: allocate(num_blocks * self._block_values(group), self._cache_dtype)
+            for group in groups
+            for layer in group.layers
         }
         self._first_touches = [
-            FirstTouch([self._caches[layer] for layer in group.layers], self._block_values(group) * dtype.itemsize)
-            for group in groups
+            FirstTouch([self._caches[layer] for layer in group.layers], self._block_bytes(group)) for group in groups
         ]
         self.pointers = {layer: cache.data_ptr() for layer, cache in self._caches.items()}
         # Kept, because the page faults of fresh memory cost more than the work in it.
@@ -146,6 +155,7 @@ class NativeBackend(AttentionBackend):
             window=spec.sliding_window or 0,
             span=spec.span or 0,
             ahead=spec.num_ahead,
+            is_rounded=self._cache_dtype == torch.int8,
             scale=spec.score_scale,
             soft_cap=spec.soft_cap or 0.0,
             slopes=slopes.ctypes.data if len(slopes) else None,
@@ -186,8 +196,11 @@ class NativeBackend(AttentionBackend):
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
     def _block_values(self, group: CacheGroup[PagedKV]) -> int:
-        """Values of a block in one layer."""
-        return group.spec.num_sides * self._block_size * group.spec.num_kv_heads * group.spec.head_dim
+        """Values of a block in one layer; scales count by their bytes."""
+        return self._block_bytes(group) // self._cache_dtype.itemsize
+
+    def _block_bytes(self, group: CacheGroup[PagedKV]) -> int:
+        return group.spec.bytes_per_block(self._block_size, self._cache_dtype)
 
 
 class NativeStep(AttentionStep):

@@ -13,30 +13,75 @@ enum {
     MAX_STEPS = 640 / STEP, /* the most steps of a product: those of the longest head */
 };
 
-/* Offset of a unit of keys in a layer's cache, in values. */
-static inline int64_t unit_offset(const Plan *plan, int64_t block, int64_t head, int64_t unit) {
-    const int64_t sides = plan->is_latent ? 1 : 2;
-    return ((block * plan->num_kv_heads + head) * sides * plan->block_size + unit * UNIT) * plan->head_dim;
+/* Bytes of the keys, or of the values, of a block and head. */
+static inline int64_t side_bytes(const Plan *plan) {
+    return plan->block_size * plan->head_dim * (plan->is_rounded ? (int64_t)sizeof(int8_t) : (int64_t)sizeof(bf16));
 }
 
-/* Offset from a unit of keys to the unit of values for the same tokens, in values. */
-static inline int64_t values_offset(const Plan *plan) { return plan->is_latent ? 0 : plan->block_size * plan->head_dim; }
+static inline int64_t unit_bytes(const Plan *plan) { return side_bytes(plan) / plan->block_size * UNIT; }
+
+static inline int64_t scale_bytes(const Plan *plan) {
+    return plan->is_rounded ? plan->block_size * (int64_t)sizeof(float) : 0;
+}
+
+/* Offset of the keys of a block and head in a layer's cache. */
+static inline int64_t keys_offset(const Plan *plan, int64_t block, int64_t head) {
+    const int64_t sides = plan->is_latent ? 1 : 2;
+    return (block * plan->num_kv_heads + head) * sides * (side_bytes(plan) + scale_bytes(plan));
+}
+
+/* Offset from there to the values of the same tokens. */
+static inline int64_t values_offset(const Plan *plan) { return plan->is_latent ? 0 : side_bytes(plan); }
+
+/* Offset from there to the scales of keys; those of values follow. */
+static inline int64_t scales_offset(const Plan *plan) { return 2 * side_bytes(plan); }
 
 static inline bool is_woven(const Plan *plan) { return plan->block_size % STEP == 0; }
 
-static inline void write_key(const Plan *plan, bf16 *cache, int64_t slot, int64_t head, const bf16 *key) {
-    int64_t unit = slot % plan->block_size / UNIT;
-    bf16 *to = cache + unit_offset(plan, slot / plan->block_size, head, unit) + slot % UNIT * 2;
+static inline void write_key(const Plan *plan, char *keys, int64_t index, const bf16 *key) {
+    bf16 *to = (bf16 *)(keys + index / UNIT * unit_bytes(plan)) + index % UNIT * 2;
     for (int64_t pair = 0; pair < plan->head_dim / 2; pair++) memcpy(to + pair * 2 * UNIT, key + 2 * pair, 4);
 }
 
-static inline void write_value(const Plan *plan, bf16 *cache, int64_t slot, int64_t head, const bf16 *value) {
-    int64_t tokens = is_woven(plan) ? STEP : UNIT, unit = slot % plan->block_size / tokens * (tokens / UNIT);
-    bf16 *to = cache + unit_offset(plan, slot / plan->block_size, head, unit) + values_offset(plan);
-    to += slot % tokens / 2 * 2 * LANES;
-    const uint32_t shift = slot % 2 * 16, kept = 0xffff0000u >> shift;
+static inline void write_value(const Plan *plan, char *values, int64_t index, const bf16 *value) {
+    const int64_t tokens = is_woven(plan) ? STEP : UNIT;
+    bf16 *to = (bf16 *)(values + index / tokens * (tokens / UNIT) * unit_bytes(plan)) + index % tokens / 2 * 2 * LANES;
+    const uint32_t shift = index % 2 * 16, kept = 0xffff0000u >> shift;
     for (int64_t dim = 0; dim < plan->head_dim; dim += LANES, to += tokens * LANES)
         store_bits(to, (load_bits(to) & kept) | ((u32x16)load_bf16(value + dim) >> (16 - shift)));
+}
+
+/* Round `dim` values to int8, 16 in a line, lines `stride` bytes apart; returns the scale. */
+static inline float round_head(const bf16 *from, int64_t dim, int8_t *to, int64_t stride) {
+    f32x16 most = {0};
+    for (int64_t at = 0; at < dim; at += LANES) most = larger(most, (f32x16)((u32x16)load_bf16(from + at) & 0x7fffffffu));
+    const float scale = reduce_max(most) / 127, factor = scale > 0 ? 1 / scale : 0;
+    const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    for (int64_t at = 0; at < dim; at += LANES, to += stride) {
+        i8x16 line = __builtin_convertvector((i32x16)(load_bf16(from + at) * factor + magic), i8x16);
+        memcpy(to, &line, sizeof line);
+    }
+    return scale;
+}
+
+/* Write a token's key and value of a head in int8, and their scales. */
+static inline void write_rounded(const Plan *plan, char *keys, int64_t index, const bf16 *key, const bf16 *value) {
+    int8_t line[MAX_STEPS * STEP], *to = (int8_t *)keys + index / UNIT * unit_bytes(plan);
+    float scales[2] = {round_head(key, plan->head_dim, line, LANES)};
+    for (int64_t dim = 0; dim < plan->head_dim; dim++) to[dim * UNIT + index % UNIT] = line[dim];
+    to += values_offset(plan) + index % UNIT * LANES;
+    scales[1] = round_head(value, plan->head_dim, to, UNIT * LANES);
+    for (int side = 0; side < 2; side++)
+        memcpy(keys + scales_offset(plan) + side * scale_bytes(plan) + index * (int64_t)sizeof(float), scales + side,
+               sizeof(float));
+}
+
+/* Two lines of 16 int8 as pairs of bfloat16, which has all of their values. */
+static inline u32x16 pairs_of_lines(const char *first, const char *second) {
+    i8x16 low, high;
+    memcpy(&low, first, sizeof low);
+    memcpy(&high, second, sizeof high);
+    return (u32x16)__builtin_convertvector(low, f32x16) >> 16 | (u32x16)__builtin_convertvector(high, f32x16);
 }
 
 /* The first token from `token` on that does not share a pair of the V cache with the token before it. Threads that

@@ -24,6 +24,7 @@ typedef struct Plan {
     int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, value_dim;
     int64_t window, span, is_latent; /* the values of latents are the first value_dim values of the keys, kept alone */
     int64_t ahead;                   /* later positions that a token sees, if they are there; 0 is causal */
+    int64_t is_rounded;              /* the cache is int8, with a scale for each token's K and V of a head */
     double scale, soft_cap;          /* soft_cap 0 means none */
     const float *slopes;             /* (num_heads) ALiBi, or NULL */
     const int64_t *query_starts, *seq_lens, *block_tables, *slots;

@@ -68,16 +68,25 @@ static void shape_row(float *scores, int64_t first_unit, int64_t end_unit, Shape
     }
 }
 
+/* Multiply products of a row by the scales of the chunk's tokens. */
+static void scale_row(float *scores, int64_t first_unit, int64_t end_unit, const float *scales) {
+    for (int64_t unit = first_unit; unit < end_unit; unit++) {
+        float *at = scores + unit % 2 * ODD_UNITS + unit / 2 * RESULT_VALUES;
+        store_f32(at, load_f32(at) * load_f32(scales + unit * UNIT));
+    }
+}
+
 /* Offset of a row of a block. Each 16 rows have `tiles` tiles of `values` each. */
 INLINE int64_t row_start(int64_t row, int64_t tiles, int64_t values) {
     return (row / LEFT_ROWS * tiles * LEFT_ROWS + row % LEFT_ROWS) * (values / LEFT_ROWS);
 }
 
-/* Turn the scores of a block of rows into weights, in the steps [first_step, end_step) of a chunk.
+/* Turn the scores of a block of rows into weights, in the steps [first_step, end_step) of a chunk. The weights, but not
+ * their sums, are multiplied by the scales of the chunk's tokens, if there are any.
  *
  * All maxima come first. A row's exponentials wait for its maximum, and so the CPU can work on other rows meanwhile. */
 static void soften(const float *scores, Input *weights, int64_t rows, int64_t first_step, int64_t end_step, float scale,
-                   Mass *masses) {
+                   const float *scales, Mass *masses) {
     for (int64_t row = 0; row < rows; row++) {
         const float *at = scores + row_start(row, CHUNK_UNITS, RESULT_VALUES);
         f32x16 highest = splat(-INFINITY);
@@ -96,6 +105,10 @@ static void soften(const float *scores, Input *weights, int64_t rows, int64_t fi
             f32x16 high = power_of_two(load_f32(at + ODD_UNITS + step * RESULT_VALUES) * scale - maximum);
             sums += low;
             sums += high;
+            if (scales) {
+                low *= load_f32(scales + step * STEP);
+                high *= load_f32(scales + step * STEP + UNIT);
+            }
             store_inputs(to + step * LEFT_VALUES, low, high);
         }
         masses[row].sum = reduce_add(sums);

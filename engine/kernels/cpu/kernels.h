@@ -66,7 +66,7 @@ void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot 
 void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
                       float *sums, int64_t size, bf16 *outputs);
 
-void weft_attend(const struct Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
+void weft_attend(const struct Plan *plan, char *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
                  const float *sinks, bf16 *outputs);
 

@@ -23,7 +23,7 @@ typedef struct {
     double norm_eps, head_norm_eps;
     const float *sinks; /* of attention (num_heads), or NULL */
     const Plan *plan; /* of this step */
-    bf16 *cache;
+    char *cache;
     const bf16 *rotation; /* (num_tokens, 2, head_dim), of this step: see `weft_prepare_heads` */
     const Mamba *mamba; /* beside attention, or NULL */
     const Slot *qkv_slots, *o_slots, *gated_slots, *down_slots; /* of adapters, which are used in some steps */

@@ -283,7 +283,7 @@ def test_a_library_that_cannot_compute_one_size_of_heads_fails_its_trial(
 def test_what_an_fp8_cache_rounds_is_right_and_so_is_what_was_not_rounded_yet() -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(changed(kernels={"decode_attention": "torch"}), model)
-    trials = AttentionTrials(model, dataclasses.replace(config, is_kv_cache_fp8=True), [StepShape(2, 0, 40)])
+    trials = AttentionTrials(model, dataclasses.replace(config, rounded_kv=torch.float8_e4m3fn), [StepShape(2, 0, 40)])
     with torch.inference_mode():
         judge = trials.reference()
         assert judge(trials._trial(config, torch.float8_e4m3fn).outputs()) < 0.15

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.architectures.checkpoints import write
 from tests.engine.given_weights import given
 from tests.triton_interpreter import needs_triton
 from weft import server
@@ -34,6 +35,7 @@ from weft.engine.run.kernel_choice import (
     make_caches,
     set_num_threads,
 )
+from weft.engine.run.model_choice import ModelPlan, plan_model
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -138,6 +140,25 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernels, "has_triton", lambda device: False)
     with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs Triton and a C compiler"):
         make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
+
+
+def test_an_int8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def plan(folder: Path, **changes: object) -> ModelPlan:
+        asked = {"device": "cpu", "kv_cache_dtype": "int8"} | changes
+        options = EngineOptions(model=str(folder), **asked)  # type: ignore[arg-type]
+        model = load_model_config(folder)
+        return plan_model(model, engine_config.resolve(options, model))
+
+    plan(DEMO)
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype int8 needs dtype bfloat16, got float32$"):
+        plan(DEMO, dtype="float32")
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype int8 needs Weft's native kernels"):
+        plan(DEMO, kernels={"attention": "torch"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype int8 needs device cpu, got cuda$"):
+        plan(DEMO, device="cuda")
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype int8 is not for latent attention"):
+        plan(write("deepseek_v3", tmp_path), dtype="bfloat16")
 
 
 @needs_triton

@@ -58,9 +58,14 @@ def test_a_block_counts_in_every_group() -> None:
 
 
 def test_a_block_of_one_byte_a_value_takes_half() -> None:
-    config = dataclasses.replace(CONFIG, is_kv_cache_fp8=True)
+    config = dataclasses.replace(CONFIG, rounded_kv=torch.float8_e4m3fn)
     assert config.kv_cache_dtype.itemsize == 1
-    assert plan(50 * BLOCK_BYTES, is_kv_cache_fp8=True).num_blocks == 40
+    assert plan(50 * BLOCK_BYTES, rounded_kv=torch.float8_e4m3fn).num_blocks == 40
+
+
+def test_scales_of_int8_count() -> None:
+    spec = PagedKV(2, 64)
+    assert spec.bytes_per_block(16, torch.int8) == 2 * 16 * 2 * (64 + 4)
 
 
 def test_the_cache_takes_its_share_of_what_is_free() -> None:

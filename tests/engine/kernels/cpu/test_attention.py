@@ -35,6 +35,7 @@ class Shape:
     span: int | None = None
     has_slopes: bool = False
     has_sinks: bool = False
+    cache_dtype: torch.dtype = torch.bfloat16
 
     @property
     def num_heads(self) -> int:
@@ -73,8 +74,9 @@ class Harness:
         self.shape = shape
         groups = (CacheGroup(shape.spec, (0,)),)
         self.sinks = sinks_of(shape)
-        self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, torch.bfloat16, CPU, library)
-        self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1)
+        own = torch.bfloat16, CPU, library, shape.cache_dtype
+        self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, *own)
+        self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1).view(torch.bfloat16)
         self.blocks[1:] = garbage
         self.paged = PagedRequests(NUM_BLOCKS, shape.block_size, (shape.spec,), seed)
 
@@ -112,6 +114,8 @@ def naive_attention(shape: Shape, qkv: torch.Tensor, sinks: torch.Tensor | None)
     parts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     queries, keys, values = qkv.double().split_with_sizes(parts, dim=1)
     values = values if shape.latent_dim is None else keys[..., : shape.latent_dim]
+    if shape.cache_dtype == torch.int8:
+        keys, values = map(rounded, (keys, values))
     keys, values = (part.repeat_interleave(shape.num_shared, 1) for part in (keys, values))
     positions = torch.arange(len(queries))
     distances = positions[:, None] - positions
@@ -129,6 +133,12 @@ def naive_attention(shape: Shape, qkv: torch.Tensor, sinks: torch.Tensor | None)
     if sinks is not None:
         sums += (sinks[:, None, None] - maxima).exp()
     return torch.einsum("hqk,khd->qhd", weights / sums, values)
+
+
+def rounded(heads: torch.Tensor) -> torch.Tensor:
+    """What int8 with a scale for each head of a token keeps."""
+    scales = heads.abs().amax(-1, keepdim=True) / 127
+    return (heads / scales).round() * scales
 
 
 @functools.cache
@@ -164,6 +174,10 @@ SHAPES = [
     Shape(2, 4, 64, 16, 130, has_sinks=True),
     Shape(2, 2, 64, 16, span=7),
     Shape(1, 3, 128, 64, span=256, has_sinks=True),
+    Shape(cache_dtype=torch.int8),
+    Shape(8, 2, 128, 32, cache_dtype=torch.int8),
+    Shape(1, 40, 96, 48, 100, has_slopes=True, has_sinks=True, cache_dtype=torch.int8),
+    Shape(2, 1, 256, 64, soft_cap=5.0, cache_dtype=torch.int8),
 ]
 
 
@@ -208,6 +222,8 @@ INVARIANCE_SHAPES = [
     Shape(block_size=48, window=90),
     Shape(1, 4, 96, 32, latent_dim=64),
     Shape(span=140, soft_cap=2.0, has_slopes=True, has_sinks=True),
+    Shape(1, 8, 128, 32, cache_dtype=torch.int8),
+    Shape(block_size=48, window=90, cache_dtype=torch.int8),
 ]
 
 
@@ -256,8 +272,12 @@ def test_the_number_of_threads_changes_no_bit(library: NativeLibrary, shape: Sha
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf")])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-def test_what_others_left_in_a_block_changes_no_bit(library: NativeLibrary, block_size: int, garbage: float) -> None:
-    clean, dirty = (Harness(library, Shape(block_size=block_size), value) for value in (0.0, garbage))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_what_others_left_in_a_block_changes_no_bit(
+    library: NativeLibrary, dtype: torch.dtype, block_size: int, garbage: float
+) -> None:
+    shape = Shape(block_size=block_size, cache_dtype=dtype)
+    clean, dirty = (Harness(library, shape, value) for value in (0.0, garbage))
     # Odd lengths: the pair of tokens at the end of the values is half stale.
     for num_tokens in (1, 15, 33, 49, 259):
         outputs = [h.run(h.add(num_tokens, num_tokens), (max(1, num_tokens - 2), 1)) for h in (clean, dirty)]
@@ -380,11 +400,16 @@ def test_what_the_kernels_can_serve() -> None:
         block_size: int = 16,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device = CPU,
+        cache_dtype: torch.dtype | None = None,
+        latent_dim: int | None = None,
     ) -> bool:
-        return supports((CacheGroup(PagedKV(2, head_dim), (0,)),), block_size, dtype, device)
+        groups = (CacheGroup(PagedKV(2, head_dim, latent_dim=latent_dim), (0,)),)
+        return supports(groups, block_size, dtype, device, cache_dtype or dtype)
 
     assert can_serve() and can_serve(head_dim=96) and can_serve(block_size=48)
     assert not can_serve(head_dim=80) and not can_serve(head_dim=672)
     assert not can_serve(block_size=8)
     assert not can_serve(dtype=torch.float32)
     assert not can_serve(device=torch.device("cuda"))
+    assert can_serve(cache_dtype=torch.int8) and not can_serve(cache_dtype=torch.float8_e4m3fn)
+    assert can_serve(latent_dim=32) and not can_serve(latent_dim=32, cache_dtype=torch.int8)
