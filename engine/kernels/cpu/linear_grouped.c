@@ -165,67 +165,96 @@ void weft_gather_rows_grouped(const char *packed, const float *factors, int64_t 
 
 /* ---- inputs -------------------------------------------------------------------------------------------------- */
 
-/* A row of inputs: padded_k of int8, the scales of their groups, and for each group what stands for the weights' centres
- * (whole) or offsets (float32). */
+/* Added to a whole number below 2^22, these are the bits of 1.5 * 2^23 plus that number: so it need not be converted, and
+ * one instruction scales it exactly (its scale times 1.5 * 2^23 is exact, too). */
+#if defined(__FMA__)
+enum { BASE = 0x4b400000 };
+#define BASE_VALUE 12582912.0f
+#else
+enum { BASE = 0 };
+#define BASE_VALUE 0.0f
+#endif
+
+/* What stands for the weights' centres, or for their offsets, in the sum over a group. */
 typedef union {
     int32_t whole;
     float real;
 } Start;
 
-INLINE int64_t row_bytes(int64_t padded_k, Form form) {
-    return padded_k + padded_k / form.group * (int64_t)(sizeof(float) + sizeof(Start));
-}
+/* Inputs are rounded to tiles of one row, or of TILED for products of tiles. For each group a tile has the int8 of its rows,
+ * then the rows' scales, then their starts. */
+#if defined(__AMX_INT8__)
+enum { TILED = TILE_ROWS, LEAST_TILED = 5 };
+#else
+enum { TILED = 1, LEAST_TILED = 1 };
+#endif
+
+INLINE int64_t rows_of_tile(const Job *job) { return job->rows < LEAST_TILED ? 1 : TILED; }
+
+INLINE int64_t padded_rows(const Job *job) { return (job->rows + rows_of_tile(job) - 1) / rows_of_tile(job) * rows_of_tile(job); }
+
+/* Bytes of a row in a group of a tile, and in all. */
+INLINE int64_t group_bytes(Form form) { return form.group + (int64_t)(sizeof(float) + sizeof(Start)); }
+INLINE int64_t row_bytes(int64_t padded_k, Form form) { return padded_k / form.group * group_bytes(form); }
 
 size_t rounded_bytes(const Job *job) {
-    return (size_t)(job->rows * row_bytes(padded_inputs(job->k), read_form(job->form)) + 63) / 64 * 64;
+    return (size_t)(padded_rows(job) * row_bytes(padded_inputs(job->k), read_form(job->form)) + 63) / 64 * 64;
 }
 
 typedef struct {
     const bf16 *inputs; /* (rows, stride) */
-    int64_t stride, k, padded_k;
+    int64_t rows, stride, k, padded_k;
     Form form;
+    int64_t tile;
     char *to;
 } Rounding;
 
-/* Round LANES inputs; returns their sum. */
-INLINE float round_inputs(f32x16 values, float inverse, int8_t *to) {
+/* Round LANES inputs; returns the whole numbers. */
+INLINE f32x16 round_inputs(f32x16 values, float inverse, int8_t *to) {
     const f32x16 shifted = values * splat(inverse) + splat(12582912.0f); /* 1.5 * 2^23: adding it rounds */
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)shifted)); /* GCC converts lane by lane */
+#else
     const i8x16 bytes = __builtin_convertvector((i32x16)shifted, i8x16);
     memcpy(to, &bytes, sizeof bytes);
-    return reduce_add(shifted - splat(12582912.0f));
+#endif
+    return shifted - splat(12582912.0f);
 }
 
 static void round_rows(const void *context, int64_t first, int64_t end) {
     const Rounding *call = context;
     const Form form = call->form;
-    const int64_t num_groups = call->padded_k / form.group;
+    const int64_t tile = call->tile;
     for (int64_t row = first; row < end; row++) {
         const bf16 *from = call->inputs + row * call->stride;
-        int8_t *to = (int8_t *)call->to + row * row_bytes(call->padded_k, form);
-        float *scales = (float *)(to + call->padded_k);
-        Start *starts = (Start *)(scales + num_groups);
-        for (int64_t g = 0; g < num_groups; g++, to += form.group) {
+        char *to = call->to + row / tile * tile * row_bytes(call->padded_k, form);
+        for (int64_t input = 0; input < call->padded_k; input += form.group, to += tile * group_bytes(form)) {
+            int8_t *values = (int8_t *)to + row % tile * form.group;
+            float *scale = (float *)(to + tile * form.group) + row % tile;
+            Start *start = (Start *)(scale + tile);
             bf16 last[2 * LANES] = {0};
-            const bf16 *group = from + g * form.group;
-            const int64_t left = call->k - g * form.group;
+            const bf16 *group = from + input;
+            const int64_t left = row < call->rows ? call->k - input : 0;
             if (left < form.group) group = left > 0 ? memcpy(last, group, (size_t)left * sizeof(bf16)) : last;
             const f32x16 low = load_bf16(group), high = form.group > LANES ? load_bf16(group + LANES) : splat(0.0f);
             const float largest = reduce_max(larger(larger(low, -low), larger(high, -high)));
             const float inverse = largest > 0x1p-100f ? 127.0f / largest : 0.0f;
-            float sum = round_inputs(low, inverse, to);
-            if (form.group > LANES) sum += round_inputs(high, inverse, to + LANES);
-            scales[g] = sum == sum ? largest / 127.0f : sum; /* what is no number stays none, for all outputs */
+            f32x16 rounded = round_inputs(low, inverse, values);
+            if (form.group > LANES) rounded += round_inputs(high, inverse, values + LANES);
+            const float sum = reduce_add(rounded);
+            *scale = sum == sum ? largest / 127.0f : sum; /* what is no number stays none, for all outputs */
             if (form.has_offset)
-                starts[g].real = sum * scales[g];
+                start->real = sum * *scale;
             else
-                starts[g].whole = sum == sum ? -(int32_t)sum * (1 << (form.bits - 1)) : 0;
+                start->whole = BASE - (sum == sum ? (int32_t)sum * (1 << (form.bits - 1)) : 0);
         }
     }
 }
 
 void give_rounded(Job *job, const bf16 *inputs, void *memory) {
-    const Rounding call = {inputs, job->input_stride, job->k, job->padded_k, read_form(job->form), memory};
-    run_loop(job->rows, 4, round_rows, &call);
+    const Rounding call = {inputs, job->rows, job->input_stride, job->k, job->padded_k, read_form(job->form), rows_of_tile(job),
+                           memory};
+    run_loop(padded_rows(job), 4, round_rows, &call);
     job->inputs = memory;
 }
 
@@ -310,31 +339,54 @@ INLINE Bytes load_bytes(const char *from) {
 
 INLINE Sums splat_sums(float value) { return value - (Sums){0}; }
 
-/* Add the sum over a group to that of a row, which has the scale of the group at of_row, and its start behind. */
-INLINE Sums add_group(Sums total, Dots dots, Sums scales, Sums offsets, const float *of_row, int64_t num_groups, Form form) {
-    total += splat_sums(of_row[0]) * (__builtin_convertvector(dots, Sums) * scales);
-    return form.has_offset ? total - splat_sums(of_row[num_groups]) * offsets : total;
+/* Scales and offsets of a part of 16 outputs. */
+typedef struct {
+    Sums scales, bases, offsets;
+} Scales;
+
+INLINE Scales load_scales(const char *halves, Form form) {
+    const Sums scales = load_halves(halves);
+    return (Scales){scales, scales * -BASE_VALUE, form.has_offset ? load_halves(halves + scale_bytes(form)) : scales};
 }
+
+/* The whole numbers of `dots`, to which BASE was added, times scales. */
+INLINE Sums scale_dots(Dots dots, Scales of) {
+#if defined(__AVX512F__)
+    return (Sums)_mm512_fmadd_ps((__m512)dots, (__m512)of.scales, (__m512)of.bases);
+#elif defined(__FMA__)
+    return (Sums)_mm256_fmadd_ps((__m256)dots, (__m256)of.scales, (__m256)of.bases);
+#else
+    return __builtin_convertvector(dots, Sums) * of.scales;
+#endif
+}
+
+/* Add the sum over a group to that of a row, whose inputs have this scale and start. */
+INLINE Sums add_group(Sums total, Dots dots, Scales scales, float scale, Start start, Form form) {
+    total += splat_sums(scale) * scale_dots(dots, scales);
+    return form.has_offset ? total - splat_sums(start.real) * scales.offsets : total;
+}
+
+INLINE Start start_of(const char *group, Form form) { return *(const Start *)(group + form.group + sizeof(float)); }
 
 /* Up to ROWS_AT_ONCE rows times some panels of a unit. */
 INLINE void multiply_block(const Job *job, const char *inputs, int rows, int columns, const char *const *panels, Form form,
                            float *sums) {
-    const int64_t bytes_of_row = row_bytes(job->padded_k, form), num_groups = job->padded_k / form.group;
+    const int64_t bytes_of_row = row_bytes(job->padded_k, form);
     const int lines = form.group / (form.bits == 4 ? 8 : 4), are_pairs = HAS_PAIRS && form.bits == 4;
     Sums totals[ROWS_AT_ONCE][UNIT_PANELS][PARTS] = {0};
     for (int64_t step = 0; step < job->padded_k / STEP; step++) {
         for (int64_t in_step = 0; in_step < STEP / form.group; in_step++) {
-            const int64_t group = step * (STEP / form.group) + in_step;
+            const char *group = inputs + (step * (STEP / form.group) + in_step) * group_bytes(form);
             Dots dots[ROWS_AT_ONCE][UNIT_PANELS][PARTS];
             for (int row = 0; row < rows; row++) {
-                const Start *starts = (const Start *)(inputs + row * bytes_of_row + job->padded_k) + num_groups;
-                const Dots start = (form.has_offset || are_pairs ? 0 : starts[group].whole) - (Dots){0};
+                const int32_t base = form.has_offset ? BASE : start_of(group + row * bytes_of_row, form).whole;
+                const Dots start = (are_pairs ? 0 : base) - (Dots){0};
                 for (int p = 0; p < columns; p++)
                     for (int part = 0; part < PARTS; part++) dots[row][p][part] = start;
             }
 #pragma GCC unroll 8
             for (int line = 0; line < lines; line++) {
-                const int8_t *quads = (const int8_t *)inputs + group * form.group + line * 4;
+                const int8_t *quads = (const int8_t *)group + line * 4;
                 for (int p = 0; p < columns; p++) {
                     const char *at = panels[p] + step * step_bytes(form) + (in_step * lines + line) * 64;
                     __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
@@ -354,13 +406,13 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
                 const char *at = panels[p] + step * step_bytes(form) + weight_bytes(form) + in_step * PANEL * 2;
                 for (int part = 0; part < PARTS; part++) {
                     const char *halves = at + part * PART_LANES * 2;
-                    const Sums scales = load_halves(halves);
-                    const Sums offsets = form.has_offset ? load_halves(halves + scale_bytes(form)) : scales;
+                    const Scales scales = load_scales(halves, form);
                     for (int row = 0; row < rows; row++) {
-                        const float *of_row = (const float *)(inputs + row * bytes_of_row + job->padded_k) + group;
+                        const float scale = *(const float *)(group + row * bytes_of_row + form.group);
+                        const Start start = start_of(group + row * bytes_of_row, form);
                         Dots whole = dots[row][p][part];
-                        if (are_pairs) whole = join_pairs(whole) + (form.has_offset ? 0 : ((const Start *)of_row)[num_groups].whole);
-                        totals[row][p][part] = add_group(totals[row][p][part], whole, scales, offsets, of_row, num_groups, form);
+                        if (are_pairs) whole = join_pairs(whole) + (form.has_offset ? BASE : start.whole);
+                        totals[row][p][part] = add_group(totals[row][p][part], whole, scales, scale, start, form);
                     }
                 }
             }
@@ -373,72 +425,146 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
 
 #if defined(__AMX_INT8__)
 
-/* The weights of a group as bytes, for 16 outputs and four inputs in each line of 64; lies in `memory` if they have 4 bits. */
-INLINE const char *group_bytes(const char *weights, Form form, char *memory) {
-    if (form.bits == 8) return weights;
-    for (int64_t at = 0; at < form.group / 8 * 64; at += 64) {
-        const Bytes bytes = load_bytes(weights + at), low = bytes & 15, high = bytes >> 4;
-        memcpy(memory + at, &low, sizeof low);
-        memcpy(memory + at + form.group / 8 * 64, &high, sizeof high);
-    }
-    return memory;
+enum { BLOCK_INPUTS = 1024, PASS_ROWS = 256 }; /* whose weights stay in the first-level cache; whose sums in the second */
+enum { UNPACK_AHEAD = 2 };
+enum { BLOCK_BYTES = BLOCK_INPUTS * PANEL };
+
+/* Where the weights and the scales of a group are in a panel. */
+INLINE int64_t weights_at(Form form, int64_t group) {
+    const int64_t in_step = STEP / form.group;
+    return group / in_step * step_bytes(form) + group % in_step * (form.group * PANEL * form.bits / 8);
 }
 
-/* 16 rows times a panel. A product of tiles gives the sums over a group, the same whole numbers as `multiply_block`. */
-INLINE void multiply_tiles(const Job *job, const char *inputs, const char *panel, Form form, float *sums) {
-    const int64_t bytes_of_row = row_bytes(job->padded_k, form), num_groups = job->padded_k / form.group;
-    const int64_t in_step = STEP / form.group;
-    _Alignas(64) char memory[32 / 4 * 64];
-    _Alignas(64) Dots dots[TILE_ROWS];
-    Sums totals[TILE_ROWS] = {0};
-    for (int64_t group = 0; group < num_groups; group++) {
-        const char *step = panel + group / in_step * step_bytes(form);
-        const char *weights = step + group % in_step * (form.group * PANEL * form.bits / 8);
-        const char *halves = step + weight_bytes(form) + group % in_step * PANEL * 2;
-        _tile_zero(0);
-        _tile_loadd(4, inputs + group * form.group, bytes_of_row);
-        _tile_loadd(5, group_bytes(weights, form, memory), 64);
-        _tile_dpbsud(0, 4, 5);
-        _tile_stored(0, dots, sizeof(Dots));
-        READS_MEMORY;
-        const Sums scales = load_halves(halves), offsets = form.has_offset ? load_halves(halves + scale_bytes(form)) : scales;
-        for (int row = 0; row < TILE_ROWS; row++) {
-            const float *of_row = (const float *)(inputs + row * bytes_of_row + job->padded_k) + group;
-            const int32_t start = form.has_offset ? 0 : ((const Start *)of_row)[num_groups].whole;
-            totals[row] = add_group(totals[row], dots[row] + start, scales, offsets, of_row, num_groups, form);
+INLINE int64_t scales_at(Form form, int64_t group) { return scale_place(form, 0, group * form.group); }
+
+/* The weights of a group as bytes, with sign if the form has a centre: 16 outputs and four inputs in each line of 64. */
+INLINE void unpack_group(const char *from, Form form, char *to) {
+    const int lines = form.group * form.bits / 32;
+    const uint8_t centre = form.has_offset ? 0 : 1 << (form.bits - 1);
+#pragma GCC unroll 8
+    for (int line = 0; line < lines; line++) {
+        const Bytes bytes = load_bytes(from + line * 64);
+        const Bytes low = (form.bits == 4 ? bytes & 15 : bytes) - centre, high = (bytes >> 4) - centre;
+        __builtin_prefetch(from + line * 64 + AHEAD_BYTES, 0, 2);
+        memcpy(to + line * 64, &low, sizeof low);
+        if (form.bits == 4) memcpy(to + (lines + line) * 64, &high, sizeof high);
+    }
+}
+
+/* A panel and some rows of inputs; `unpacked` are the weights as bytes from group `first` on. */
+typedef struct {
+    const char *inputs, *panel;
+    char *unpacked;
+    int64_t first, end;
+} Tiling;
+
+/* Sums over a group of 8 or 16 rows and 16 outputs are computed in two tiles by turns. A product takes 50 cycles and is
+ * stored two groups later; meanwhile others are scaled. */
+INLINE void start_product(const Tiling *call, Form form, int rows, int turn, int64_t group) {
+    const char *inputs = call->inputs + group * TILE_ROWS * group_bytes(form);
+    const char *weights = call->unpacked + (group - call->first) * form.group * PANEL;
+    if (form.bits == 8 && form.has_offset) weights = call->panel + weights_at(form, group);
+#define PRODUCT(SUMS, INPUTS, WEIGHTS)                  \
+    _tile_zero(SUMS);                                   \
+    _tile_loadd(INPUTS, inputs, form.group);            \
+    _tile_loadd(WEIGHTS, weights, 64);                  \
+    if (form.has_offset)                                \
+        _tile_dpbsud(SUMS, INPUTS, WEIGHTS);            \
+    else                                                \
+        _tile_dpbssd(SUMS, INPUTS, WEIGHTS);
+    if (rows == TILE_ROWS) {
+        if (turn) { PRODUCT(1, 2, 3) } else { PRODUCT(0, 2, 3) }
+    } else {
+        if (turn) { PRODUCT(5, 6, 7) } else { PRODUCT(4, 6, 7) }
+    }
+#undef PRODUCT
+}
+
+INLINE void store_product(int rows, int turn, Dots *dots) {
+    if (rows == TILE_ROWS) {
+        if (turn) _tile_stored(1, dots, sizeof *dots); else _tile_stored(0, dots, sizeof *dots);
+    } else {
+        if (turn) _tile_stored(5, dots, sizeof *dots); else _tile_stored(4, dots, sizeof *dots);
+    }
+    READS_MEMORY;
+}
+
+INLINE void add_sums(const Tiling *call, Form form, int rows, int64_t group, const Dots *dots, Sums *totals) {
+    const Scales scales = load_scales(call->panel + scales_at(form, group), form);
+    const float *of_rows = (const float *)(call->inputs + group * TILE_ROWS * group_bytes(form) + TILE_ROWS * form.group);
+    const Start *starts = (const Start *)(of_rows + TILE_ROWS);
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+        totals[row] = add_group(totals[row], dots[row] + BASE, scales, of_rows[row], starts[row], form);
+}
+
+/* Add to the sums of 8 or 16 rows the products of some groups of a panel. At the first rows the weights are unpacked. */
+INLINE void multiply_panel(const Tiling *call, Form form, int rows, int is_first, float *sums) {
+    const int is_unpacking = is_first && (form.bits == 4 || !form.has_offset);
+    _Alignas(64) Dots dots[2][TILE_ROWS];
+    Sums totals[TILE_ROWS];
+    for (int row = 0; row < rows; row++) totals[row] = call->first ? load_f32(sums + row * BLOCK_COLUMNS) : splat(0.0f);
+    for (int64_t next = call->first - UNPACK_AHEAD; next < call->end + 3;) {
+#pragma GCC unroll 2
+        for (int turn = 0; turn < 2; turn++, next++) {
+            const int64_t ahead = next + UNPACK_AHEAD;
+            if (is_unpacking && ahead < call->end)
+                unpack_group(call->panel + weights_at(form, ahead), form,
+                             call->unpacked + (ahead - call->first) * form.group * PANEL);
+            if (next - 2 < call->end && next - 2 >= call->first) store_product(rows, turn, dots[turn]);
+            if (next < call->end && next >= call->first) start_product(call, form, rows, turn, next);
+            if (next - 3 < call->end && next - 3 >= call->first) add_sums(call, form, rows, next - 3, dots[!turn], totals);
         }
     }
-    for (int row = 0; row < TILE_ROWS; row++) memcpy(sums + row * BLOCK_COLUMNS, totals + row, sizeof *totals);
+    for (int row = 0; row < rows; row++) store_f32(sums + row * BLOCK_COLUMNS, totals[row]);
 }
 
-/* As many rows of a unit as fill tiles; returns their number. */
-INLINE int64_t compute_tiles(const Job *job, const Unit *unit, Form form) {
-    float sums[TILE_ROWS * BLOCK_COLUMNS];
-    int64_t done = 0;
-    for (; unit->rows - done >= TILE_ROWS; done += TILE_ROWS) {
-        const char *inputs = (const char *)job->inputs + (unit->row + done) * row_bytes(job->padded_k, form);
-        for (int64_t p = 0; p < UNIT_PANELS; p++) multiply_tiles(job, inputs, unit->panels[p], form, sums + p * PANEL);
-        finish_block(job, unit, unit->row + done, TILE_ROWS, sums);
+INLINE void multiply_pass(const Job *job, const char *inputs, int64_t rows, const char *const *panels, Form form, float *sums) {
+    _Alignas(64) char unpacked[BLOCK_BYTES];
+    const int64_t bytes_of_row = row_bytes(job->padded_k, form), num_groups = job->padded_k / form.group;
+    for (int64_t first = 0; first < num_groups; first += BLOCK_INPUTS / form.group) {
+        const int64_t left = num_groups - first, most = BLOCK_INPUTS / form.group;
+        for (int64_t p = 0; p < UNIT_PANELS; p++) {
+            Tiling call = {inputs, panels[p], unpacked, first, first + (left < most ? left : most)};
+            for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+                call.inputs = inputs + row * bytes_of_row;
+                float *to = sums + row * BLOCK_COLUMNS + p * PANEL;
+                if (rows - row <= TILE_ROWS / 2)
+                    multiply_panel(&call, form, TILE_ROWS / 2, row == 0, to);
+                else
+                    multiply_panel(&call, form, TILE_ROWS, row == 0, to);
+            }
+        }
     }
-    return done;
+}
+
+/* A unit of any number of rows, as tiles. */
+INLINE void compute_tiles(const Job *job, const Unit *unit, Form form) {
+    _Alignas(64) float sums[PASS_ROWS * BLOCK_COLUMNS];
+    for (int64_t done = 0; done < unit->rows; done += PASS_ROWS) {
+        const int64_t left = unit->rows - done, rows = left < PASS_ROWS ? left : PASS_ROWS;
+        const char *inputs = (const char *)job->inputs + (unit->row + done) * row_bytes(job->padded_k, form);
+        multiply_pass(job, inputs, rows, unit->panels, form, sums);
+        finish_block(job, unit, unit->row + done, rows, sums);
+    }
 }
 
 #else
 
-INLINE int64_t compute_tiles(const Job *job, const Unit *unit, Form form) {
-    (void)job, (void)unit, (void)form;
-    return 0;
-}
+INLINE void compute_tiles(const Job *job, const Unit *unit, Form form) { (void)job, (void)unit, (void)form; }
 
 #endif
 
 /* A unit of any number of rows, in equal groups but for the last. */
 INLINE void compute_form(const Job *job, const Unit *unit, Form form) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
-    const int64_t first = compute_tiles(job, unit, form), num_rows = unit->rows - first;
-    const int64_t num_parts = (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, bytes_of_row = row_bytes(job->padded_k, form);
-    const int64_t part_rows = num_parts ? (num_rows + num_parts - 1) / num_parts : 0;
-    for (int64_t done = first; done < unit->rows; done += part_rows) {
+    if (rows_of_tile(job) > 1) {
+        compute_tiles(job, unit, form);
+        return;
+    }
+    const int64_t num_parts = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, bytes_of_row = row_bytes(job->padded_k, form);
+    const int64_t part_rows = (unit->rows + num_parts - 1) / num_parts;
+    for (int64_t done = 0; done < unit->rows; done += part_rows) {
         const int64_t row = unit->row + done, left = unit->rows - done;
         const int64_t rows = left < part_rows ? left : part_rows;
         const char *inputs = (const char *)job->inputs + row * bytes_of_row;
