@@ -1,12 +1,13 @@
 /* Linear layers over small integers: each group of 16 or 32 weights of an output has a scale and, in some forms, an offset.
  *
- * A weight is scale * (q - centre), or scale * q - offset, with q of 4 or 8 bits and without sign. Inputs are rounded to
+ * A weight is scale * (q - centre), or scale * q - offset, with q of 4, 6 or 8 bits and without sign. Inputs are rounded to
  * int8, with a scale for each group of a row. So the sum over a group is a whole number, exact in any order, and only the
  * sums of groups are added as float32: the bits of a row do not depend on the number of rows, threads or instructions.
  *
  * Packed layout: panels of 16 outputs; in a panel, for every 64 inputs the weights, the scales and the offsets. Weights
- * lie as 64 bytes for four inputs of the 16 outputs. With 4 bits, a byte has an input of the first half of a group below
- * and one of the second half above. Scales and offsets are half precision, in units of a factor that each output has.
+ * lie as 64 bytes, a line, for four inputs of the 16 outputs. With 4 bits, a byte has an input of the first half of a group
+ * below and one of the second half above. With 6 bits, the lower four of all 16 lines are so in 8, those of the first half
+ * of the 64 inputs below, and the upper two in another 4 lines, those of the first quarter lowest. Scales and offsets are half precision, in units of a factor that each output has.
  */
 #include "linear_run.h"
 
@@ -28,17 +29,19 @@ INLINE int64_t step_bytes(Form form) { return weight_bytes(form) + scale_bytes(f
 
 INLINE int64_t padded_inputs(int64_t k) { return (k + STEP - 1) / STEP * STEP; }
 
-/* Where the byte of a weight of a panel lies, and how far its bits are shifted. */
+/* Where the byte of a weight of a panel lies, and how far its bits are shifted: with 6 bits, its lower four. */
 INLINE int64_t place_of(Form form, int64_t output, int64_t input, int *shift) {
-    const int64_t step = input / STEP, group = input % STEP / form.group, quads = form.group / 4;
-    int64_t quad = input % form.group / 4, lines = quads;
-    *shift = 0;
-    if (form.bits == 4) {
-        lines = quads / 2;
-        *shift = quad < lines ? 0 : 4;
-        quad %= lines;
-    }
-    return step * step_bytes(form) + ((group * lines + quad) * PANEL + output) * 4 + input % 4;
+    const int64_t lines = form.bits == 8 ? 16 : form.bits == 6 ? 8 : form.group / 8; /* of which each has one or two quads */
+    const int64_t quad = input % STEP / 4, first = form.bits == 4 ? quad / (2 * lines) * lines : 0, line = quad % lines;
+    *shift = form.bits == 8 ? 0 : quad / lines % 2 * 4;
+    return input / STEP * step_bytes(form) + ((first + line) * PANEL + output) * 4 + input % 4;
+}
+
+/* The same for the upper two of 6 bits. */
+INLINE int64_t upper_place_of(Form form, int64_t output, int64_t input, int *shift) {
+    const int64_t quad = input % STEP / 4;
+    *shift = (int)(quad / 4 * 2);
+    return input / STEP * step_bytes(form) + ((8 + quad % 4) * PANEL + output) * 4 + input % 4;
 }
 
 INLINE int64_t scale_place(Form form, int64_t output, int64_t input) {
@@ -83,17 +86,27 @@ typedef struct {
     char *packed;
 } Packing;
 
-/* The inputs of a group, quad by quad; of 4 bits, quads of the second half lie above those of the first. */
-static void pack_group(const Packing *call, int64_t row, int64_t num_rows, int64_t input, char *to) {
-    const int quads = call->form.group / 4, are_halves = call->form.bits == 4, lines = are_halves ? quads / 2 : quads;
-    for (int64_t line = 0; line < lines; line++) {
+/* Add bits to the quad at a place of a panel. */
+INLINE void add_bits(char *to, uint32_t bits, int shift) {
+    uint32_t quad;
+    memcpy(&quad, to, sizeof quad);
+    quad |= bits << shift;
+    memcpy(to, &quad, sizeof quad);
+}
+
+/* The inputs of a group, quad by quad. */
+static void pack_group(const Packing *call, int64_t row, int64_t num_rows, int64_t input, char *panel) {
+    const Form form = call->form;
+    for (int64_t end = input + form.group; input < end; input += 4) {
         for (int64_t r = 0; r < num_rows; r++) {
-            const uint8_t *from = call->values + (row + r) * call->k + input + line * 4;
-            uint32_t quad, above = 0;
-            memcpy(&quad, from, sizeof quad);
-            if (are_halves) memcpy(&above, from + lines * 4, sizeof above);
-            quad |= above << 4;
-            memcpy(to + (line * PANEL + r) * 4, &quad, sizeof quad);
+            int shift;
+            uint32_t quad;
+            memcpy(&quad, call->values + (row + r) * call->k + input, sizeof quad);
+            char *to = panel + place_of(form, r, input, &shift);
+            add_bits(to, form.bits == 6 ? quad & 0x0f0f0f0f : quad, shift);
+            if (form.bits != 6) continue;
+            to = panel + upper_place_of(form, r, input, &shift);
+            add_bits(to, quad >> 4 & 0x03030303, shift);
         }
     }
 }
@@ -106,9 +119,8 @@ static void pack_panels(const void *context, int64_t first, int64_t end) {
         char *panel = call->packed + row / PANEL * panel_bytes;
         const int64_t num_rows = call->n - row < PANEL ? call->n - row : PANEL;
         for (int64_t g = 0; g < num_groups; g++) {
-            int shift;
             const int64_t input = g * form.group;
-            pack_group(call, row, num_rows, input, panel + place_of(form, 0, input, &shift));
+            pack_group(call, row, num_rows, input, panel);
             for (int64_t r = 0; r < num_rows; r++) {
                 const int64_t from = (row + r) * num_groups + g;
                 char *to = panel + scale_place(form, r, input);
@@ -150,8 +162,10 @@ static void gather_rows(const void *context, int64_t first, int64_t end) {
             memcpy(halves, at, sizeof(uint16_t));
             if (form.has_offset) memcpy(halves + 1, at + scale_bytes(form), sizeof(uint16_t));
             const uint8_t byte = (uint8_t)panel[place_of(form, id % PANEL, i, &shift)];
-            const float q = (float)(byte >> shift & ((1 << form.bits) - 1)) - centre;
-            call->to[row * call->k + i] = from_f32((half_to_f32(halves[0]) * q - half_to_f32(halves[1])) * call->factors[id]);
+            int q = byte >> shift & (form.bits == 8 ? 255 : 15);
+            if (form.bits == 6) q |= ((uint8_t)panel[upper_place_of(form, id % PANEL, i, &shift)] >> shift & 3) << 4;
+            const float value = half_to_f32(halves[0]) * ((float)q - centre) - half_to_f32(halves[1]);
+            call->to[row * call->k + i] = from_f32(value * call->factors[id]);
         }
     }
 }
@@ -342,6 +356,13 @@ INLINE Bytes load_bytes(const char *from) {
     return bytes;
 }
 
+/* A line of 6 bits from the weights of a step, or a part of it. */
+INLINE Bytes load_six(const char *from, int line) {
+    const Bytes lower = load_bytes(from + line % 8 * 64), upper = load_bytes(from + (8 + line % 4) * 64);
+    const Dots above = line < 8 ? (Dots)upper << (line < 4 ? 4 : 2) : (Dots)upper >> (line < 12 ? 0 : 2);
+    return (line < 8 ? lower & 15 : lower >> 4) | ((Bytes)above & 48);
+}
+
 INLINE Sums splat_sums(float value) { return value - (Sums){0}; }
 
 /* Scales and offsets of a part of 16 outputs. */
@@ -380,7 +401,8 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
     const int lines = form.group / (form.bits == 4 ? 8 : 4), are_pairs = HAS_PAIRS && form.bits == 4;
     Sums totals[ROWS_AT_ONCE][UNIT_PANELS][PARTS] = {0};
     for (int64_t step = 0; step < job->padded_k / STEP; step++) {
-        for (int64_t in_step = 0; in_step < STEP / form.group; in_step++) {
+#pragma GCC unroll 4
+        for (int in_step = 0; in_step < STEP / form.group; in_step++) {
             const char *group = inputs + (step * (STEP / form.group) + in_step) * group_bytes(form);
             Dots dots[ROWS_AT_ONCE][UNIT_PANELS][PARTS];
             for (int row = 0; row < rows; row++) {
@@ -393,10 +415,11 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
             for (int line = 0; line < lines; line++) {
                 const int8_t *quads = (const int8_t *)group + line * 4;
                 for (int p = 0; p < columns; p++) {
-                    const char *at = panels[p] + step * step_bytes(form) + (in_step * lines + line) * 64;
-                    __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
+                    const char *of_step = panels[p] + step * step_bytes(form), *at = of_step + (in_step * lines + line) * 64;
+                    if (form.bits != 6 || in_step * lines + line < 12) __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
                     for (int part = 0; part < PARTS; part++) {
-                        const Bytes bytes = load_bytes(at + part * sizeof(Bytes));
+                        const int64_t first = part * (int64_t)sizeof(Bytes);
+                        const Bytes bytes = form.bits == 6 ? load_six(of_step + first, in_step * lines + line) : load_bytes(at + first);
                         const Bytes low = form.bits == 4 ? bytes & 15 : bytes;
                         for (int row = 0; row < rows; row++)
                             dots[row][p][part] = add_products_of(form, dots[row][p][part], low, quads + row * bytes_of_row);
@@ -434,27 +457,50 @@ enum { BLOCK_INPUTS = 1024, PASS_ROWS = 256 }; /* whose weights stay in the firs
 enum { UNPACK_AHEAD = 2 };
 enum { BLOCK_BYTES = BLOCK_INPUTS * PANEL };
 
-/* Where the weights and the scales of a group are in a panel. */
+/* Where the weights of a group begin in a panel: with 6 bits, those of its step. */
 INLINE int64_t weights_at(Form form, int64_t group) {
-    const int64_t in_step = STEP / form.group;
-    return group / in_step * step_bytes(form) + group % in_step * (form.group * PANEL * form.bits / 8);
+    const int64_t in_step = STEP / form.group, step = group / in_step * step_bytes(form);
+    return form.bits == 6 ? step : step + group % in_step * (form.group * PANEL * form.bits / 8);
 }
 
 INLINE int64_t scales_at(Form form, int64_t group) { return scale_place(form, 0, group * form.group); }
 
-/* The weights of a group as bytes: 16 outputs and four inputs in each line of 64. If the form has a centre, they have a
- * sign, and those of 4 bits are 16 times as large, which takes fewer instructions. */
-INLINE void unpack_group(const char *from, Form form, char *to) {
-    const int lines = form.group * form.bits / 32;
+/* Weights as bytes: 16 outputs and four inputs in each line of 64. If the form has a centre, they have a sign, and those of
+ * 4 bits are 16 times as large, which takes fewer instructions. */
+INLINE void unpack_line(const char *from, Form form, char *low_to, char *high_to) {
+    const Bytes bytes = load_bytes(from), above = (Bytes)((Dots)bytes << 4);
+    const Bytes low = form.bits == 8 ? bytes ^ 128 : form.has_offset ? bytes & 15 : (above & 240) ^ 128;
+    const Bytes high = form.has_offset ? bytes >> 4 : (bytes & 240) ^ 128;
+    __builtin_prefetch(from + AHEAD_BYTES, 0, 2);
+    memcpy(low_to, &low, sizeof low);
+    if (form.bits == 4) memcpy(high_to, &high, sizeof high);
+}
+
+/* The group of these lines of a step of 6 bits. */
+INLINE void unpack_six(const char *from, Form form, int first, char *to) {
+    const uint8_t centre = form.has_offset ? 0 : 32;
 #pragma GCC unroll 8
-    for (int line = 0; line < lines; line++) {
-        const Bytes bytes = load_bytes(from + line * 64), above = (Bytes)((Dots)bytes << 4);
-        const Bytes low = form.bits == 8 ? bytes ^ 128 : form.has_offset ? bytes & 15 : (above & 240) ^ 128;
-        const Bytes high = form.has_offset ? bytes >> 4 : (bytes & 240) ^ 128;
-        __builtin_prefetch(from + line * 64 + AHEAD_BYTES, 0, 2);
-        memcpy(to + line * 64, &low, sizeof low);
-        if (form.bits == 4) memcpy(to + (lines + line) * 64, &high, sizeof high);
+    for (int line = 0; line < form.group / 4; line++, to += 64) {
+        const Bytes bytes = load_six(from, first + line) - centre;
+        if (first + line < 12) __builtin_prefetch(from + (first + line) * 64 + AHEAD_BYTES, 0, 2);
+        memcpy(to, &bytes, sizeof bytes);
     }
+}
+
+INLINE void unpack_group(const char *panel, Form form, int64_t group, char *to) {
+    const char *from = panel + weights_at(form, group);
+    const int lines = form.group * form.bits / 32;
+    if (form.bits == 6) {
+        switch (group % (STEP / form.group)) {
+            case 0: unpack_six(from, form, 0, to); break;
+            case 1: unpack_six(from, form, form.group / 4, to); break;
+            case 2: unpack_six(from, form, 8, to); break;
+            case 3: unpack_six(from, form, 12, to); break;
+        }
+        return;
+    }
+#pragma GCC unroll 8
+    for (int line = 0; line < lines; line++) unpack_line(from + line * 64, form, to + line * 64, to + (lines + line) * 64);
 }
 
 /* A panel and some rows of inputs; `unpacked` are the weights as bytes from group `first` on. */
@@ -506,7 +552,7 @@ INLINE void add_sums(const Tiling *call, Form form, int rows, int64_t group, con
 
 /* Add to the sums of 8 or 16 rows the products of some groups of a panel. At the first rows the weights are unpacked. */
 INLINE void multiply_panel(const Tiling *call, Form form, int rows, int is_first, float *sums) {
-    const int is_unpacking = is_first && (form.bits == 4 || !form.has_offset);
+    const int is_unpacking = is_first && (form.bits < 8 || !form.has_offset);
     _Alignas(64) Dots dots[2][TILE_ROWS];
     Sums totals[TILE_ROWS];
     for (int row = 0; row < rows; row++) totals[row] = call->first ? load_f32(sums + row * BLOCK_COLUMNS) : splat(0.0f);
@@ -515,8 +561,7 @@ INLINE void multiply_panel(const Tiling *call, Form form, int rows, int is_first
         for (int turn = 0; turn < 2; turn++, next++) {
             const int64_t ahead = next + UNPACK_AHEAD;
             if (is_unpacking && ahead < call->end)
-                unpack_group(call->panel + weights_at(form, ahead), form,
-                             call->unpacked + (ahead - call->first) * form.group * PANEL);
+                unpack_group(call->panel, form, ahead, call->unpacked + (ahead - call->first) * form.group * PANEL);
             if (next - 2 < call->end && next - 2 >= call->first) store_product(rows, turn, dots[turn]);
             if (next < call->end && next >= call->first) start_product(call, form, rows, turn, next);
             if (next - 3 < call->end && next - 3 >= call->first) add_sums(call, form, rows, next - 3, dots[!turn], totals);
@@ -607,6 +652,10 @@ void compute_grouped_unit(const Job *job, const Unit *unit, int thread) {
         break;
         CASE(4, 32, 0)
         CASE(4, 32, 1)
+        CASE(6, 16, 0)
+        CASE(6, 16, 1)
+        CASE(6, 32, 0)
+        CASE(6, 32, 1)
         CASE(8, 32, 0)
         CASE(8, 32, 1)
         CASE(8, 16, 0)

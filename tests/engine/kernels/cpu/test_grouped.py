@@ -15,7 +15,8 @@ from weft.engine.layers.routing import Gating
 from weft.engine.weights.groups import Groups, stacked
 from weft.engine.weights.quantization import Scheme
 
-FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16), Form(8, 16, True)]
+FORMS = [Form(4, 32), Form(4, 32, True)]
+FORMS += [Form(bits, group, has_offset) for bits in (6, 8) for group in (16, 32) for has_offset in (False, True)]
 INT8, INT4 = Form(8, 32), Form(4, 32, True)
 ROWS = (1, 2, 4, 6, 7, 40)
 SIZES = [(16, 64), (40, 32), (130, 256), (200, 96), (9, 1056)]
@@ -178,7 +179,9 @@ def test_all_instruction_sets_agree(library: NativeLibrary) -> None:
         (8, 256, False, Form(8, 32)),
         (2, 64, False, Form(4, 32)),
         (8, 16, False, Form(8, 16)),
-        (4, 16, True, Form(8, 16, True)),
+        (4, 16, True, Form(6, 16, True)),
+        (6, 16, False, Form(6, 16)),
+        (5, 32, True, Form(6, 32, True)),
     ],
 )
 def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_zeros: bool, form: Form) -> None:
@@ -221,7 +224,7 @@ def test_matrices_of_unlike_groups_share_the_wider_form() -> None:
     weight = torch.cat((four.dequantize(torch.float32), six.dequantize(torch.float32)))
     assert torch.equal(both.dequantize(torch.float32), weight)
     form, rows = rows_of(both) or pytest.fail("not kept")
-    assert form == Form(8, 16, True) == common_form([Form(4, 32, True), Form(8, 16)])
+    assert form == Form(6, 16, True) == common_form([Form(4, 32, True), Form(6, 16)])
     torch.testing.assert_close(weights_of(rows, form).float(), weight, atol=1e-4, rtol=1e-6)
     alone = rows_of(four)
     assert alone is not None and alone[0] == Form(4, 32, True)
