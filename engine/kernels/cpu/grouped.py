@@ -140,7 +140,9 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     is_taken = not (scheme.block or scheme.is_scattered or (scheme.is_float and scheme.bits == 8))
     if not is_taken or in_features % 32 or size % group:
         return None
-    return Form(8 if scheme.is_float else _bits(scheme.bits, group), group, scheme.has_zeros)
+    is_table = scheme.label.startswith("IQ4")  # of wide integers; floats of 4 bits are up to 12 halves
+    bits = 8 if is_table else 5 if scheme.is_float else scheme.bits
+    return Form(_bits(bits, group), group, scheme.has_zeros)
 
 
 def common_form(forms: Sequence[Form]) -> Form:
