@@ -1,4 +1,4 @@
-"""Matrices of integers of 4, 6 and 8 bits in groups, as linear_grouped.c takes them.
+"""Matrices of integers of 4, 6 and 8 bits in groups, as grouped_layout.h describes them.
 
 A weight is scale * q - offset, q without sign, or scale * (q - centre) in a form without offsets. What a checkpoint has
 in groups of whole runs of 32 inputs is kept as it is, with the scale of its group for every run.

@@ -98,6 +98,17 @@ def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
 
 
+@every_form
+def test_cuts_between_many_rows_and_inputs_leave_no_trace(library: NativeLibrary, form: Form) -> None:
+    """Tiles take 1024 inputs at once, and 256 rows."""
+    torch.manual_seed(0)
+    linear, inputs = linear_of(library, draw(form, 40, 1184), form), random(270, 1184)
+    together = linear.to_float32(inputs).clone()
+    for row in (0, 14, 254, 266):
+        few = slice(row, row + 4)
+        assert torch.equal(linear.to_float32(inputs[few]), together[few])
+
+
 def test_four_bits_are_rounded_with_less_error_than_from_the_extremes(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     weight = random(64, 256) * (1 + 5 * (torch.rand(64, 256) > 0.97))
