@@ -1,4 +1,4 @@
-"""Matrices of 4-bit and 8-bit integers in groups, as linear_grouped.c takes them.
+"""Matrices of integers of 4, 6 and 8 bits in groups, as grouped_layout.h describes them.
 
 A weight is scale * q - offset, q without sign, or scale * (q - centre) in a form without offsets. What a checkpoint has
 in groups of whole runs of 32 inputs is kept as it is, with the scale of its group for every run.
@@ -26,8 +26,8 @@ class Form:
     """How the integers are stored.
 
     Attributes:
-        bits: 4 or 8.
-        group: Inputs that share a scale; 32, or 16 with 8 bits.
+        bits: 4, 6 or 8.
+        group: Inputs that share a scale; 32, or 16 with 6 or 8 bits.
         has_offset: Whether groups have offsets, too.
     """
 
@@ -111,10 +111,11 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
     if (picked != picked[:, :1]).any():
         return None
     has_offset = groups.zeros is not None or groups.offsets is not None
-    least, most = groups.values.amin(1, keepdim=True), groups.values.amax(1, keepdim=True)  # faster than aminmax
+    extremes = groups.values.amin(1, keepdim=True), groups.values.amax(1, keepdim=True)  # faster than aminmax
+    least, most = (extreme.int() for extreme in extremes)
     are_unsigned = (least >= 0) if groups.offsets is not None else torch.zeros_like(least, dtype=torch.bool)
-    is_small = bool(torch.where(are_unsigned, most < 16, (least >= -8) & (most < 8)).all())
-    form = Form(4 if group == 32 and is_small else 8, group, has_offset)
+    largest = torch.where(are_unsigned, most, 2 * torch.maximum(-1 - least, most) + 1)
+    form = Form(_bits(int(largest.max()).bit_length(), group), group, has_offset)
     if wanted and wanted != form:
         if wanted.bits < form.bits or wanted.group != group or wanted.has_offset < has_offset:
             return None
@@ -140,14 +141,21 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     is_taken = not (scheme.block or scheme.is_scattered or (scheme.is_float and scheme.bits == 8))
     if not is_taken or in_features % 32 or size % group:
         return None
-    return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
+    is_table = scheme.label.startswith("IQ4")  # of wide integers; floats of 4 bits are up to 12 halves
+    bits = 8 if is_table else 5 if scheme.is_float else scheme.bits
+    return Form(_bits(bits, group), group, scheme.has_zeros)
 
 
 def common_form(forms: Sequence[Form]) -> Form:
     """The form of several matrices in one, as `groups.stacked` makes it."""
     group = min(form.group for form in forms)
-    bits = 8 if group == 16 else max(form.bits for form in forms)
-    return Form(bits, group, any(form.has_offset for form in forms))
+    bits = max(form.bits for form in forms)
+    return Form(_bits(bits, group), group, any(form.has_offset for form in forms))
+
+
+def _bits(least: int, group: int) -> int:
+    """Bits of the form that holds integers of so many."""
+    return 4 if least <= 4 and group == 32 else 6 if least <= 6 else 8
 
 
 def round_rows(library: NativeLibrary, weight: torch.Tensor, form: Form) -> GroupedRows:

@@ -18,7 +18,7 @@ typedef struct {
     const float *scales; /* factor of each output of weights in groups, else NULL */
     const bf16 *bias;    /* or NULL */
     int64_t inputs, outputs; /* of one expert; outputs of gate times up */
-    int64_t form; /* of weights in groups (linear_grouped.c), else 0 */
+    int64_t form; /* of weights in groups (grouped_layout.h), else 0 */
 } Matrix;
 
 /* What an adapter adds to the outputs from `first` on: see adapters.c. Mirrored, like the next two, in

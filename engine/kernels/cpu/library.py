@@ -22,6 +22,7 @@ _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "bmi2
 VARIANTS: Final = {
     "amx": _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
     "avx512_bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"},
+    "avx512_vnni": _AVX512 | {"avx512_vnni"},
     "avx512": _AVX512,
     "avx2": frozenset({"avx2", "fma", "bmi2", "f16c"}),
     "portable": frozenset[str](),

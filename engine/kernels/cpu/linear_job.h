@@ -24,7 +24,7 @@ typedef struct {
     const void *weights;
     int64_t panel_bytes;
     const float *scales; /* (n, padded to whole panels) factor of each output, or NULL */
-    int64_t form;        /* of weights in groups: see linear_grouped.c */
+    int64_t form;        /* of weights in groups: see grouped_layout.h */
     const bf16 *bias;    /* (n) or NULL */
     int64_t n;
     void *outputs; /* (rows, output_stride) */

@@ -38,9 +38,9 @@ static void run_units(void *context, int thread) {
             for (job = call->jobs; index >= job->first_unit + job->num_units;) job++;
 #if defined(__AMX_BF16__)
             if (job->form)
-                shape_tiles(TILE_ROWS, group_of_form(job->form));
+                shape_group_tiles(group_of_form(job->form));
             else
-                shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS, 64);
+                shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS);
 #endif
         }
         const Unit unit = unit_at(job, index - job->first_unit);

@@ -1,6 +1,6 @@
 """The kit that computes layers with Weft's own CPU kernels, in bfloat16.
 
-Matrices may be in groups of 4 or 8 bits, those that the checkpoint has or of rounded weights; everything else stays
+Matrices may be in groups of 4, 6 or 8 bits, those that the checkpoint has or of rounded weights; everything else stays
 bfloat16. The bits of a row's outputs do not depend on the other rows of a step. A packed matrix is the only copy of its
 weights: a tied embedding reads its rows from the output head.
 """

@@ -1,4 +1,4 @@
-"""Packs a matrix for the native kernels; linear.c and linear_grouped.c describe the layouts.
+"""Packs a matrix for the native kernels; linear.c and grouped_layout.h describe the layouts.
 
 The plain weight is not kept. In a form of groups, every 16 or 32 inputs of an output share a scale and, in some forms,
 an offset.

@@ -25,20 +25,36 @@ typedef struct {
     uint8_t rows[16];
 } TileShapes;
 
-/* Configure eight tiles for the calling thread. Tiles 0 to 4 have num_rows rows, since fewer rows are loaded, multiplied
- * and stored faster. Rows of inputs, in tile 4, have input_bytes, so weights, in the others, have a quarter as many rows.
- * Every parallel region does this: other libraries configure tiles too. */
-INLINE void shape_tiles(int64_t num_rows, int64_t input_bytes) {
-    TileShapes shapes = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        shapes.row_bytes[tile] = tile == 4 ? (uint16_t)input_bytes : 64;
-        shapes.rows[tile] = (uint8_t)(tile <= 4 ? num_rows : input_bytes / 4);
-    }
+/* Configure the tiles of the calling thread. Every parallel region does this: other libraries configure tiles too. */
+INLINE void load_shapes(TileShapes shapes) {
+    shapes.palette = 1;
     READS_MEMORY;
     _tile_loadconfig(&shapes);
 }
 
-INLINE void open_tiles(void) { shape_tiles(TILE_ROWS, 64); }
+/* Tiles 0 to 4 have num_rows rows, since fewer rows are loaded, multiplied and stored faster. */
+INLINE void shape_tiles(int64_t num_rows) {
+    TileShapes shapes = {0};
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.row_bytes[tile] = 64;
+        shapes.rows[tile] = tile <= 4 ? (uint8_t)num_rows : TILE_ROWS;
+    }
+    load_shapes(shapes);
+}
+
+INLINE void open_tiles(void) { shape_tiles(TILE_ROWS); }
+
+/* For products over `group` bytes: tiles 0 and 1 are the sums of 16 rows and outputs, 2 the rows' inputs, and 3 the weights;
+ * tiles 4 to 7 are the same for 8 rows. */
+INLINE void shape_group_tiles(int64_t group) {
+    TileShapes shapes = {0};
+    for (int tile = 0; tile < 8; tile++) {
+        const int num_rows = tile < 4 ? TILE_ROWS : TILE_ROWS / 2;
+        shapes.row_bytes[tile] = tile % 4 == 2 ? (uint16_t)group : 64;
+        shapes.rows[tile] = (uint8_t)(tile % 4 == 3 ? group / 4 : num_rows);
+    }
+    load_shapes(shapes);
+}
 
 INLINE void close_tiles(void) { _tile_release(); }
 

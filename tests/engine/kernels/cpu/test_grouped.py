@@ -15,7 +15,8 @@ from weft.engine.layers.routing import Gating
 from weft.engine.weights.groups import Groups, stacked
 from weft.engine.weights.quantization import Scheme
 
-FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16), Form(8, 16, True)]
+FORMS = [Form(4, 32), Form(4, 32, True)]
+FORMS += [Form(bits, group, has_offset) for bits in (6, 8) for group in (16, 32) for has_offset in (False, True)]
 INT8, INT4 = Form(8, 32), Form(4, 32, True)
 ROWS = (1, 2, 4, 6, 7, 40)
 SIZES = [(16, 64), (40, 32), (130, 256), (200, 96), (9, 1056)]
@@ -95,6 +96,17 @@ def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int
     alone = torch.cat([linear.to_float32(inputs[row : row + 1]).clone() for row in range(70)])
     for num_rows in (*range(2, 14), 16, 17, 33, 70):
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
+
+
+@every_form
+def test_cuts_between_many_rows_and_inputs_leave_no_trace(library: NativeLibrary, form: Form) -> None:
+    """Tiles take 1024 inputs at once, and 256 rows."""
+    torch.manual_seed(0)
+    linear, inputs = linear_of(library, draw(form, 40, 1184), form), random(270, 1184)
+    together = linear.to_float32(inputs).clone()
+    for row in (0, 14, 254, 266):
+        few = slice(row, row + 4)
+        assert torch.equal(linear.to_float32(inputs[few]), together[few])
 
 
 def test_four_bits_are_rounded_with_less_error_than_from_the_extremes(library: NativeLibrary) -> None:
@@ -178,7 +190,9 @@ def test_all_instruction_sets_agree(library: NativeLibrary) -> None:
         (8, 256, False, Form(8, 32)),
         (2, 64, False, Form(4, 32)),
         (8, 16, False, Form(8, 16)),
-        (4, 16, True, Form(8, 16, True)),
+        (4, 16, True, Form(6, 16, True)),
+        (6, 16, False, Form(6, 16)),
+        (5, 32, True, Form(6, 32, True)),
     ],
 )
 def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_zeros: bool, form: Form) -> None:
@@ -221,7 +235,7 @@ def test_matrices_of_unlike_groups_share_the_wider_form() -> None:
     weight = torch.cat((four.dequantize(torch.float32), six.dequantize(torch.float32)))
     assert torch.equal(both.dequantize(torch.float32), weight)
     form, rows = rows_of(both) or pytest.fail("not kept")
-    assert form == Form(8, 16, True) == common_form([Form(4, 32, True), Form(8, 16)])
+    assert form == Form(6, 16, True) == common_form([Form(4, 32, True), Form(6, 16)])
     torch.testing.assert_close(weights_of(rows, form).float(), weight, atol=1e-4, rtol=1e-6)
     alone = rows_of(four)
     assert alone is not None and alone[0] == Form(4, 32, True)

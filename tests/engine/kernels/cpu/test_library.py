@@ -14,7 +14,7 @@ def test_variants_are_those_that_the_cpu_runs_best_first(monkeypatch: pytest.Mon
     compiled = {variant for variant in VARIANTS if kernels._path(variant)}
     monkeypatch.setattr(kernels, "_cpu_words", lambda key: VARIANTS["avx512_bf16"] | {"avx2", "f16c", "sse2"})
     assert list(runnable_variants()) == [
-        variant for variant in ("avx512_bf16", "avx512", "avx2", "portable") if variant in compiled
+        variant for variant in ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable") if variant in compiled
     ]
     monkeypatch.setattr(kernels, "_cpu_words", lambda key: frozenset())
     assert list(runnable_variants()) == [variant for variant in ("portable",) if variant in compiled]
@@ -36,7 +36,7 @@ def test_the_portable_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) ->
     load.cache_clear()
 
 
-@pytest.mark.parametrize(("vendor", "best"), [("GenuineIntel", "avx512"), ("AuthenticAMD", "avx512_bf16")])
+@pytest.mark.parametrize(("vendor", "best"), [("GenuineIntel", "avx512_vnni"), ("AuthenticAMD", "avx512_bf16")])
 def test_pairs_of_bfloat16_are_taken_where_they_are_fast(
     monkeypatch: pytest.MonkeyPatch, vendor: str, best: str
 ) -> None:

@@ -1,0 +1,180 @@
+/* Rows times panels of integers in groups, with dot products of bytes: for few rows, and where there are no tiles. */
+#ifndef WEFT_GROUPED_PRODUCT_H
+#define WEFT_GROUPED_PRODUCT_H
+
+#include "grouped_layout.h"
+
+typedef int32_t Dots __attribute__((vector_size(sizeof(Sums))));
+typedef uint8_t Bytes __attribute__((vector_size(sizeof(Sums))));
+enum { AHEAD_BYTES = 2048 };
+
+#if defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 6, FEW_AT_ONCE = 3, FEW_COLUMNS = 4 }; /* of 32 registers 24 for sums, of groups and in total */
+#else
+enum { ROWS_AT_ONCE = 4, FEW_AT_ONCE = 4, FEW_COLUMNS = COLUMNS_AT_ONCE };
+#endif
+
+/* Add to each lane the products of its four weights and the four inputs. */
+INLINE Dots add_dots(Dots total, Bytes weights, const int8_t *inputs) {
+    int32_t quad;
+    memcpy(&quad, inputs, sizeof quad);
+#if defined(__AVX512VNNI__)
+    return (Dots)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(quad));
+#elif defined(__AVX512F__)
+    const __m512i all = _mm512_set1_epi32(quad), low = _mm512_and_si512((__m512i)weights, _mm512_set1_epi16(255));
+    const __m512i even = _mm512_madd_epi16(low, _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)weights, 8), _mm512_srai_epi16(all, 8));
+    return total + (Dots)even + (Dots)odd;
+#elif defined(__AVX2__)
+    const __m256i all = _mm256_set1_epi32(quad), low = _mm256_and_si256((__m256i)weights, _mm256_set1_epi16(255));
+    const __m256i even = _mm256_madd_epi16(low, _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)weights, 8), _mm256_srai_epi16(all, 8));
+    return total + (Dots)even + (Dots)odd;
+#else
+    const Dots lanes = (Dots)weights;
+    (void)quad;
+    total += (lanes & 255) * inputs[0] + (lanes >> 8 & 255) * inputs[1];
+    return total + (lanes >> 16 & 255) * inputs[2] + (lanes >> 24 & 255) * inputs[3];
+#endif
+}
+
+/* Without VNNI, products with weights of 4 bits are added as pairs: no more than 16 * 2 * 15 * 127, which 16 bits hold. */
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+enum { HAS_PAIRS = 1 };
+#else
+enum { HAS_PAIRS = 0 };
+#endif
+
+/* As `add_dots`, but the two halves of each lane are sums of their own. */
+INLINE Dots add_pairs(Dots total, Bytes weights, const int8_t *inputs) {
+    int32_t quad;
+    memcpy(&quad, inputs, sizeof quad);
+#if defined(__AVX512F__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(quad));
+    return (Dots)_mm512_add_epi16((__m512i)total, pairs);
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(quad));
+    return (Dots)_mm256_add_epi16((__m256i)total, pairs);
+#else
+    (void)weights;
+    return total;
+#endif
+}
+
+INLINE Dots add_products_of(Form form, Dots total, Bytes weights, const int8_t *inputs) {
+    return HAS_PAIRS && form.bits == 4 ? add_pairs(total, weights, inputs) : add_dots(total, weights, inputs);
+}
+
+INLINE Dots join_pairs(Dots pairs) {
+#if defined(__AVX512F__)
+    return (Dots)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    return (Dots)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#else
+    return pairs;
+#endif
+}
+
+INLINE Bytes load_bytes(const char *from) {
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return bytes;
+}
+
+/* A line of 6 bits from the weights of a step, or a part of it. */
+INLINE Bytes load_six(const char *from, int line) {
+    const Bytes lower = load_bytes(from + line % 8 * 64), upper = load_bytes(from + (8 + line % 4) * 64);
+    const Dots above = line < 8 ? (Dots)upper << (line < 4 ? 4 : 2) : (Dots)upper >> (line < 12 ? 0 : 2);
+    return (line < 8 ? lower & 15 : lower >> 4) | ((Bytes)above & 48);
+}
+
+INLINE Sums splat_sums(float value) { return value - (Sums){0}; }
+
+/* Scales and offsets of a part of 16 outputs. */
+typedef struct {
+    Sums scales, bases, offsets;
+} Scales;
+
+INLINE Scales load_scales(const char *halves, Form form, float factor) {
+    const Sums scales = load_halves(halves) * factor;
+    return (Scales){scales, scales * -BASE_VALUE, form.has_offset ? load_halves(halves + scale_bytes(form)) : scales};
+}
+
+/* The whole numbers of `dots`, to which BASE was added, times scales. */
+INLINE Sums scale_dots(Dots dots, Scales of) {
+#if defined(__AVX512F__)
+    return (Sums)_mm512_fmadd_ps((__m512)dots, (__m512)of.scales, (__m512)of.bases);
+#elif defined(__FMA__)
+    return (Sums)_mm256_fmadd_ps((__m256)dots, (__m256)of.scales, (__m256)of.bases);
+#else
+    return __builtin_convertvector(dots, Sums) * of.scales;
+#endif
+}
+
+/* Add the sum over a group to that of a row, whose inputs have this scale and start. */
+INLINE Sums add_group(Sums total, Dots dots, Scales scales, float scale, Start start, Form form) {
+    total += splat_sums(scale) * scale_dots(dots, scales);
+    return form.has_offset ? total - splat_sums(start.real) * scales.offsets : total;
+}
+
+INLINE Start start_of(const char *group, Form form) { return *(const Start *)(group + form.group + sizeof(float)); }
+
+/* Up to ROWS_AT_ONCE rows times some panels of a unit. */
+INLINE void multiply_block(const Job *job, const char *inputs, int rows, int columns, const char *const *panels, Form form,
+                           float *sums) {
+    const int64_t bytes_of_row = row_bytes(job->padded_k, form);
+    const int lines = form.group / (form.bits == 4 ? 8 : 4), are_pairs = HAS_PAIRS && form.bits == 4;
+    Sums totals[ROWS_AT_ONCE][UNIT_PANELS][PARTS] = {0};
+    for (int64_t step = 0; step < job->padded_k / STEP; step++) {
+#pragma GCC unroll 4
+        for (int in_step = 0; in_step < STEP / form.group; in_step++) {
+            const char *group = inputs + (step * (STEP / form.group) + in_step) * group_bytes(form);
+            Dots dots[ROWS_AT_ONCE][UNIT_PANELS][PARTS];
+            for (int row = 0; row < rows; row++) {
+                const int32_t base = form.has_offset ? BASE : start_of(group + row * bytes_of_row, form).whole;
+                const Dots start = (are_pairs ? 0 : base) - (Dots){0};
+                for (int p = 0; p < columns; p++)
+                    for (int part = 0; part < PARTS; part++) dots[row][p][part] = start;
+            }
+#pragma GCC unroll 8
+            for (int line = 0; line < lines; line++) {
+                const int8_t *quads = (const int8_t *)group + line * 4;
+                for (int p = 0; p < columns; p++) {
+                    const int place = in_step * lines + line;
+                    const char *of_step = panels[p] + step * step_bytes(form), *at = of_step + place * 64;
+                    if (form.bits != 6 || place < 12) __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
+                    for (int part = 0; part < PARTS; part++) {
+                        const int64_t first = part * (int64_t)sizeof(Bytes);
+                        const Bytes bytes = form.bits == 6 ? load_six(of_step + first, place) : load_bytes(at + first);
+                        const Bytes low = form.bits == 4 ? bytes & 15 : bytes;
+                        for (int row = 0; row < rows; row++)
+                            dots[row][p][part] = add_products_of(form, dots[row][p][part], low, quads + row * bytes_of_row);
+                        if (form.bits == 4)
+                            for (int row = 0; row < rows; row++)
+                                dots[row][p][part] = add_products_of(form, dots[row][p][part], bytes >> 4,
+                                                         quads + row * bytes_of_row + form.group / 2);
+                    }
+                }
+            }
+            for (int p = 0; p < columns; p++) {
+                const char *at = panels[p] + step * step_bytes(form) + weight_bytes(form) + in_step * PANEL * 2;
+                for (int part = 0; part < PARTS; part++) {
+                    const char *halves = at + part * PART_LANES * 2;
+                    const Scales scales = load_scales(halves, form, 1.0f);
+                    for (int row = 0; row < rows; row++) {
+                        const float scale = *(const float *)(group + row * bytes_of_row + form.group);
+                        const Start start = start_of(group + row * bytes_of_row, form);
+                        Dots whole = dots[row][p][part];
+                        if (are_pairs) whole = join_pairs(whole) + (form.has_offset ? BASE : start.whole);
+                        totals[row][p][part] = add_group(totals[row][p][part], whole, scales, scale, start, form);
+                    }
+                }
+            }
+        }
+    }
+    for (int row = 0; row < rows; row++)
+        for (int p = 0; p < columns; p++)
+            memcpy(sums + row * BLOCK_COLUMNS + p * PANEL, totals[row][p], PANEL * sizeof(float));
+}
+
+#endif
