@@ -99,7 +99,10 @@ class SharedOffload(Offload):
         num_copies = _COPIES_PER_STEP
         for store in list(self._stores):
             num_copies -= self._go_on(store, num_copies)
-            if self._tier is None or now > store.until_s or (store.written and store.written.done()):
+            is_written = store.written is not None and store.written.done()
+            if self._tier and now > store.until_s and not is_written:
+                self._slow = self._tier.flush() if store.sought.done() else store.sought
+            if self._tier is None or now > store.until_s or is_written:
                 self._stores.remove(store)
                 for group, _, block in reversed(store.held):  # the end of a prefix is evicted before its beginning
                     self._pools[group].free(block)

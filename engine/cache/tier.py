@@ -101,6 +101,7 @@ class Offload:
         self._loads: list[_Load] = []
         self._hashes: set[bytes] = set()
         self._next_log = 0.0
+        self._most_blocks = sum(pool.num_blocks for pool in pools) * 7 // 8  # of loads side by side, which may hang
         self.lookups: tuple[Callable[[bytes], object], ...] = ()
         if tier is not None:
             self.lookups = tuple(partial(self._find, tier, group, pool) for group, pool in enumerate(pools))
@@ -126,8 +127,8 @@ class Offload:
 
         Returns:
             A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
-            missing, when it would take too long, when too few blocks are free, or when the tier fails or is stuck.
-            Cached blocks may be evicted all the same.
+            missing, when it would take too long, when too few blocks are free or most of all are being loaded, or when
+            the tier fails or is stuck. Cached blocks may be evicted all the same.
         """
         assert self._tier is not None
         if self.is_stuck:
@@ -136,6 +137,8 @@ class Offload:
         lacked = [(group, h) for group, (pool, hashes) in groups for h in hashes if pool.lookup(h) is None]
         if limit_s and self._tier.load_seconds(lacked) >= limit_s:
             return None
+        num_loading = sum(len(load.blocks) for load in self._loads)
+        is_crowded = num_loading > 0 and num_loading + len(lacked) > self._most_blocks
         held: list[tuple[BlockPool, int]] = []
         blocks: list[CachedBlock] = []
         for group, (pool, hashes) in enumerate(zip(self._pools, hashes_seen, strict=True)):
@@ -146,7 +149,7 @@ class Offload:
                     held.append((pool, block))
             missing = [block_hash for block_hash, block in found.items() if block is None]
             on_its_way = next((h for h in reversed(missing) if h in self._hashes), None)
-            new = pool.allocate(len(missing)) if on_its_way is None else None
+            new = pool.allocate(len(missing)) if on_its_way is None and not is_crowded else None
             if new is None:
                 _free(held)
                 return on_its_way

@@ -24,6 +24,8 @@ from weft.server.settings import Settings
 _CONNECT_S = 2.0
 _REST_S = 10.0
 """How long a server that failed is left alone."""
+_REFUSED_S = 1.0
+"""The same for one that is full or does not take a prompt: it seems to be the least busy one, which is asked."""
 _TELL_S = 10.0
 """Least time between two lines of log about refusals: a full server refuses every prompt."""
 _SLICE = 64
@@ -135,6 +137,8 @@ class PrefillingClient:
                 _log.warning("%s computes no prompt and is left alone for %g s: %s", url, _REST_S, reason)
         finally:
             self._running[url] -= 1
+        if outcome == "refused":
+            self._resting[url] = time.monotonic() + _REFUSED_S
         self.observe(outcome, time.monotonic() - began)
 
     async def _post(self, url: str, body: bytes) -> Outcome:

@@ -11,8 +11,8 @@
  *   woven into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of K or of V is one AMX tile.
  *
  * In int8, a token's K and V of a head have a scale each, which follow behind the block's V in float32. Units are
- *   K: [head_dim][16 tokens], V: [head_dim / 16][16 tokens][16 dims]. They become tiles of bfloat16, without the scales,
- *   once for all rows. Scores are multiplied by the scales of K, weights by those of V.
+ *   K: [head_dim][16 tokens], V: [head_dim / 16][16 tokens][16 dims], woven likewise. They are widened to bfloat16,
+ *   without the scales. Scores are multiplied by the scales of K, weights by those of V.
  *
  * Latents (DeepSeek-AI, 2024, section 2.1) have only K units; their first value_dim values are also the values, for all
  * heads. A chunk's values are made of its keys, once for all heads, while they are in the second-level cache.
@@ -211,28 +211,48 @@ static void stage_latents(const Plan *plan, const char *const *units, int64_t nu
     }
 }
 
-/* Make tiles of a rounded chunk, and scales without those of tokens that were not written yet. What stands there is
- * finite, and the weights of such tokens are zero. */
+static bool are_few_rows(const Plan *plan, const Item *item) { return num_rows(plan, item) <= MOST_WIDENED_ROWS; }
+
+/* The line of two tokens with which a unit's values begin, and the bytes from there to the next 16 dims. */
+static const char *rounded_values(const Plan *plan, const Visit *visit, int64_t unit, int64_t *stride) {
+    *stride = (is_woven(plan) ? STEP : UNIT) * LANES;
+    return is_woven(plan) ? visit->values[unit - unit % 2] + unit % 2 * UNIT * LANES : visit->values[unit];
+}
+
+/* Copy the scales of a rounded chunk, without those of tokens that were not written yet: what stands there instead of
+ * values is finite, and their weights are zero. For many rows, make tiles of bfloat16, once for all; for few, tiles of
+ * int8 of values whose tokens lie in two blocks. */
 static void stage_rounded(const Plan *plan, Worker *worker, Visit *visit, Ahead *ahead) {
     const int64_t written = plan->seq_lens[visit->item->request] - visit->chunk * CHUNK, dims = plan->head_dim;
+    const bool few = are_few_rows(plan, visit->item);
     for (int64_t unit = 2 * visit->first_step; unit < 2 * visit->end_step; unit++) {
         const int64_t source = min_of(unit, visit->end_unit - 1); /* a last step may have no second unit */
-        const char *keys = visit->keys[unit], *values = visit->values[source];
-        char *to = (char *)(worker->keys + source * UNIT * dims);
-        visit->keys[unit] = to;
-        for (int64_t dim = 0; unit == source && dim < dims; dim += 2, to += 64) {
-            if (dim % STEP == 0) prefetch_next(ahead);
-            store_bits(to, pairs_of_lines(keys + dim * UNIT, keys + (dim + 1) * UNIT));
-        }
-        to = (char *)(worker->values + unit / 2 * STEP * dims) + unit % 2 * TILE_BYTES / 2;
-        if (unit % 2 == 0) visit->value_steps[unit / 2] = to;
-        for (int64_t dim = 0; dim < dims; dim += LANES, to += TILE_BYTES / 2)
-            for (int pair = 0; pair < UNIT / 2; pair++, to += 64, values += 2 * LANES)
-                store_bits(to, pairs_of_lines(values, values + LANES));
         for (int64_t side = 0; side < 2; side++) {
             float *scales = worker->scales + side * CHUNK + unit * UNIT;
             memcpy(scales, visit->scales[source] + side * scale_bytes(plan), UNIT * sizeof(float));
             for (int64_t token = max_of(written - unit * UNIT, 0); token < UNIT; token++) scales[token] = 0;
+        }
+        if (few && is_woven(plan)) {
+            if (unit % 2 == 0) visit->value_steps[unit / 2] = visit->values[unit];
+            continue;
+        }
+        int64_t stride;
+        const char *keys = visit->keys[unit], *values = rounded_values(plan, visit, source, &stride);
+        char *to = (char *)(worker->values + unit / 2 * STEP * dims);
+        if (unit % 2 == 0) visit->value_steps[unit / 2] = to;
+        if (few) {
+            for (int64_t dim = 0; dim < dims; dim += LANES)
+                memcpy(to + dim * STEP + unit % 2 * UNIT * LANES, values + dim / LANES * stride, UNIT * LANES);
+            continue;
+        }
+        for (int64_t dim = 0; dim < dims; dim += LANES)
+            for (int pair = 0; pair < UNIT / 2; pair++)
+                store_bits(to + dim / LANES * TILE_BYTES + (unit % 2 * UNIT / 2 + pair) * 64,
+                           pairs_of_lines(values + dim / LANES * stride + pair * 2 * LANES));
+        visit->keys[unit] = to = (char *)(worker->keys + source * UNIT * dims);
+        for (int64_t dim = 0; unit == source && dim < dims; dim += 2, to += 64) {
+            if (dim % STEP == 0) prefetch_next(ahead);
+            store_bits(to, pairs_of_lines(keys + dim * UNIT));
         }
     }
 }
@@ -252,6 +272,7 @@ static void stage_values(const Plan *plan, Worker *worker, Visit *visit, Ahead *
 }
 
 static void score(const Plan *plan, Worker *worker, const Visit *visit, int64_t row, Product *product, Ahead *ahead) {
+    const int64_t tile_bytes = product->is_rounded ? TILE_BYTES / 2 : TILE_BYTES;
     product->steps = plan->head_dim / STEP;
     product->left = worker->queries + row * plan->head_dim;
     product->second_left = LEFT_ROWS * plan->head_dim;
@@ -259,8 +280,8 @@ static void score(const Plan *plan, Worker *worker, const Visit *visit, int64_t 
     product->second_to = CHUNK * LEFT_ROWS;
     for (int64_t unit = 2 * visit->first_step; unit < 2 * visit->end_step; unit += 2) {
         for (int64_t step = 0; step < product->steps; step++) {
-            product->right[0][step] = visit->keys[unit] + step * TILE_BYTES;
-            product->right[1][step] = visit->keys[unit + 1] + step * TILE_BYTES;
+            product->right[0][step] = visit->keys[unit] + step * tile_bytes;
+            product->right[1][step] = visit->keys[unit + 1] + step * tile_bytes;
         }
         product->to = worker->scores + unit / 2 * RESULT_VALUES;
         multiply(product, ahead);
@@ -268,6 +289,7 @@ static void score(const Plan *plan, Worker *worker, const Visit *visit, int64_t 
 }
 
 static void weigh(const Plan *plan, Worker *worker, const Visit *visit, Product *product, Ahead *ahead) {
+    const int64_t tile_bytes = product->is_rounded ? TILE_BYTES / 2 : TILE_BYTES;
     product->steps = visit->end_step - visit->first_step;
     product->left = worker->weights + visit->first_step * LEFT_VALUES;
     product->second_left = CHUNK * LEFT_ROWS;
@@ -275,8 +297,8 @@ static void weigh(const Plan *plan, Worker *worker, const Visit *visit, Product 
     product->second_to = LEFT_ROWS * plan->value_dim;
     for (int64_t dim = 0; dim < plan->value_dim; dim += 2 * LANES) {
         for (int64_t step = 0; step < product->steps; step++) {
-            product->right[0][step] = visit->value_steps[visit->first_step + step] + dim / LANES * TILE_BYTES;
-            product->right[1][step] = product->right[0][step] + TILE_BYTES;
+            product->right[0][step] = visit->value_steps[visit->first_step + step] + dim / LANES * tile_bytes;
+            product->right[1][step] = product->right[0][step] + tile_bytes;
         }
         product->to = worker->part + dim * LEFT_ROWS;
         multiply(product, ahead);
@@ -330,7 +352,7 @@ static void compute_block(const Call *call, Worker *worker, Visit *visit, int64_
     Visit part = *visit;
     part.first_step = first / STEP;
     part.end_step = ceil_div(last, STEP);
-    Product product = {.rows = rows};
+    Product product = {.rows = rows, .is_rounded = plan->is_rounded && are_few_rows(plan, visit->item)};
     const bool is_staged = visit->value_steps[visit->first_step];
     if (plan->is_rounded && !is_staged) stage_rounded(plan, worker, visit, ahead);
     memcpy(part.keys, visit->keys, sizeof part.keys);

@@ -69,34 +69,12 @@ static inline void write_rounded(const Plan *plan, char *keys, int64_t index, co
     int8_t line[MAX_STEPS * STEP], *to = (int8_t *)keys + index / UNIT * unit_bytes(plan);
     float scales[2] = {round_head(key, plan->head_dim, line, LANES)};
     for (int64_t dim = 0; dim < plan->head_dim; dim++) to[dim * UNIT + index % UNIT] = line[dim];
-    to += values_offset(plan) + index % UNIT * LANES;
-    scales[1] = round_head(value, plan->head_dim, to, UNIT * LANES);
+    const int64_t tokens = is_woven(plan) ? STEP : UNIT;
+    to = (int8_t *)keys + values_offset(plan) + index / tokens * (tokens / UNIT) * unit_bytes(plan);
+    scales[1] = round_head(value, plan->head_dim, to + index % tokens * LANES, tokens * LANES);
     for (int side = 0; side < 2; side++)
         memcpy(keys + scales_offset(plan) + side * scale_bytes(plan) + index * (int64_t)sizeof(float), scales + side,
                sizeof(float));
-}
-
-/* 16 int8, widened; intrinsics, because GCC 12 converts lane by lane. */
-INLINE f32x16 load_i8(const char *from) {
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#elif defined(__AVX2__)
-    __m256 halves[2];
-    for (int half = 0; half < 2; half++)
-        halves[half] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 8 * half))));
-    f32x16 values;
-    memcpy(&values, halves, sizeof values);
-    return values;
-#else
-    i8x16 line;
-    memcpy(&line, from, sizeof line);
-    return __builtin_convertvector(line, f32x16);
-#endif
-}
-
-/* Two lines of 16 int8 as pairs of bfloat16, which has all of their values. */
-INLINE u32x16 pairs_of_lines(const char *first, const char *second) {
-    return (u32x16)load_i8(first) >> 16 | (u32x16)load_i8(second);
 }
 
 /* The first token from `token` on that does not share a pair of the V cache with the token before it. Threads that

@@ -52,12 +52,25 @@ typedef struct {
     int64_t rows, steps;
     const Input *left;
     int64_t second_left;
-    const char *right[2][MAX_STEPS];
+    const char *right[2][MAX_STEPS]; /* tiles of bfloat16, or of int8 */
+    bool is_rounded;
     float *to;
     int64_t next_column, second_to;
 } Product;
 
 #if defined(__AMX_BF16__)
+
+enum { MOST_WIDENED_ROWS = BLOCK_ROWS }; /* with more, chunks are widened once for all rows */
+
+enum { WIDENED = 4 }; /* tiles between stores and the loads that wait for them */
+
+/* A tile on the right as bfloat16: where it is, or widened. */
+INLINE const char *widened(const Product *product, int column, int64_t step, char *to) {
+    const char *from = product->right[column][step];
+    if (!product->is_rounded) return from;
+    for (int pair = 0; pair < PARTS_AHEAD; pair++) store_bits(to + 64 * pair, pairs_of_lines(from + 32 * pair));
+    return to;
+}
 
 INLINE void multiply_tiles(const Product *product, int row_tiles, Ahead *ahead) {
     _tile_zero(0);
@@ -66,13 +79,17 @@ INLINE void multiply_tiles(const Product *product, int row_tiles, Ahead *ahead) 
         _tile_zero(2);
         _tile_zero(3);
     }
+    _Alignas(64) char tiles[WIDENED][2][TILE_BYTES];
     for (int64_t step = 0; step < product->steps; step++) {
         const bf16 *left = product->left + step * LEFT_VALUES;
         prefetch_next(ahead);
+        const char *first = widened(product, 0, step, tiles[step % WIDENED][0]);
+        const char *second = widened(product, 1, step, tiles[step % WIDENED][1]);
+        if (product->is_rounded) __asm__ volatile("" ::: "memory");
         _tile_loadd(4, left, 64);
-        _tile_stream_loadd(6, product->right[0][step], 64);
+        _tile_stream_loadd(6, first, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_stream_loadd(7, product->right[1][step], 64);
+        _tile_stream_loadd(7, second, 64);
         _tile_dpbf16ps(1, 4, 7);
         if (row_tiles > 1) {
             _tile_loadd(5, left + product->second_left, 64);
@@ -103,9 +120,11 @@ enum { ROWS_AT_ONCE = 8 }; /* a divisor of LEFT_ROWS; 8 rows x 2 columns of sums
 #else
 enum { ROWS_AT_ONCE = 4 };
 #endif
+enum { MOST_WIDENED_ROWS = ROWS_AT_ONCE };
 
 /* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE columns from `column` on. */
-INLINE void multiply_rows(const Product *product, const Input *left, int rows, int column, float *to, Ahead *ahead) {
+INLINE void multiply_rows(const Product *product, const Input *left, int rows, int column, float *to, Ahead *ahead,
+                          bool is_rounded) {
     Sums sums[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
     for (int64_t step = 0; step < product->steps; step++, left += LEFT_VALUES) {
         const bool asks = is_left(ahead);
@@ -114,7 +133,8 @@ INLINE void multiply_rows(const Product *product, const Input *left, int rows, i
             Pair lines[COLUMNS_AT_ONCE][PARTS];
             for (int c = 0; c < COLUMNS_AT_ONCE; c++)
                 for (int part = 0; part < PARTS; part++)
-                    lines[c][part] = load_pair(product->right[column + c][step] + 64 * pair, part);
+                    lines[c][part] = is_rounded ? load_rounded_pair(product->right[column + c][step] + 32 * pair, part)
+                                                : load_pair(product->right[column + c][step] + 64 * pair, part);
             for (int row = 0; row < rows; row++)
                 for (int c = 0; c < COLUMNS_AT_ONCE; c++)
                     for (int part = 0; part < PARTS; part++)
@@ -134,8 +154,13 @@ static void multiply(const Product *product, Ahead *ahead) {
         float *to = product->to + row / 16 * product->second_to + row % 16 * LANES;
         for (int column = 0; column < 2; column += COLUMNS_AT_ONCE) {
             switch (min_of(product->rows - row, ROWS_AT_ONCE)) {
-#define CASE(ROWS) \
-    case ROWS: multiply_rows(product, left, ROWS, column, to, ahead); break;
+#define CASE(ROWS)                                                         \
+    case ROWS:                                                             \
+        if (product->is_rounded)                                           \
+            multiply_rows(product, left, ROWS, column, to, ahead, true);   \
+        else                                                               \
+            multiply_rows(product, left, ROWS, column, to, ahead, false);  \
+        break;
                 CASE(1)
                 CASE(2)
                 CASE(3)

@@ -20,6 +20,9 @@ enum { PARTS = 2, COLUMNS_AT_ONCE = 1 };
 #endif
 enum { PART_LANES = LANES / PARTS };
 
+/* Two lines of 16 int8 as pairs of bfloat16, which has all of their values. */
+INLINE u32x16 pairs_of_lines(const char *from) { return (u32x16)load_i8(from) >> 16 | (u32x16)load_i8(from + LANES); }
+
 #if defined(__AVX512BF16__)
 
 /* A value on the left of a product. */
@@ -29,6 +32,11 @@ typedef bf16 Input;
 typedef u32x16 Pair;
 
 INLINE Pair load_pair(const char *from, int part) { return load_bits(from + part * sizeof(Sums)); }
+
+INLINE Pair load_rounded_pair(const char *from, int part) {
+    (void)part;
+    return pairs_of_lines(from);
+}
 
 /* total + inputs[0] * the first of every pair + inputs[1] * the second. */
 INLINE Sums add_products(Sums total, const Input *inputs, Pair pair) {
@@ -59,6 +67,23 @@ INLINE Pair load_pair(const char *from, int part) {
 #endif
     (void)part;
     return (Pair){(Sums)(bits << 16), (Sums)(bits & 0xffff0000u)};
+}
+
+INLINE Sums load_rounded(const char *from) {
+#if defined(__AVX512F__)
+    return load_i8(from);
+#elif defined(__AVX2__)
+    return (Sums)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    Sums values;
+    for (int lane = 0; lane < PART_LANES; lane++) values[lane] = (signed char)from[lane];
+    return values;
+#endif
+}
+
+INLINE Pair load_rounded_pair(const char *from, int part) {
+    from += part * PART_LANES;
+    return (Pair){load_rounded(from), load_rounded(from + LANES)};
 }
 
 INLINE Sums add_products(Sums total, const Input *inputs, Pair pair) {

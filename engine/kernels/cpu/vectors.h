@@ -60,6 +60,24 @@ INLINE f32x16 load_bf16(const bf16 *from) {
     return (f32x16)(__builtin_convertvector(halves, u32x16) << 16);
 }
 
+/* 16 int8, widened; intrinsics, because GCC 12 converts lane by lane. */
+INLINE f32x16 load_i8(const char *from) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    __m256 halves[2];
+    for (int half = 0; half < 2; half++)
+        halves[half] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from + 8 * half))));
+    f32x16 values;
+    memcpy(&values, halves, sizeof values);
+    return values;
+#else
+    i8x16 line;
+    memcpy(&line, from, sizeof line);
+    return __builtin_convertvector(line, f32x16);
+#endif
+}
+
 /* Round to the nearest bfloat16, ties to even. */
 INLINE bf16 from_f32(float value) {
     uint32_t bits;

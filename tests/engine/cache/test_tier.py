@@ -223,6 +223,19 @@ def test_a_load_that_hangs_is_waited_for_no_longer_and_keeps_its_blocks(monkeypa
     assert offload.begin([[b"d"]]) == b"d"
 
 
+def test_loads_side_by_side_leave_some_blocks() -> None:
+    """If all of them hung, nothing could be computed."""
+    pool, tier = BlockPool(11), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.caches, hashes = [[]], [bytes([number]) for number in range(10)]
+    tier.kept = {(0, block_hash): [] for block_hash in hashes}
+    assert offload.begin([hashes[:5]]) and offload.begin([hashes[5:9]])
+    assert offload.begin([hashes[9:]]) is None and pool.num_used == 9
+    tier.work()
+    offload.take_done()
+    assert offload.begin([hashes[9:]])
+
+
 def test_what_hangs_is_computed(build_engine: BuildEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk of the network that hung held the request for ever."""
     tier = HostTier()

@@ -105,10 +105,16 @@ def test_a_server_that_fails_is_left_alone_for_a_while(monkeypatch: pytest.Monke
     assert prefilling.sent[-1].url.host == "a"
 
 
-def test_a_server_that_is_full_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    prefilling = Prefilling(lambda request: httpx.Response(503, text="queue_full"))
-    assert prefilling.generate(PROMPT) == 1
-    assert prefilling.generate([1] * 300) == 1
+def test_a_server_that_is_full_is_asked_again_after_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers at once, and so it was the least busy one."""
+    prefilling, now = Prefilling(lambda request: httpx.Response(503, text="queue_full")), time.monotonic()
+    monkeypatch.setattr(prefilling_client.time, "monotonic", lambda: now)
+    assert [prefilling.generate([number] * 300) for number in range(3)] == [1, 1, 0]
+    now += 2
+    assert prefilling.generate([4] * 300) == 1
+    assert [request.url.host for request in prefilling.sent] == ["a", "b", "a"]
     assert caplog.messages == ["http://a:1 computes no prompt: 503 queue_full"]
 
 
