@@ -6,7 +6,7 @@ A name that cannot compute the model here is an error with the reason. Preferred
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -125,7 +125,11 @@ def make_caches(
 
     Args:
         num_states: States that there is room for; None means one for each request that may run.
+
+    Raises:
+        ModelError: K and V cannot be kept in the dtype that is asked for.
     """
+    check_cache(groups, config)
     states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
     is_of_module = any(isinstance(group.spec, ModuleCache) for group in groups)
     return Caches(
@@ -181,13 +185,19 @@ def make_backend(
     return SdpaBackend(*cache)
 
 
-def check_cache(groups: tuple[CacheGroup[PagedKV], ...], config: EngineConfig) -> None:
-    """Refuse K and V in int8 where Weft's native attention does not compute. Raises ModelError."""
+def check_cache(groups: Sequence[CacheGroup[CacheSpec]], config: EngineConfig) -> None:
+    """Refuse a dtype of K and V that would not be kept. Raises ModelError."""
+    if config.rounded_kv and any(isinstance(group.spec, ModuleCache) for group in groups):
+        asked = config.options.kv_cache_dtype
+        raise ModelError(
+            f"kv_cache_dtype {asked} is not for this model, whose module of transformers keeps K and V itself"
+        )
     if config.rounded_kv != torch.int8:
         return
-    if any(group.spec.latent_dim is not None for group in groups):
+    paged = paged_groups(groups)
+    if any(group.spec.latent_dim is not None for group in paged):
         raise ModelError("kv_cache_dtype int8 is not for latent attention, which this model has")
-    can = supports_attention(groups, config.block_size, config.dtype, config.device, config.kv_cache_dtype)
+    can = supports_attention(paged, config.block_size, config.dtype, config.device, config.kv_cache_dtype)
     if not can or _is_attention_by_torch(config) or not library.load():
         raise ModelError(_NOT_NATIVE.format("kv_cache_dtype", "int8"))
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers, paged_groups
+from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapter_kit import AdapterKit
 from weft.engine.lora.adapters import Adapters
@@ -114,7 +114,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
         sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
         spec = stage.cut(sharded)
-        check_cache(paged_groups(group_layers(spec.caches)), config)
+        check_cache(group_layers(spec.caches), config)
         adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
         adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
@@ -142,13 +142,14 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
 
     assert isinstance(model, FallbackConfig)
     linear_kit = choose_linear_kit(config) if model.is_linear else None
+    check_cache(groups := group_layers(model.cache_specs), config)
     return ModelPlan(
         f"transformers, {linear_kit.name if linear_kit else 'torch'}{', request by request' * (model.calls is None)}",
         linear_kit,
         model.cache_specs,
         model.num_values * config.dtype.itemsize,
         partial(_load_fallback, model, config, linear_kit),
-        groups := group_layers(model.cache_specs),
+        groups,
         groups,
     )
 

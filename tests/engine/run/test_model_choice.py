@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.architectures import checkpoints
 from tests.engine.fallback.checkpoints import write
 from weft.engine.cache.specs import PagedKV
 from weft.engine.run import config as engine_config
@@ -79,6 +80,12 @@ def test_native_refuses_what_has_no_family(tmp_path: Path) -> None:
 def test_what_only_weft_s_layers_have_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="needs a native family, and transformers' module computes CohereForCausalLM"):
         planned(options_for(write("cohere", tmp_path), model_impl="transformers", **changes))
+
+
+def test_a_module_that_keeps_its_own_cache_rounds_nothing(tmp_path: Path) -> None:
+    """It was served in 16 bits, whatever was asked for."""
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype int8 is not for this model, whose module of transformers"):
+        planned(options_for(checkpoints.write("doge", tmp_path), kv_cache_dtype="int8", dtype="bfloat16"))
 
 
 def test_a_large_model_is_not_compared(
