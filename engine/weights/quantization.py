@@ -208,6 +208,11 @@ def _awq(config: Fields) -> Quantization:
     return Quantization("awq", "AWQ", (_always(scheme),), plain=(*_plain(config, "modules_to_not_convert"), _HEAD))
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name of AutoRound is that of a module, and no pattern, which fits anywhere in one."""
+    return not set(name) & set("*+?^$()[]{}|\\")
+
+
 def _auto_round(config: Fields) -> Quantization:
     layout = (config.optional_text("packing_format") or "auto_round:auto_gptq").removeprefix("auto_round:")
     method = layout.removeprefix("auto_")
@@ -215,7 +220,12 @@ def _auto_round(config: Fields) -> Quantization:
     if method not in ("gptq", "awq") or data_type != "int":
         _refuse(f"packing_format {layout}, data_type {data_type}", ("auto_gptq and int", "auto_awq and int"))
     scheme, extra = _integers(config), config.section("extra_config")
-    rules = [(re.compile(re.escape(name) + "$"), _integers(extra.section(name), scheme)) for name in extra.names()]
+    names = sorted(extra.names(), key=lambda name: not _is_plain(name))  # whole names count before patterns
+    patterns = [re.escape(name) + "$" if _is_plain(name) else f".*?(?:{name})" for name in names]
+    rules = [
+        (_pattern(config, "extra_config", pattern), _integers(extra.section(name), scheme))
+        for name, pattern in zip(names, patterns, strict=True)
+    ]
     return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
 
 

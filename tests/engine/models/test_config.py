@@ -332,10 +332,12 @@ def test_forms_of_quantized_weights_that_are_not_read_are_refused(
 
 
 def test_some_layers_may_be_quantized_otherwise(tmp_path: Path) -> None:
-    """By GPTQModel's rules and by AutoRound's names."""
+    """By GPTQModel's rules and by AutoRound's names and patterns."""
     rules = {"bits": 4, "dynamic": {"-:.*k_proj": {}, "+:.*down": {"bits": 8, "group_size": 32}}}
     names = {"bits": 4, "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32}}}
-    for config in ({"quant_method": "gptq", **rules}, {"quant_method": "auto-round", **names}):
+    patterns = {"bits": 4, "extra_config": {r"layers\.\d+\.mlp\.down": {"bits": 8, "group_size": 32}}}
+    methods = {"gptq": [rules], "auto-round": [names, patterns]}
+    for config in [{"quant_method": method, **config} for method, given in methods.items() for config in given]:
         found = load_model_config(write(tmp_path, LLAMA | {"quantization_config": config})).quantization
         assert found is not None
         assert found.scheme("model.layers.0.mlp.down_proj") == Scheme(8, 32)
