@@ -229,6 +229,44 @@ def _auto_round(config: Fields) -> Quantization:
     return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
 
 
+_TORCHAO = {
+    "Int8WeightOnlyConfig": Scheme(8),
+    "Int8DynamicActivationInt8WeightConfig": Scheme(8, activation_bits=8),
+    "IntxWeightOnlyConfig": Scheme(8),
+    "Int8DynamicActivationIntxWeightConfig": Scheme(8, 32, activation_bits=8),
+    "Int4WeightOnlyConfig": Scheme(4, 128, label="Int4Tensor"),
+    "Float8WeightOnlyConfig": Scheme(8, is_float=True),
+    "Float8DynamicActivationFloat8WeightConfig": Scheme(8, is_float=True, activation_bits=8),
+}
+
+
+def _torchao(config: Fields) -> Quantization:
+    """By the configuration that torchao itself writes; only its second version is stored in safetensors."""
+    default = config.section("quant_type").section("default")
+    kind, data = default.optional_text("_type") or "unnamed", default.section("_data")
+    if kind not in _TORCHAO:
+        _refuse(f"quant_type {kind} of torchao", _TORCHAO)
+    if (version := default.integer("_version", 1)) != 2:
+        _refuse(f"_version {version} of {kind}", (2,))
+    scheme = _TORCHAO[kind]
+    stored = data.section("weight_dtype").optional_text("_data")
+    supported = ("float8_e4m3fn",) if scheme.is_float else tuple(f"int{bits}" for bits in range(1, 9))
+    if stored and stored not in supported:
+        _refuse(f"weight_dtype {stored} of {kind}", supported)
+    if scheme.label:
+        layout = data.section("int4_packing_format").optional_text("_data")
+        if layout != "PLAIN":
+            _refuse(f"int4_packing_format {layout} of {kind}", ("PLAIN",))
+        scheme = replace(scheme, group_size=data.size("group_size", 128))
+    elif not scheme.is_float:
+        granularity = data.section("weight_granularity" if data.has("weight_granularity") else "granularity")
+        size = granularity.section("_data").optional_integer("group_size")
+        size = size if granularity.names() else scheme.group_size
+        scheme = replace(scheme, bits=int(stored.removeprefix("int")) if stored else 8, group_size=size)
+    plain = _plain(config, "modules_to_not_convert")
+    return Quantization("torchao", f"torchao {kind}", (_always(scheme),), plain=(*plain, _HEAD))
+
+
 def _compressed_tensors(config: Fields) -> Quantization:
     if config.section("transform_config").section("config_groups").names():
         _refuse("a transform_config", ("none",))
@@ -339,5 +377,6 @@ _METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "intel/auto-round": _auto_round,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
     "gguf": _gguf,
 }

@@ -294,10 +294,19 @@ def test_refusals_name_the_fault(tmp_path: Path, changes: dict[str, object], mes
 FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 128}
 
 
+def torchao(kind: str, version: int = 2, **data: str) -> dict[str, object]:
+    values = {name: {"_data": value} for name, value in data.items()}
+    return {"quant_type": {"default": {"_type": kind, "_version": version, "_data": values}}}
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("torchao", {}, r"quant_method torchao \(supported: auto-round, awq, .*\)\. Convert the checkpoint, or take"),
+        ("hqq", {}, r"quant_method hqq \(supported: auto-round, awq, .*\)\. Convert the checkpoint, or take"),
+        ("torchao", {"quant_type": {"default": {"_type": "FqnToConfig"}}}, "quant_type FqnToConfig of torchao"),
+        ("torchao", torchao("Int8WeightOnlyConfig", 1), r"_version 1 of Int8WeightOnlyConfig \(supported: 2\)"),
+        ("torchao", torchao("Int4WeightOnlyConfig", int4_packing_format="PRESHUFFLED"), "format PRESHUFFLED of Int4W"),
+        ("torchao", torchao("Float8WeightOnlyConfig", weight_dtype="float8_e5m2"), "weight_dtype float8_e5m2 of Fl"),
         ("gptq", {"bits": 3}, r"bits 3 \(supported: 2, 4, 8\)"),
         ("gptq", {"bits": 4, "group_size": 0}, "group_size must be a positive integer, or -1, got 0"),
         ("gptq", {"bits": 4, "checkpoint_format": "marlin"}, r"checkpoint_format marlin \(supported: gptq, gptq_v2\)"),

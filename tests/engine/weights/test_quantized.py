@@ -46,6 +46,11 @@ def bits_and_bytes(kind: str, nested: bool = False) -> Write:
     )
 
 
+def torch_ao(kind: str, name: str, **data: object) -> Write:
+    quant_type = {"default": {"_type": name, "_version": 2, "_data": data}}
+    return own(written.torchao(kind), quant_method="torchao", quant_type=quant_type)
+
+
 def compressed(activations: object = None, **weights: object) -> Write:
     group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}, "input_activations": activations}
     return partial(written.write_compressed, groups={"group_0": group}, ignore=["lm_head"])
@@ -85,6 +90,9 @@ OWN: dict[str, Write] = {
     "gptq_v2": own(written.gptq(4, symmetric=False, version=2), bits=4, checkpoint_format="gptq_v2", **GPTQ),
     "awq": own(written.awq(), quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
     "auto-round": own(written.gptq(4), bits=4, packing_format="auto_round:auto_gptq", **AUTO_ROUND),
+    "torchao int4": torch_ao("int4", "Int4WeightOnlyConfig", group_size=32, int4_packing_format={"_data": "PLAIN"}),
+    "torchao int8": torch_ao("int8", "Int8WeightOnlyConfig", granularity={"_data": {"group_size": 32}}),
+    "torchao fp8": torch_ao("fp8", "Float8WeightOnlyConfig", weight_dtype={"_data": "float8_e4m3fn"}),
     "auto-round awq": own(written.awq(), bits=4, packing_format="auto_round:auto_awq", **AUTO_ROUND),
 }
 LIBRARIES: dict[str, Write] = {
