@@ -192,6 +192,25 @@ def bitsandbytes(kind: str, *, nested: bool = False) -> Quantize:
     return quantize
 
 
+def modelopt_nvfp4(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """As in github.com/NVIDIA/TensorRT-Model-Optimizer, torch/quantization/qtensor/nvfp4_tensor.py."""
+    whole = weight.abs().max() / (6 * 448)
+    grouped = weight.unflatten(1, (-1, 16))
+    scales = (grouped.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    factors = (scales.float() * whole)[..., None]
+    table = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = ((grouped / factors).abs()[..., None] - table).abs().argmin(-1)
+    plain = (table[codes] * grouped.sign() * factors).flatten(1)
+    codes = (codes + 8 * (grouped < 0)).flatten(1).to(torch.uint8)
+    tensors = {
+        "weight": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": scales,
+        "weight_scale_2": whole,
+        "input_scale": torch.tensor(0.5),
+    }
+    return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, plain
+
+
 def torchao(kind: str, *, size: int = GROUP) -> Quantize:
     """As in github.com/pytorch/ao, prototype/safetensors and quantize_/workflows; int4 as mslk packs it."""
 

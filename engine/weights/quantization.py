@@ -7,6 +7,8 @@ is read.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import translate
+from pathlib import Path
 from typing import NoReturn
 
 from weft.engine.models.families.fields import Fields
@@ -110,12 +112,14 @@ class Quantization:
         return f"{names} ({self.name}{f'; {activations}' * are_made_for_fewer})"
 
 
-def read_quantization(config: Fields) -> Quantization | None:
-    """How the weights are stored; None if nothing says that they are quantized.
+def read_quantization(config: Fields, folder: Path | None = None) -> Quantization | None:
+    """How the weights are stored; None if nothing says that they are quantized, in the folder's ModelOpt file either.
 
     Raises:
         ModelError: A field is malformed, or there is no decoder for what it asks for.
     """
+    if folder and not config.names() and (path := folder / "hf_quant_config.json").exists():
+        config = Fields.read(path).section("quantization").with_defaults({"quant_method": "modelopt"})
     if not config.names():
         return None
     method = config.optional_text("quant_method") or "unnamed"
@@ -227,6 +231,22 @@ def _auto_round(config: Fields) -> Quantization:
         for name, pattern in zip(names, patterns, strict=True)
     ]
     return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
+
+
+_MODELOPT = {
+    "FP8": Scheme(8, is_float=True, activation_bits=8),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(8, is_float=True, activation_bits=8),
+    "NVFP4": Scheme(4, 16, is_float=True, activation_bits=4),
+}
+
+
+def _modelopt(config: Fields) -> Quantization:
+    kind = config.optional_text("quant_algo") or "unnamed"
+    if kind not in _MODELOPT:
+        _refuse(f"quant_algo {kind} of modelopt", _MODELOPT)
+    names = (*config.texts("ignore"), *config.texts("exclude_modules"))
+    plain = tuple(re.compile(translate(name)) for name in names)
+    return Quantization("modelopt", f"ModelOpt {kind}", (_always(_MODELOPT[kind]),), plain=(*plain, _TABLE))
 
 
 _TORCHAO = {
@@ -378,5 +398,6 @@ _METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "torchao": _torchao,
+    "modelopt": _modelopt,
     "gguf": _gguf,
 }

@@ -303,6 +303,7 @@ def torchao(kind: str, version: int = 2, **data: str) -> dict[str, object]:
     ("method", "changes", "message"),
     [
         ("hqq", {}, r"quant_method hqq \(supported: auto-round, awq, .*\)\. Convert the checkpoint, or take"),
+        ("modelopt", {"quant_algo": "W4A8_AWQ"}, r"quant_algo W4A8_AWQ of modelopt \(supported: FP8, FP8_PER"),
         ("torchao", {"quant_type": {"default": {"_type": "FqnToConfig"}}}, "quant_type FqnToConfig of torchao"),
         ("torchao", torchao("Int8WeightOnlyConfig", 1), r"_version 1 of Int8WeightOnlyConfig \(supported: 2\)"),
         ("torchao", torchao("Int4WeightOnlyConfig", int4_packing_format="PRESHUFFLED"), "format PRESHUFFLED of Int4W"),
@@ -351,6 +352,15 @@ def test_some_layers_may_be_quantized_otherwise(tmp_path: Path) -> None:
         assert found is not None
         assert found.scheme("model.layers.0.mlp.down_proj") == Scheme(8, 32)
         assert found.scheme("model.layers.0.mlp.up_proj") == Scheme(4, 128)
+
+
+def test_files_of_modelopt_say_what_config_does_not(tmp_path: Path) -> None:
+    own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.0.*"]}
+    write(tmp_path, {"producer": {"name": "modelopt"}, "quantization": own}, "hf_quant_config.json")
+    found = load_model_config(write(tmp_path, LLAMA)).quantization
+    assert found is not None and str(found) == "W4A4 in floating point (ModelOpt NVFP4; activations are not quantized)"
+    assert found.expected("lm_head") is None and found.expected("model.layers.0.mlp.up_proj") is None
+    assert found.expected("model.layers.1.mlp.up_proj") == found.scheme("model.layers.0.mlp.up_proj")
 
 
 @pytest.mark.parametrize(

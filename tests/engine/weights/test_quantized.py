@@ -90,6 +90,8 @@ OWN: dict[str, Write] = {
     "gptq_v2": own(written.gptq(4, symmetric=False, version=2), bits=4, checkpoint_format="gptq_v2", **GPTQ),
     "awq": own(written.awq(), quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
     "auto-round": own(written.gptq(4), bits=4, packing_format="auto_round:auto_gptq", **AUTO_ROUND),
+    "modelopt fp8": own(written.fp8_static, quant_method="modelopt", quant_algo="FP8", ignore=["lm_head"]),
+    "modelopt nvfp4": own(written.modelopt_nvfp4, quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"]),
     "torchao int4": torch_ao("int4", "Int4WeightOnlyConfig", group_size=32, int4_packing_format={"_data": "PLAIN"}),
     "torchao int8": torch_ao("int8", "Int8WeightOnlyConfig", granularity={"_data": {"group_size": 32}}),
     "torchao fp8": torch_ao("fp8", "Float8WeightOnlyConfig", weight_dtype={"_data": "float8_e4m3fn"}),
