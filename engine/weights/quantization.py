@@ -65,6 +65,7 @@ class Quantization:
         rules: Patterns of module names and the schemes of these; the first that fits counts.
         zeros_lack_one: Whether GPTQ's zero points are stored less one.
         plain: Patterns of names of modules that are not quantized, wherever they begin.
+        has_kv_scales: Whether it was made for a KV cache in fp8, with scales, which Weft's has not.
     """
 
     method: str
@@ -72,6 +73,7 @@ class Quantization:
     rules: tuple[tuple[re.Pattern[str], Scheme], ...]
     zeros_lack_one: bool = False
     plain: tuple[re.Pattern[str], ...] = ()
+    has_kv_scales: bool = False
 
     def expected(self, module: str) -> Scheme | None:
         """The scheme that config.json gives a module, None for none; what is stored may tell more."""
@@ -127,7 +129,8 @@ def read_quantization(config: Fields, folder: Path | None = None) -> Quantizatio
         method = "compressed-tensors"
     if method not in _METHODS:
         _refuse(f"quant_method {method}", _METHODS)
-    return _METHODS[method](config)
+    has_kv_scales = config.has("kv_cache_scheme") or config.has("kv_cache_quant_algo")
+    return replace(_METHODS[method](config), has_kv_scales=has_kv_scales)
 
 
 def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object, ...]) -> NoReturn:

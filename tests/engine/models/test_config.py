@@ -359,6 +359,7 @@ def test_files_of_modelopt_say_what_config_does_not(tmp_path: Path) -> None:
     write(tmp_path, {"producer": {"name": "modelopt"}, "quantization": own}, "hf_quant_config.json")
     found = load_model_config(write(tmp_path, LLAMA)).quantization
     assert found is not None and str(found) == "W4A4 in floating point (ModelOpt NVFP4; activations are not quantized)"
+    assert found.has_kv_scales
     assert found.expected("lm_head") is None and found.expected("model.layers.0.mlp.up_proj") is None
     assert found.expected("model.layers.1.mlp.up_proj") == found.scheme("model.layers.0.mlp.up_proj")
 
