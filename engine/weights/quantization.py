@@ -257,7 +257,7 @@ _TORCHAO = {
     "Int8DynamicActivationInt8WeightConfig": Scheme(8, activation_bits=8),
     "IntxWeightOnlyConfig": Scheme(8),
     "Int8DynamicActivationIntxWeightConfig": Scheme(8, 32, activation_bits=8),
-    "Int4WeightOnlyConfig": Scheme(4, 128, label="Int4Tensor"),
+    "Int4WeightOnlyConfig": Scheme(4, 128, has_zeros=True, label="Int4Tensor"),
     "Float8WeightOnlyConfig": Scheme(8, is_float=True),
     "Float8DynamicActivationFloat8WeightConfig": Scheme(8, is_float=True, activation_bits=8),
 }
@@ -285,7 +285,10 @@ def _torchao(config: Fields) -> Quantization:
         granularity = data.section("weight_granularity" if data.has("weight_granularity") else "granularity")
         size = granularity.section("_data").optional_integer("group_size")
         size = size if granularity.names() else scheme.group_size
-        scheme = replace(scheme, bits=int(stored.removeprefix("int")) if stored else 8, group_size=size)
+        mapping = data.section("weight_mapping_type" if data.has("weight_mapping_type") else "mapping_type")
+        has_zeros = mapping.optional_text("_data") == "ASYMMETRIC"
+        bits = int(stored.removeprefix("int")) if stored else 8
+        scheme = replace(scheme, bits=bits, group_size=size, has_zeros=has_zeros)
     plain = _plain(config, "modules_to_not_convert")
     return Quantization("torchao", f"torchao {kind}", (_always(scheme),), plain=(*plain, _HEAD))
 

@@ -354,6 +354,21 @@ def test_some_layers_may_be_quantized_otherwise(tmp_path: Path) -> None:
         assert found.scheme("model.layers.0.mlp.up_proj") == Scheme(4, 128)
 
 
+def test_torchao_says_whether_groups_have_zero_points(tmp_path: Path) -> None:
+    """The plan counts them, and kernels take what the plan says."""
+    per_group = {"weight_granularity": {"_data": {"group_size": 64}}, "weight_dtype": {"_data": "int4"}}
+    mappings = {name: {"_data": name} for name in ("SYMMETRIC", "ASYMMETRIC")}
+    for data, expected in (
+        ({**per_group, "weight_mapping_type": mappings["SYMMETRIC"]}, Scheme(4, 64, activation_bits=8)),
+        ({**per_group, "weight_mapping_type": mappings["ASYMMETRIC"]}, Scheme(4, 64, None, False, 8, True)),
+        ({}, Scheme(8, 32, activation_bits=8)),
+    ):
+        default = {"_type": "Int8DynamicActivationIntxWeightConfig", "_version": 2, "_data": data}
+        config = {"quant_method": "torchao", "quant_type": {"default": default}}
+        found = load_model_config(write(tmp_path, LLAMA | {"quantization_config": config})).quantization
+        assert found is not None and found.scheme("model.layers.0.mlp.up_proj") == expected
+
+
 def test_files_of_modelopt_say_what_config_does_not(tmp_path: Path) -> None:
     own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.0.*"]}
     write(tmp_path, {"producer": {"name": "modelopt"}, "quantization": own}, "hf_quant_config.json")

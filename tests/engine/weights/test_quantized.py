@@ -77,6 +77,7 @@ MX = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "to
 FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"}
 PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": FOUR_BITS}}}
 GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False}
+PER_GROUP = {"granularity": {"_data": {"group_size": 32}}}
 AUTO_ROUND = {"quant_method": "auto-round", "data_type": "int", "group_size": 32}
 
 OWN: dict[str, Write] = {
@@ -95,7 +96,7 @@ OWN: dict[str, Write] = {
     "modelopt fp8": own(written.fp8_static, quant_method="modelopt", quant_algo="FP8", ignore=["lm_head"]),
     "modelopt nvfp4": own(written.modelopt_nvfp4, quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"]),
     "torchao int4": torch_ao("int4", "Int4WeightOnlyConfig", group_size=32, int4_packing_format={"_data": "PLAIN"}),
-    "torchao int8": torch_ao("int8", "Int8WeightOnlyConfig", granularity={"_data": {"group_size": 32}}),
+    "torchao int8": torch_ao("int8", "IntxWeightOnlyConfig", **PER_GROUP, mapping_type={"_data": "ASYMMETRIC"}),
     "torchao fp8": torch_ao("fp8", "Float8WeightOnlyConfig", weight_dtype={"_data": "float8_e4m3fn"}),
     "auto-round awq": own(written.awq(), bits=4, packing_format="auto_round:auto_awq", **AUTO_ROUND),
 }
