@@ -192,6 +192,46 @@ def bitsandbytes(kind: str, *, nested: bool = False) -> Quantize:
     return quantize
 
 
+def modelopt_nvfp4(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """As in github.com/NVIDIA/TensorRT-Model-Optimizer, torch/quantization/qtensor/nvfp4_tensor.py."""
+    whole = weight.abs().max() / (6 * 448)
+    grouped = weight.unflatten(1, (-1, 16))
+    scales = (grouped.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    factors = (scales.float() * whole)[..., None]
+    table = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = ((grouped / factors).abs()[..., None] - table).abs().argmin(-1)
+    plain = (table[codes] * grouped.sign() * factors).flatten(1)
+    codes = (codes + 8 * (grouped < 0)).flatten(1).to(torch.uint8)
+    tensors = {
+        "weight": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": scales,
+        "weight_scale_2": whole,
+        "input_scale": torch.tensor(0.5),
+    }
+    return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, plain
+
+
+def torchao(kind: str, *, size: int = GROUP) -> Quantize:
+    """As in github.com/pytorch/ao, prototype/safetensors and quantize_/workflows; int4 as mslk packs it."""
+
+    def quantize(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        if kind == "fp8":
+            tensors, plain = fp8_blocks(1, weight.shape[1])(module, weight)
+            values, scales = tensors.values()
+            return {f"{module}._weight_qdata": values, f"{module}._weight_scale": scales}, plain
+        bits = 4 if kind == "int4" else 8
+        values, scales, zeros, group_of = _integers(weight, bits, size, symmetric=False)
+        values, zeros = values - (1 << (bits - 1)), zeros - (1 << (bits - 1))
+        plain = scales[:, group_of] * (values - zeros[:, group_of])
+        qdata, zero_point = values.to(torch.int8), zeros.to(torch.int8)
+        if kind == "int4":
+            qdata, scales, zero_point = qdata[:, ::2] & 15 | qdata[:, 1::2] << 4, scales.T, (-zeros * scales).T
+        tensors = {"qdata": qdata, "scale": scales, "zero_point": zero_point}
+        return {f"{module}._weight_{name}": tensor for name, tensor in tensors.items()}, plain
+
+    return quantize
+
+
 def packed_in_order(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Packed by compressed-tensors, which no longer writes `weight_g_idx` itself."""
     from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32

@@ -186,7 +186,9 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
         which = "they lie" if kit.keeps_floats else "they are integers"
         kept = f"kept so where {which} in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
     activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
-    return f"stored as {model.quantization.described(activations)} and {kept}"
+    is_unscaled = model.quantization.has_kv_scales and config.options.kv_cache_dtype == "fp8"
+    unscaled = "; K and V are rounded to fp8 without the checkpoint's scales" * is_unscaled
+    return f"stored as {model.quantization.described(activations)} and {kept}{unscaled}"
 
 
 def _load_native(

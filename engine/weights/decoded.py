@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from typing_extensions import override
 
-from weft.engine.weights import awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, mxfp4
+from weft.engine.weights import awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, modelopt, mxfp4, torchao
 from weft.engine.weights.formats import Part, TensorSource
 from weft.engine.weights.groups import Groups
 from weft.engine.weights.quantization import Quantization
@@ -19,6 +19,8 @@ _DECODERS: Mapping[str, Callable[[StoredWeight], Groups | None]] = {
     "awq": awq.decode,
     "mxfp4": mxfp4.decode,
     "bitsandbytes": bitsandbytes.decode,
+    "torchao": torchao.decode,
+    "modelopt": modelopt.decode,
     "gguf": gguf.decode,
 }
 

@@ -7,6 +7,8 @@ is read.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import translate
+from pathlib import Path
 from typing import NoReturn
 
 from weft.engine.models.families.fields import Fields
@@ -63,6 +65,7 @@ class Quantization:
         rules: Patterns of module names and the schemes of these; the first that fits counts.
         zeros_lack_one: Whether GPTQ's zero points are stored less one.
         plain: Patterns of names of modules that are not quantized, wherever they begin.
+        has_kv_scales: Whether it was made for a KV cache in fp8, with scales, which Weft's has not.
     """
 
     method: str
@@ -70,6 +73,7 @@ class Quantization:
     rules: tuple[tuple[re.Pattern[str], Scheme], ...]
     zeros_lack_one: bool = False
     plain: tuple[re.Pattern[str], ...] = ()
+    has_kv_scales: bool = False
 
     def expected(self, module: str) -> Scheme | None:
         """The scheme that config.json gives a module, None for none; what is stored may tell more."""
@@ -110,12 +114,14 @@ class Quantization:
         return f"{names} ({self.name}{f'; {activations}' * are_made_for_fewer})"
 
 
-def read_quantization(config: Fields) -> Quantization | None:
-    """How the weights are stored; None if nothing says that they are quantized.
+def read_quantization(config: Fields, folder: Path | None = None) -> Quantization | None:
+    """How the weights are stored; None if nothing says that they are quantized, in the folder's ModelOpt file either.
 
     Raises:
         ModelError: A field is malformed, or there is no decoder for what it asks for.
     """
+    if folder and not config.names() and (path := folder / "hf_quant_config.json").exists():
+        config = Fields.read(path).section("quantization").with_defaults({"quant_method": "modelopt"})
     if not config.names():
         return None
     method = config.optional_text("quant_method") or "unnamed"
@@ -123,7 +129,8 @@ def read_quantization(config: Fields) -> Quantization | None:
         method = "compressed-tensors"
     if method not in _METHODS:
         _refuse(f"quant_method {method}", _METHODS)
-    return _METHODS[method](config)
+    has_kv_scales = config.has("kv_cache_scheme") or config.has("kv_cache_quant_algo")
+    return replace(_METHODS[method](config), has_kv_scales=has_kv_scales)
 
 
 def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object, ...]) -> NoReturn:
@@ -208,6 +215,11 @@ def _awq(config: Fields) -> Quantization:
     return Quantization("awq", "AWQ", (_always(scheme),), plain=(*_plain(config, "modules_to_not_convert"), _HEAD))
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name of AutoRound is that of a module, and no pattern, which fits anywhere in one."""
+    return not set(name) & set("*+?^$()[]{}|\\")
+
+
 def _auto_round(config: Fields) -> Quantization:
     layout = (config.optional_text("packing_format") or "auto_round:auto_gptq").removeprefix("auto_round:")
     method = layout.removeprefix("auto_")
@@ -215,8 +227,70 @@ def _auto_round(config: Fields) -> Quantization:
     if method not in ("gptq", "awq") or data_type != "int":
         _refuse(f"packing_format {layout}, data_type {data_type}", ("auto_gptq and int", "auto_awq and int"))
     scheme, extra = _integers(config), config.section("extra_config")
-    rules = [(re.compile(re.escape(name) + "$"), _integers(extra.section(name), scheme)) for name in extra.names()]
+    names = sorted(extra.names(), key=lambda name: not _is_plain(name))  # whole names count before patterns
+    patterns = [re.escape(name) + "$" if _is_plain(name) else f".*?(?:{name})" for name in names]
+    rules = [
+        (_pattern(config, "extra_config", pattern), _integers(extra.section(name), scheme))
+        for name, pattern in zip(names, patterns, strict=True)
+    ]
     return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
+
+
+_MODELOPT = {
+    "FP8": Scheme(8, is_float=True, activation_bits=8),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(8, is_float=True, activation_bits=8),
+    "NVFP4": Scheme(4, 16, is_float=True, activation_bits=4),
+}
+
+
+def _modelopt(config: Fields) -> Quantization:
+    kind = config.optional_text("quant_algo") or "unnamed"
+    if kind not in _MODELOPT:
+        _refuse(f"quant_algo {kind} of modelopt", _MODELOPT)
+    names = (*config.texts("ignore"), *config.texts("exclude_modules"))
+    plain = tuple(re.compile(translate(name)) for name in names)
+    return Quantization("modelopt", f"ModelOpt {kind}", (_always(_MODELOPT[kind]),), plain=(*plain, _TABLE))
+
+
+_TORCHAO = {
+    "Int8WeightOnlyConfig": Scheme(8),
+    "Int8DynamicActivationInt8WeightConfig": Scheme(8, activation_bits=8),
+    "IntxWeightOnlyConfig": Scheme(8),
+    "Int8DynamicActivationIntxWeightConfig": Scheme(8, 32, activation_bits=8),
+    "Int4WeightOnlyConfig": Scheme(4, 128, has_zeros=True, label="Int4Tensor"),
+    "Float8WeightOnlyConfig": Scheme(8, is_float=True),
+    "Float8DynamicActivationFloat8WeightConfig": Scheme(8, is_float=True, activation_bits=8),
+}
+
+
+def _torchao(config: Fields) -> Quantization:
+    """By the configuration that torchao itself writes; only its second version is stored in safetensors."""
+    default = config.section("quant_type").section("default")
+    kind, data = default.optional_text("_type") or "unnamed", default.section("_data")
+    if kind not in _TORCHAO:
+        _refuse(f"quant_type {kind} of torchao", _TORCHAO)
+    if (version := default.integer("_version", 1)) != 2:
+        _refuse(f"_version {version} of {kind}", (2,))
+    scheme = _TORCHAO[kind]
+    stored = data.section("weight_dtype").optional_text("_data")
+    supported = ("float8_e4m3fn",) if scheme.is_float else tuple(f"int{bits}" for bits in range(1, 9))
+    if stored and stored not in supported:
+        _refuse(f"weight_dtype {stored} of {kind}", supported)
+    if scheme.label:
+        layout = data.section("int4_packing_format").optional_text("_data")
+        if layout != "PLAIN":
+            _refuse(f"int4_packing_format {layout} of {kind}", ("PLAIN",))
+        scheme = replace(scheme, group_size=data.size("group_size", 128))
+    elif not scheme.is_float:
+        granularity = data.section("weight_granularity" if data.has("weight_granularity") else "granularity")
+        size = granularity.section("_data").optional_integer("group_size")
+        size = size if granularity.names() else scheme.group_size
+        mapping = data.section("weight_mapping_type" if data.has("weight_mapping_type") else "mapping_type")
+        has_zeros = mapping.optional_text("_data") == "ASYMMETRIC"
+        bits = int(stored.removeprefix("int")) if stored else 8
+        scheme = replace(scheme, bits=bits, group_size=size, has_zeros=has_zeros)
+    plain = _plain(config, "modules_to_not_convert")
+    return Quantization("torchao", f"torchao {kind}", (_always(scheme),), plain=(*plain, _HEAD))
 
 
 def _compressed_tensors(config: Fields) -> Quantization:
@@ -329,5 +403,7 @@ _METHODS: dict[str, Callable[[Fields], Quantization]] = {
     "intel/auto-round": _auto_round,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
+    "modelopt": _modelopt,
     "gguf": _gguf,
 }

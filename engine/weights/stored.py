@@ -9,7 +9,7 @@ from weft.engine.weights.groups import Groups, e8m0
 from weft.engine.weights.quantization import Quantization, Scheme
 from weft.engine.weights.tensor_files import CheckpointSource, misshapen
 
-_ENDINGS = (".weight", ".weight_packed", ".qweight")
+_ENDINGS = (".weight", ".weight_packed", ".qweight", "._weight_qdata")
 _EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 

@@ -98,7 +98,7 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
         except UseModule:
             if model_impl == "native":
                 raise
-    quantization = read_quantization(fields.section("quantization_config"))
+    quantization = read_quantization(fields.section("quantization_config"), folder)
     if quantization and switches is None:
         raise ModelError(
             f"quantized checkpoints are not supported for {architecture}, which transformers' module computes; "

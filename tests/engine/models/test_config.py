@@ -294,10 +294,20 @@ def test_refusals_name_the_fault(tmp_path: Path, changes: dict[str, object], mes
 FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 128}
 
 
+def torchao(kind: str, version: int = 2, **data: str) -> dict[str, object]:
+    values = {name: {"_data": value} for name, value in data.items()}
+    return {"quant_type": {"default": {"_type": kind, "_version": version, "_data": values}}}
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("torchao", {}, r"quant_method torchao \(supported: auto-round, awq, .*\)\. Convert the checkpoint, or take"),
+        ("hqq", {}, r"quant_method hqq \(supported: auto-round, awq, .*\)\. Convert the checkpoint, or take"),
+        ("modelopt", {"quant_algo": "W4A8_AWQ"}, r"quant_algo W4A8_AWQ of modelopt \(supported: FP8, FP8_PER"),
+        ("torchao", {"quant_type": {"default": {"_type": "FqnToConfig"}}}, "quant_type FqnToConfig of torchao"),
+        ("torchao", torchao("Int8WeightOnlyConfig", 1), r"_version 1 of Int8WeightOnlyConfig \(supported: 2\)"),
+        ("torchao", torchao("Int4WeightOnlyConfig", int4_packing_format="PRESHUFFLED"), "format PRESHUFFLED of Int4W"),
+        ("torchao", torchao("Float8WeightOnlyConfig", weight_dtype="float8_e5m2"), "weight_dtype float8_e5m2 of Fl"),
         ("gptq", {"bits": 3}, r"bits 3 \(supported: 2, 4, 8\)"),
         ("gptq", {"bits": 4, "group_size": 0}, "group_size must be a positive integer, or -1, got 0"),
         ("gptq", {"bits": 4, "checkpoint_format": "marlin"}, r"checkpoint_format marlin \(supported: gptq, gptq_v2\)"),
@@ -332,14 +342,41 @@ def test_forms_of_quantized_weights_that_are_not_read_are_refused(
 
 
 def test_some_layers_may_be_quantized_otherwise(tmp_path: Path) -> None:
-    """By GPTQModel's rules and by AutoRound's names."""
+    """By GPTQModel's rules and by AutoRound's names and patterns."""
     rules = {"bits": 4, "dynamic": {"-:.*k_proj": {}, "+:.*down": {"bits": 8, "group_size": 32}}}
     names = {"bits": 4, "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32}}}
-    for config in ({"quant_method": "gptq", **rules}, {"quant_method": "auto-round", **names}):
+    patterns = {"bits": 4, "extra_config": {r"layers\.\d+\.mlp\.down": {"bits": 8, "group_size": 32}}}
+    methods = {"gptq": [rules], "auto-round": [names, patterns]}
+    for config in [{"quant_method": method, **config} for method, given in methods.items() for config in given]:
         found = load_model_config(write(tmp_path, LLAMA | {"quantization_config": config})).quantization
         assert found is not None
         assert found.scheme("model.layers.0.mlp.down_proj") == Scheme(8, 32)
         assert found.scheme("model.layers.0.mlp.up_proj") == Scheme(4, 128)
+
+
+def test_torchao_says_whether_groups_have_zero_points(tmp_path: Path) -> None:
+    """The plan counts them, and kernels take what the plan says."""
+    per_group = {"weight_granularity": {"_data": {"group_size": 64}}, "weight_dtype": {"_data": "int4"}}
+    mappings = {name: {"_data": name} for name in ("SYMMETRIC", "ASYMMETRIC")}
+    for data, expected in (
+        ({**per_group, "weight_mapping_type": mappings["SYMMETRIC"]}, Scheme(4, 64, activation_bits=8)),
+        ({**per_group, "weight_mapping_type": mappings["ASYMMETRIC"]}, Scheme(4, 64, None, False, 8, True)),
+        ({}, Scheme(8, 32, activation_bits=8)),
+    ):
+        default = {"_type": "Int8DynamicActivationIntxWeightConfig", "_version": 2, "_data": data}
+        config = {"quant_method": "torchao", "quant_type": {"default": default}}
+        found = load_model_config(write(tmp_path, LLAMA | {"quantization_config": config})).quantization
+        assert found is not None and found.scheme("model.layers.0.mlp.up_proj") == expected
+
+
+def test_files_of_modelopt_say_what_config_does_not(tmp_path: Path) -> None:
+    own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.0.*"]}
+    write(tmp_path, {"producer": {"name": "modelopt"}, "quantization": own}, "hf_quant_config.json")
+    found = load_model_config(write(tmp_path, LLAMA)).quantization
+    assert found is not None and str(found) == "W4A4 in floating point (ModelOpt NVFP4; activations are not quantized)"
+    assert found.has_kv_scales
+    assert found.expected("lm_head") is None and found.expected("model.layers.0.mlp.up_proj") is None
+    assert found.expected("model.layers.1.mlp.up_proj") == found.scheme("model.layers.0.mlp.up_proj")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import importlib.util
 import io
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -46,6 +48,11 @@ def bits_and_bytes(kind: str, nested: bool = False) -> Write:
     )
 
 
+def torch_ao(kind: str, name: str, **data: object) -> Write:
+    quant_type = {"default": {"_type": name, "_version": 2, "_data": data}}
+    return own(written.torchao(kind), quant_method="torchao", quant_type=quant_type)
+
+
 def compressed(activations: object = None, **weights: object) -> Write:
     group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}, "input_activations": activations}
     return partial(written.write_compressed, groups={"group_0": group}, ignore=["lm_head"])
@@ -70,6 +77,7 @@ MX = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "to
 FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"}
 PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": FOUR_BITS}}}
 GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False}
+PER_GROUP = {"granularity": {"_data": {"group_size": 32}}}
 AUTO_ROUND = {"quant_method": "auto-round", "data_type": "int", "group_size": 32}
 
 OWN: dict[str, Write] = {
@@ -85,6 +93,11 @@ OWN: dict[str, Write] = {
     "gptq_v2": own(written.gptq(4, symmetric=False, version=2), bits=4, checkpoint_format="gptq_v2", **GPTQ),
     "awq": own(written.awq(), quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
     "auto-round": own(written.gptq(4), bits=4, packing_format="auto_round:auto_gptq", **AUTO_ROUND),
+    "modelopt fp8": own(written.fp8_static, quant_method="modelopt", quant_algo="FP8", ignore=["lm_head"]),
+    "modelopt nvfp4": own(written.modelopt_nvfp4, quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"]),
+    "torchao int4": torch_ao("int4", "Int4WeightOnlyConfig", group_size=32, int4_packing_format={"_data": "PLAIN"}),
+    "torchao int8": torch_ao("int8", "IntxWeightOnlyConfig", **PER_GROUP, mapping_type={"_data": "ASYMMETRIC"}),
+    "torchao fp8": torch_ao("fp8", "Float8WeightOnlyConfig", weight_dtype={"_data": "float8_e4m3fn"}),
     "auto-round awq": own(written.awq(), bits=4, packing_format="auto_round:auto_awq", **AUTO_ROUND),
 }
 LIBRARIES: dict[str, Write] = {
@@ -275,3 +288,18 @@ def test_the_plan_and_the_log_say_how_weights_are_kept(
         monkeypatch.setattr(model_choice, "load_weights", lambda *args, **options: None)
         plan_model(facts, config).load(folder, lambda done, total: None)
     assert f"weights are {note}" in caplog.messages
+
+
+@pytest.mark.parametrize(("cache", "is_said"), [("fp8", True), ("auto", False)])
+def test_the_log_says_that_an_fp8_cache_has_no_scales(root: Path, tmp_path: Path, cache: str, is_said: bool) -> None:
+    folder, _ = checkpoint(root, "fp8 static")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    facts = read_model(tmp_path, "auto")
+    options = EngineOptions(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=32)
+    config = engine_config.resolve(options, facts)
+    config = replace(config, options=EngineOptions(model=str(tmp_path), kv_cache_dtype=cache))  # a CPU has no fp8
+    note = weights_note(facts, config, TorchKit())
+    assert note is not None and note.endswith("rounded to fp8 without the checkpoint's scales") == is_said
