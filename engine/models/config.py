@@ -20,7 +20,7 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import Identity, identify
 from weft.engine.models.rope import longest_context, read_ropes
 from weft.engine.shared.errors import ModelError
-from weft.engine.weights.quantization import Quantization
+from weft.engine.weights.scheme import Quantization
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from weft.engine.run.settle import Judge, Trial, relative_errors
 from weft.engine.run.trials import Trials, tried_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.groups import FP4, Groups
-from weft.engine.weights.quantization import Scheme
 from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
 from weft.engine.weights.rounding import round_matrix
+from weft.engine.weights.scheme import Scheme
 
 ROWS = (1, 20, 80, 300)
 """One number for every way in which rows are multiplied."""

@@ -8,7 +8,7 @@ from typing_extensions import override
 from weft.engine.weights import awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, modelopt, mxfp4, torchao
 from weft.engine.weights.formats import Part, TensorSource
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.quantization import Quantization
+from weft.engine.weights.scheme import Quantization
 from weft.engine.weights.stored import StoredWeight
 from weft.engine.weights.tensor_files import CheckpointSource
 

@@ -6,7 +6,7 @@ import torch
 
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.groups import Groups, e8m0
-from weft.engine.weights.quantization import Quantization, Scheme
+from weft.engine.weights.scheme import Quantization, Scheme
 from weft.engine.weights.tensor_files import CheckpointSource, misshapen
 
 _ENDINGS = (".weight", ".weight_packed", ".qweight", "._weight_qdata")

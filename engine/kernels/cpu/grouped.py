@@ -12,7 +12,7 @@ import torch
 
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.quantization import Scheme
+from weft.engine.weights.scheme import Scheme
 
 STEP = 64
 """Inputs of a row are padded to a multiple."""

@@ -32,8 +32,8 @@ from weft.engine.layers.selective_scan import SelectiveScan
 from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.refs import ExpertsRef, WeightRef
+from weft.engine.weights.scheme import Quantization
 
 KitStorage = Literal["bfloat16", "int8", "int4"]
 """How a kit keeps plain matrices."""

@@ -33,9 +33,9 @@ from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.rounding import Storage, round_matrix
+from weft.engine.weights.scheme import Quantization
 
 # Values of heads per program: this gives many programs for a single token, each with few registers.
 _HEAD_VALUES = 2048

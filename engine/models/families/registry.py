@@ -13,7 +13,8 @@ from weft.engine.models.families.family import FAMILIES, FamilySwitches, UseModu
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.wrappers import text_half
 from weft.engine.shared.errors import ModelError
-from weft.engine.weights.quantization import Quantization, read_quantization
+from weft.engine.weights.quantization import read_quantization
+from weft.engine.weights.scheme import Quantization
 
 for _module in pkgutil.iter_modules(families.__path__):
     if _module.name != __name__.rpartition(".")[2]:

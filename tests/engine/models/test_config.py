@@ -11,7 +11,7 @@ from weft.engine.models.families.family import Norms, QKNorm
 from weft.engine.models.specs import AttentionSpec, DenseSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
-from weft.engine.weights.quantization import Scheme
+from weft.engine.weights.scheme import Scheme
 
 SIZES: dict[str, object] = {
     "vocab_size": 1000,

@@ -13,7 +13,7 @@ from weft.engine.kernels.cpu.library import load as load_variant
 from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
 from weft.engine.layers.routing import Gating
 from weft.engine.weights.groups import Groups, stacked
-from weft.engine.weights.quantization import Scheme
+from weft.engine.weights.scheme import Scheme
 
 FORMS = [Form(4, 32), Form(4, 32, True)]
 FORMS += [Form(bits, group, has_offset) for bits in (6, 8) for group in (16, 32) for has_offset in (False, True)]

@@ -8,8 +8,8 @@ from weft.engine.kernels.triton.packed import PackedMatrix, form_of, pack
 from weft.engine.kernels.triton.packed_layers import Fp8Linear, PackedLinear, round_rows
 from weft.engine.run.packed_trials import random_groups
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.quantization import Scheme
 from weft.engine.weights.rounding import round_matrix
+from weft.engine.weights.scheme import Scheme
 
 SCHEMES = {
     "int4": Scheme(4, 32),
