@@ -1,7 +1,7 @@
 """Adapters of parameters that hold all experts of a layer, as PEFT's `target_parameters` writes them, by expert.
 
-For a parameter of E experts lora_A is (E * rank, inputs), expert by expert, and lora_B (outputs, rank * E), in which the
-expert changes fastest. The gate and up projections are one parameter, gate first. The name of the parameter is not
+For a parameter of E experts lora_A is (E * rank, inputs), expert by expert, and lora_B (outputs, rank * E), in which
+the expert changes fastest. The gate and up projections are one parameter, gate first. The name of the parameter is not
 stored: the shapes tell which one it is.
 """
 
