@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from weft.engine.lora.adapted_layers import EmbeddingSite
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
+from weft.engine.lora.stacked_experts import is_stacked, split
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site
 from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, turned_embedding
 from weft.engine.models.specs import DecoderSpec
@@ -126,11 +127,15 @@ class Adapters:
         here = {name for _, names, _ in self._sites for name in names}
         found: dict[str, dict[str, torch.Tensor]] = {}
         modules: dict[str, str] = {}
+        stacks: dict[str, dict[str, torch.Tensor]] = {}
         try:
             with safe_open(path, framework="pt") as file:
                 for stored in file.keys():  # noqa: SIM118 - no dict
                     match = _TENSOR.fullmatch(stored)
                     target = match and self._targets.find(match[1])
+                    if match and target is None and is_stacked(match[1]):
+                        stacks.setdefault(match[1], {})[match[2]] = file.get_tensor(stored)
+                        continue
                     if match is None or target is None:
                         raise ModelError(f"{path}: tensor {stored} belongs to no matrix of the model")
                     if target.name not in here and target.is_here:
@@ -147,6 +152,12 @@ class Adapters:
                     modules[target.name] = match[1]
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             raise ModelError(f"{path}: not readable ({str(error).splitlines()[0]})") from None
+        for module, parts in stacks.items():
+            for name, parameter, part in split(module, parts, self._targets.experts, config):
+                target = self._targets.find(name)
+                if name in found or (name not in here and target and target.is_here):
+                    raise ModelError(f"{path}: {module}: adapters of {name} are not served, or are there twice")
+                found[name], modules[name] = part, parameter
         if not found:
             raise ModelError(f"{path}: holds no tensors")
         return {

@@ -21,7 +21,6 @@ _MAX_PATTERN, _MAX_REPEATS = 200, 3
 
 _REFUSED = {
     "modules_to_save": "whole modules in place of the model's would need a copy of them for each adapter",
-    "target_parameters": "tensors that hold all experts take no adapters; experts one by one do",
     "trainable_token_indices": "rows of the embedding are not replaced",
     "layer_replication": "the model's layers are not repeated",
     "alora_invocation_tokens": "an adapter is used for all tokens of a request",

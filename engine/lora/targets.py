@@ -54,6 +54,7 @@ class Targets:
             part: What this process computes.
         """
         self.tied_head = config.switches.names.head
+        self.experts = [weight for weight in whole.weights if isinstance(weight, ExpertsRef)]
         self._folder = folder
         here = {name for name, _, _ in _projections(part)}
         embeddings = {ref.names[0] for ref in (whole.embedding, whole.positions, whole.layer_embedding) if ref}

@@ -41,7 +41,6 @@ def test_scales_are_those_of_peft(tmp_path: Path) -> None:
         ({"bias": "lora_only"}, "bias lora_only is not served"),
         ({"lora_bias": True}, "lora_bias is not served"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is not served: whole modules"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters is not served: tensors that hold all"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices is not served"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is not served"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not served"),
