@@ -47,8 +47,8 @@ def split(
         rank = config.rank_of(parameter)
         expected = {"lora_A": [count * rank, matrix.in_features], "lora_B": [sum(matrix.sizes), rank * count]}
         if is_there and shapes == expected:
-            a = parts["lora_A"].unflatten(0, (count, rank))
-            b = parts["lora_B"].unflatten(1, (rank, count)).permute(2, 0, 1)
+            a = parts["lora_A"].view(count, rank, -1)
+            b = parts["lora_B"].view(-1, rank, count).permute(2, 0, 1)
             sizes = list(matrix.sizes) if len(matrix.names) > 1 else [sum(matrix.sizes)]
             for number in range(count):
                 for name, rows in zip(matrix.names, b[number].split(sizes), strict=True):
