@@ -51,7 +51,7 @@ def split(
             b = parts["lora_B"].view(-1, rank, count).permute(2, 0, 1)
             sizes = list(matrix.sizes) if len(matrix.names) > 1 else [sum(matrix.sizes)]
             for number in range(count):
-                for name, rows in zip(matrix.names, b[number].split(sizes), strict=True):
+                for name, rows in zip(matrix.names, b[number].split_with_sizes(sizes), strict=True):
                     yield name.format(number), parameter, {"lora_A": a[number], "lora_B": rows}
             return
     raise ModelError(f"tensors of {module} have shapes {shapes}, which no experts of the model have there")
