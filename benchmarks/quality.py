@@ -80,7 +80,7 @@ def main() -> None:
     plain, rows = log_probabilities(NativeKit(library), chats), []
     with tempfile.TemporaryDirectory() as scratch:
         found = forms(library, pathlib.Path(scratch))
-        for name, compute, num_bits in track(found, "forms", total=len(NAMES) + 3, console=console):
+        for name, compute, num_bits in track(found, "forms", total=len(NAMES) + 4, console=console):
             changed = compute()
             of_answers, _ = growth_of_perplexity(plain, changed, chats, is_answer_next)
             divergence = (plain.exp() * (plain - changed)).sum(-1).mean().item()
