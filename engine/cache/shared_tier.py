@@ -17,7 +17,9 @@ from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
 
 _SOUGHT_S = 5.0
 """What was looked for is not looked for again for so long. What takes longer to look for is computed, and until it has
-ended nothing more is looked for, loaded or stored."""
+ended, and for `_REST_S`, nothing more is looked for, loaded or stored."""
+
+_REST_S = 30.0
 
 _STORE_S = 30.0
 """Longest time in which a prompt is stored. What is not written by then is left out."""
@@ -48,6 +50,7 @@ class SharedOffload(Offload):
         self._seeking: dict[bytes, tuple[Future[None], float]] = {}  # by the last hash, with when to give up
         self._sought: dict[bytes, float] = {}  # by the last hash, when to look again
         self._slow: Future[None] | None = None  # took too long
+        self._rests_until_s = 0.0
 
     @property
     @override
@@ -57,7 +60,8 @@ class SharedOffload(Offload):
     @property
     @override
     def is_stuck(self) -> bool:
-        return super().is_stuck or not (self._slow is None or self._slow.done())
+        is_slow = self._slow is not None and (not self._slow.done() or time.monotonic() < self._rests_until_s)
+        return super().is_stuck or is_slow
 
     def seek(self, hashes: Sequence[bytes]) -> bytes | None:
         """Begin to look for what other engines have put into the tier under the hashes of a prompt's blocks.
@@ -101,7 +105,7 @@ class SharedOffload(Offload):
             num_copies -= self._go_on(store, num_copies)
             is_written = store.written is not None and store.written.done()
             if self._tier and now > store.until_s and not is_written:
-                self._slow = self._tier.flush() if store.sought.done() else store.sought
+                self._give_up(self._tier.flush() if store.sought.done() else store.sought, now)
             if self._tier is None or now > store.until_s or is_written:
                 self._stores.remove(store)
                 for group, _, block in reversed(store.held):  # the end of a prefix is evicted before its beginning
@@ -113,9 +117,13 @@ class SharedOffload(Offload):
             self._sought |= dict.fromkeys(found, now + _SOUGHT_S)
             for last in found:
                 sought, _ = self._seeking.pop(last)
-                self._slow = self._slow if sought.done() else sought
+                if not sought.done():
+                    self._give_up(sought, now)
             over += found
         return over
+
+    def _give_up(self, slow: "Future[None]", now: float) -> None:
+        self._slow, self._rests_until_s = slow, now + _REST_S
 
     def _go_on(self, store: _Store, max_num_copies: int) -> int:
         """Keep some of what is left to store. Returns how many blocks these are."""

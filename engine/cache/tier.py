@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from weft.engine.cache.block_pool import BlockPool
 
 _PATIENCE_S = 5.0
-"""Requests wait for a load for so long, or for twice the time that computing it was predicted to take."""
+"""Requests wait for a load for so long, or for twice the time that computing it was predicted to take, and so long again
+when another load ends."""
 
 _LOG_EVERY_S = 10.0
 """Least seconds between two logged faults of a tier: a broken one may raise for every block."""
@@ -101,7 +102,6 @@ class Offload:
         self._loads: list[_Load] = []
         self._hashes: set[bytes] = set()
         self._next_log = 0.0
-        self._most_blocks = sum(pool.num_blocks for pool in pools) * 7 // 8  # of loads side by side, which may hang
         self.lookups: tuple[Callable[[bytes], object], ...] = ()
         if tier is not None:
             self.lookups = tuple(partial(self._find, tier, group, pool) for group, pool in enumerate(pools))
@@ -127,7 +127,7 @@ class Offload:
 
         Returns:
             A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
-            missing, when it would take too long, when too few blocks are free or most of all are being loaded, or when
+            missing, when it would take too long, when too few blocks are free or loads hold most of them, or when
             the tier fails or is stuck. Cached blocks may be evicted all the same.
         """
         assert self._tier is not None
@@ -137,8 +137,6 @@ class Offload:
         lacked = [(group, h) for group, (pool, hashes) in groups for h in hashes if pool.lookup(h) is None]
         if limit_s and self._tier.load_seconds(lacked) >= limit_s:
             return None
-        num_loading = sum(len(load.blocks) for load in self._loads)
-        is_crowded = num_loading > 0 and num_loading + len(lacked) > self._most_blocks
         held: list[tuple[BlockPool, int]] = []
         blocks: list[CachedBlock] = []
         for group, (pool, hashes) in enumerate(zip(self._pools, hashes_seen, strict=True)):
@@ -149,13 +147,13 @@ class Offload:
                     held.append((pool, block))
             missing = [block_hash for block_hash, block in found.items() if block is None]
             on_its_way = next((h for h in reversed(missing) if h in self._hashes), None)
-            new = pool.allocate(len(missing)) if on_its_way is None and not is_crowded else None
+            new = pool.allocate(len(missing)) if on_its_way is None else None
             if new is None:
                 _free(held)
                 return on_its_way
             held += [(pool, block) for block in new]
             blocks += [CachedBlock(group, h, block) for h, block in zip(missing, new, strict=True)]
-        if not blocks:
+        if not blocks or any(self._is_crowded(pool, held) for pool in self._pools):
             _free(held)
             return None
         try:
@@ -190,6 +188,8 @@ class Offload:
                 self._pools[group].index(block, block_hash)
             over += [block.block_hash for block in load.blocks]
             _free(load.held)
+            for other in self._loads:  # which may have waited for this one
+                other.until_s = max(other.until_s, now + _PATIENCE_S)
         self._hashes.difference_update(over)
         return over
 
@@ -204,6 +204,11 @@ class Offload:
     def references(self, pool: BlockPool) -> list[int]:
         """Blocks of a pool that are held here, one entry per reference."""
         return [block for load in self._loads for holder, block in load.held if holder is pool]
+
+    def _is_crowded(self, pool: BlockPool, held: list[tuple[BlockPool, int]]) -> bool:
+        """Whether loads, which may hang, would hold more than seven eighths of a pool."""
+        num_held = len(self.references(pool)) + sum(holder is pool for holder, _ in held)
+        return num_held > pool.num_blocks * 7 // 8
 
     def _keep(self, tier: BlockTier, group: int, block_hash: bytes, block: int) -> None:
         try:

@@ -233,7 +233,10 @@ def test_loads_side_by_side_leave_some_blocks() -> None:
     assert offload.begin([hashes[9:]]) is None and pool.num_used == 9
     tier.work()
     offload.take_done()
-    assert offload.begin([hashes[9:]])
+    assert offload.begin([hashes[9:]]) and len(tier.pending) == 1
+    large = Offload(tier, (BlockPool(11),))
+    assert large.begin([hashes]) is None and len(tier.pending) == 1
+    assert large.begin([hashes[:9]]) is not None
 
 
 def test_what_hangs_is_computed(build_engine: BuildEngine, monkeypatch: pytest.MonkeyPatch) -> None:
