@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from weft.engine.cache.block_pool import BlockPool
 
 _PATIENCE_S = 5.0
-"""Requests wait for a load for so long, or for twice the time that computing it was predicted to take, and so long again
-when another load ends."""
+"""Requests wait for a load for so long, or for twice the time that computing it was predicted to take; and for so long
+again when another load ends."""
 
 _LOG_EVERY_S = 10.0
 """Least seconds between two logged faults of a tier: a broken one may raise for every block."""
