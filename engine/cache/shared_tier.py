@@ -20,6 +20,7 @@ _SOUGHT_S = 5.0
 ended, and for `_REST_S`, nothing more is looked for, loaded or stored."""
 
 _REST_S = 30.0
+"""How long a tier that answered late is left alone: each prompt would wait for it."""
 
 _STORE_S = 30.0
 """Longest time in which a prompt is stored. What is not written by then is left out."""

@@ -206,7 +206,7 @@ class Offload:
         return [block for load in self._loads for holder, block in load.held if holder is pool]
 
     def _is_crowded(self, pool: BlockPool, held: list[tuple[BlockPool, int]]) -> bool:
-        """Whether loads, which may hang, would hold more than seven eighths of a pool."""
+        """Whether what may hang, loads and stores, would hold more than seven eighths of a pool."""
         num_held = len(self.references(pool)) + sum(holder is pool for holder, _ in held)
         return num_held > pool.num_blocks * 7 // 8
 

@@ -111,10 +111,9 @@ def _print(options: EngineOptions) -> None:
     plan = sizes.plan(free_bytes - weights_bytes - activations_bytes, options.kv_cache_memory)
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture}; layers: {sizes.chosen.name})")
-    exceptions = f", matrices in {options.quantization}" * (
-        options.quantization != "none"
-    ) + f", KV cache in {config.options.kv_cache_dtype}" * (config.rounded_kv is not None)
-    print(f"device       {config.device.type}, {dtype}{exceptions}")
+    matrices = f", matrices in {options.quantization}" * (options.quantization != "none")
+    cache = f", KV cache in {options.kv_cache_dtype}" * (options.kv_cache_dtype != "auto")
+    print(f"device       {config.device.type}, {dtype}{matrices}{cache}")
     if note := weights_note(model, config, sizes.chosen.kit):
         print(f"weights are  {note}")
     if draft and config.draft_model:
