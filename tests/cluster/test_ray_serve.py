@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.cluster import stamps
@@ -82,7 +83,11 @@ def kill(cluster: Cluster, kind: str) -> None:
     replicas = "ServeReplica:weft:Weft"
     before = cluster.processes(replicas)
     if kind == "node":
-        cluster.cluster.remove_node(cluster.nodes.pop(0), allow_graceful=False)
+        node = cluster.nodes.pop(0)
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        for process in [*raylet.children(recursive=True), raylet]:  # as a machine ends: all at once
+            process.kill()
+        cluster.cluster.remove_node(node, allow_graceful=False)
     elif kind == "controller":
         ray.kill(ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve"), no_restart=False)
     else:
