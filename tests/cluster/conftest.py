@@ -182,7 +182,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             nodes = [inner.add_node(num_cpus=1) for _ in range(2)]
             for name, value in environment.SERVE.items():  # the nodes get them from who deploys
                 patch.setenv(name, value)
-            patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
             from ray import serve
 
             ray.init(inner.address, namespace="serve", log_to_driver=False)

@@ -293,13 +293,18 @@ def can_connect(port: int) -> bool:
     return True
 
 
-def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
-    cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def use_two_machines(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas that are deployed from now on have a stage on each of two nodes; there are two nodes more for them."""
     for _ in range(2):
         cluster.nodes.append(cluster.cluster.add_node(num_cpus=1))
     for name, value in {"NNODES": "2", "PIPELINE_PARALLEL_SIZE": "2", "DTYPE": "float32"}.items():
         monkeypatch.setenv(f"WEFT_{name}", value)
+
+
+def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
+    cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_two_machines(cluster, monkeypatch)
     cluster.deploy("--replicas", "1")
     (answer,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
     (node,) = cluster.processes("weft.engine.run.node_process")
@@ -313,3 +318,16 @@ def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
     with serving(tmp_path / "log", "--kv-cache-memory", "64MB") as server:
         (alone,) = gather(Cluster(None, [], server.port, tmp_path), ["What is the capital of France?"], max_tokens=48)
     assert answer.text == again.text == alone.text != ""
+
+
+def test_an_upgrade_of_replicas_on_two_machines_loses_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_two_machines(cluster, monkeypatch)
+    cluster.deploy("--replicas", "2")
+    before = cluster.processes("weft.engine.run.node_process")
+    answers, _ = under_load(cluster, lambda: cluster.deploy("--replicas", "2", "--max-num-seqs", "8"))
+    after = cluster.processes("weft.engine.run.node_process")
+    assert len(before) == len(after) == 2 and not set(before) & set(after)
+    print(f"upgrade on two machines: {len(answers)} answers")
+    assert [answer for answer in answers if answer.is_lost] == []
