@@ -131,6 +131,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
             streams.use(count)
             streams.time(1)
             turns[side].append(streams.time(_STEPS_A_TURN))
+        bare.time(len(counts) * (_STEPS_A_TURN + 1))  # contexts as long as those of the other engine
         if number % 10 == 9:
             console.print(f"{number + 1} of {options.runs} rounds")
     return Figures(options.shape, options.streams, options.rank, turns)
