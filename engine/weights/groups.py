@@ -1,9 +1,12 @@
 """Quantized values and their scales, as every format decodes to them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
+
+_Packed = TypeVar("_Packed")
 
 _CHUNK_VALUES = 1 << 24
 """Values that are in float32 at once."""
@@ -69,6 +72,16 @@ class Groups:
         assert scales is not None
         return replace(self, values=values, scales=scales, zeros=zeros, group_of=group_of, offsets=offsets)
 
+    def side_by_side(self) -> "tuple[Groups, torch.Tensor] | None":
+        """The same with the inputs of each group in one place, and which these are; None if groups are not whole."""
+        if self.group_of is None:
+            return None
+        order = self.group_of.argsort(stable=True)
+        in_order = torch.arange(len(order), device=order.device) // self.group_size
+        if not torch.equal(self.group_of[order], in_order):
+            return None
+        return replace(self, values=self.values[:, order], group_of=None), order
+
     def divided(self, size: int) -> "Groups":
         """The same in groups of fewer inputs, of which so many are whole groups."""
         times = self.group_size // size
@@ -80,6 +93,18 @@ class Groups:
         )
         assert scales is not None
         return replace(self, scales=scales, zeros=zeros, offsets=offsets, group_size=size)
+
+
+def packed_in_order(
+    groups: Groups, pack: Callable[[Groups], _Packed | None]
+) -> tuple[_Packed | None, torch.Tensor | None]:
+    """What a kit packs of the groups, None if it cannot, and the order of inputs that it needs; None for theirs."""
+    packed = pack(groups)
+    found = None if packed is not None else groups.side_by_side()
+    if found is None:
+        return packed, None
+    packed = pack(found[0])
+    return packed, None if packed is None else found[1]
 
 
 def stacked(parts: Sequence[Groups]) -> Groups | None:

@@ -81,7 +81,7 @@ def _mxfp4(config: Fields) -> Quantization:
 def _bitsandbytes(config: Fields) -> Quantization:
     is_4bit = config.flag("load_in_4bit", config.flag("_load_in_4bit", False))
     kind = (config.optional_text("bnb_4bit_quant_type") or "fp4") if is_4bit else "int8"
-    scheme = Scheme(4, is_float=True, is_scattered=True) if is_4bit else Scheme(8, activation_bits=8)
+    scheme = Scheme(4, is_float=True, has_table=True) if is_4bit else Scheme(8, activation_bits=8)
     plain = *_plain(config, "llm_int8_skip_modules"), _HEAD
     return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),), plain=plain)
 

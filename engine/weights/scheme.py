@@ -1,6 +1,7 @@
 """How the matrices of a checkpoint are stored, as `quantization.py` reads it of a config.json. Imports no torch."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.engine.shared.errors import ModelError
@@ -17,7 +18,8 @@ class Scheme:
         is_float: Whether values are floating-point numbers.
         activation_bits: What the checkpoint was made for; Weft keeps activations in the model's dtype.
         has_zeros: Whether groups have zero points or offsets, too.
-        is_scattered: Whether groups are of any inputs, or values are those of a table, which no kernel takes.
+        is_scattered: Whether groups are of any inputs.
+        has_table: Whether values are those of a table, which no kernel takes.
         label: The format's own name for it, if it has one.
     """
 
@@ -28,6 +30,7 @@ class Scheme:
     activation_bits: int = 16
     has_zeros: bool = False
     is_scattered: bool = False
+    has_table: bool = False
     label: str = ""
 
     @property
@@ -62,6 +65,10 @@ class Quantization:
             return None
         return next((scheme for pattern, scheme in self.rules if pattern.match(module)), None)
 
+    def is_scattered(self, names: Iterable[str]) -> bool:
+        """Whether groups of these matrices, or of experts with these names, are of any inputs."""
+        return any(scheme.is_scattered for name in names if (scheme := self.expected(name.format(0))))
+
     def scheme(self, module: str) -> Scheme:
         """That of a module, which the checkpoint has quantized."""
         found = next((scheme for pattern, scheme in self.rules if pattern.match(module)), None)
@@ -76,8 +83,8 @@ class Quantization:
 
     @property
     def has_groups(self) -> bool:
-        """Whether some matrices are stored in groups that lie in order."""
-        return any(scheme.bits < 16 and not scheme.is_scattered for _, scheme in self.rules)
+        """Whether some matrices are stored in groups that kernels take."""
+        return any(scheme.bits < 16 and not scheme.has_table for _, scheme in self.rules)
 
     @property
     def has_fp8_activations(self) -> bool:

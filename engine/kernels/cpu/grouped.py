@@ -138,7 +138,7 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form that `rows_of` finds for a scheme, before anything is read."""
     size = scheme.group_size or in_features
     group = 16 if size == 16 else 32
-    is_taken = not (scheme.block or scheme.is_scattered or (scheme.is_float and scheme.bits == 8))
+    is_taken = not (scheme.block or scheme.has_table or (scheme.is_float and scheme.bits == 8))
     if not is_taken or in_features % 32 or size % group:
         return None
     is_table = scheme.label.startswith("IQ4")  # of wide integers; floats of 4 bits are up to 12 halves

@@ -26,12 +26,14 @@ from weft.engine.layers.delta_rule import DeltaRule
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.gated import ungated
 from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.ordered import OrderedLinear
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
 from weft.engine.layers.selective_scan import SelectiveScan
 from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.groups import packed_in_order
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.scheme import Quantization
 
@@ -79,7 +81,8 @@ class NativeKit(TorchKit):
 
     @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_experts * self._bytes(ref.matrix, self._storage_of(ref.matrix), dtype)
+        storage = self._expert_form(ref.matrix) or self._plain_storage(ref.matrix)
+        return ref.num_experts * self._bytes(ref.matrix, storage, dtype)
 
     def _storage_of(self, ref: WeightRef) -> Storage:
         """How a matrix will be kept, as far as config.json says how the checkpoint has it."""
@@ -92,6 +95,11 @@ class NativeKit(TorchKit):
         forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]
         return common_form(forms) if len(forms) == len(schemes) else None
 
+    def _expert_form(self, ref: WeightRef) -> Form | None:
+        """As `_stored_form`; all experts get the same inputs, in one order."""
+        form = self._stored_form(ref)
+        return None if form and self._quantization and self._quantization.is_scattered(ref.names) else form
+
     def _plain_storage(self, ref: WeightRef) -> Storage:
         """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""
         is_broken = isinstance(self._storage, Form) and ref.in_features % self._storage.group != 0
@@ -103,13 +111,15 @@ class NativeKit(TorchKit):
             return super().linear(ref, reader)
         return self._packed(ref, reader)
 
-    def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear:
+    def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear | OrderedLinear:
         if self._storage == "bfloat16":
             groups = reader.groups(ref)
             if groups is not None:
                 storage: Storage
-                storage, weight = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
-                return NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
+                found, order = packed_in_order(groups, rows_of)
+                storage, weight = found or ("bfloat16", groups.dequantize(torch.bfloat16))
+                linear = NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
+                return linear if order is None else OrderedLinear(linear, order)
         return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._plain_storage(ref))
 
     @override
@@ -121,7 +131,7 @@ class NativeKit(TorchKit):
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
         return experts.NativeExperts(
-            self._library, gate_up, down, reader, gating, self._plain_storage, self._stored_form
+            self._library, gate_up, down, reader, gating, self._plain_storage, self._expert_form
         )
 
     @override

@@ -190,7 +190,7 @@ class PackedMatrix:
 
 def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form of a matrix that a checkpoint has so, before anything is read; None if it is not kept so."""
-    if scheme.bits > 8 or scheme.is_scattered or (scheme.is_float and scheme.bits not in (4, 8)):
+    if scheme.bits > 8 or scheme.has_table or (scheme.is_float and scheme.bits not in (4, 8)):
         return None
     is_fp4 = scheme.is_float and scheme.bits == 4 and not scheme.label.startswith("IQ4")  # a table of wide integers
     is_int4 = scheme.bits <= 4 and not scheme.is_float

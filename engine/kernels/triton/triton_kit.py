@@ -29,10 +29,12 @@ from weft.engine.layers.block import Block
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.gated import ActivatedLinear, gated
 from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.ordered import OrderedLinear
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.groups import packed_in_order
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.rounding import Storage, round_matrix
 from weft.engine.weights.scheme import Quantization
@@ -104,6 +106,11 @@ class TritonKit(TorchKit):
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
         return common_form([form_of(scheme, ref.in_features) if scheme else None for scheme in schemes])
 
+    def _expert_form(self, ref: WeightRef) -> Form | None:
+        """As `packed_form`; all experts get the same inputs, in one order."""
+        is_scattered = self._quantization is not None and self._quantization.is_scattered(ref.names)
+        return None if is_scattered else self.packed_form(ref)
+
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         form = self.packed_form(ref)
@@ -117,6 +124,8 @@ class TritonKit(TorchKit):
 
     @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
+        if self._expert_form(ref.matrix) is None:
+            return super().experts_bytes(ref, dtype)
         return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
 
     @override
@@ -131,7 +140,7 @@ class TritonKit(TorchKit):
         head = PackedLinear(self._rounded(table), None, is_deterministic=self._linear is TiledLinear)
         return partial(head.gather, dtype=table.dtype), head
 
-    def _packed(self, ref: WeightRef, reader: WeightReader) -> PackedLinear | None:
+    def _packed(self, ref: WeightRef, reader: WeightReader) -> Linear | None:
         """The matrix in its packed form; None if it is plain."""
         is_deterministic = self._linear is TiledLinear
         if self._storage != "none" and self.packed_form(ref):
@@ -140,12 +149,13 @@ class TritonKit(TorchKit):
         if self._quantization is None or self.packed_form(ref) is None:
             return None
         groups, scheme = reader.groups(ref), self._quantization.expected(ref.names[0])
-        matrix = pack(groups) if groups else None
+        matrix, order = packed_in_order(groups, pack) if groups else (None, None)
         if matrix is None:
             return None
         if self.rounds_inputs and scheme and scheme.activation_bits == 8 and Fp8Linear.supports(matrix):
             return Fp8Linear(matrix, reader.bias_of(ref))
-        return PackedLinear(matrix, reader.bias_of(ref), is_deterministic=is_deterministic)
+        linear = PackedLinear(matrix, reader.bias_of(ref), is_deterministic=is_deterministic)
+        return linear if order is None else OrderedLinear(linear, order)
 
     def _rounded(self, weight: torch.Tensor) -> PackedMatrix:
         matrix = pack(round_matrix(weight, self._storage), _STORED[self._storage])
@@ -158,7 +168,7 @@ class TritonKit(TorchKit):
         Raises:
             ModelError: Some are in another form than the first.
         """
-        form = self.packed_form(ref.matrix)
+        form = self._expert_form(ref.matrix)
         if form is None:
             return None
         experts: Iterator[tuple[PackedMatrix | None, torch.Tensor | None]]

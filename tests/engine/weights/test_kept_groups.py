@@ -10,8 +10,12 @@ from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
 from tests.engine.models.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import GPTQ, LIBRARIES, OWN, checkpoint, own, root
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.experts import NativeExperts
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.layers.experts import Experts
+from weft.engine.layers.ordered import OrderedLinear
+from weft.engine.layers.routing import Gating
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.models.tensor_names import decoder_spec
@@ -19,7 +23,7 @@ from weft.engine.run import config as engine_config
 from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 __all__ = ["root"]
 
@@ -33,6 +37,7 @@ BASES = {
 WRITE = {
     "gptq": own(written.gptq(4), bits=4, sym=True, **GPTQ),
     "gptq zeros": own(written.gptq(4, symmetric=False), bits=4, sym=False, **GPTQ),
+    "gptq order": own(written.gptq(4, ordered=True), bits=4, **(GPTQ | {"desc_act": True})),
     "gptq 8 bits": own(written.gptq(8, size=-1), bits=8, sym=True, **(GPTQ | {"group_size": -1})),
     "awq": own(written.awq(), quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
 }
@@ -66,15 +71,39 @@ def test_answers_and_bytes(native: library.NativeLibrary, tmp_path: Path, kind: 
     assert decoder.weights_bytes == spec.weights_bytes(kit, BF16)
 
 
+def test_experts_with_scattered_groups_are_dequantized(native: library.NativeLibrary, tmp_path: Path) -> None:
+    """And the plan says so; their inputs, which all experts get, have one order."""
+    write_checkpoint(BASES["experts"], tmp_path / "base")
+    (folder := tmp_path / "quantized").mkdir()
+    WRITE["gptq order"](tmp_path / "base", folder)
+    config, found = load_model_config(folder), []
+
+    class Counted(NativeKit):
+        def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+            built = super().experts(gate_up, down, reader, gating)
+            assert isinstance(built, NativeExperts)
+            for ref, matrix in zip((gate_up, down), built._matrices, strict=True):
+                found.append((self.experts_bytes(ref, BF16), sum(tensor.nbytes for tensor in matrix._matrix.tensors)))
+            return built
+
+    kit = Counted(native, quantization=config.quantization)
+    load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
+    assert found and all(planned == taken for planned, taken in found)
+
+
 @pytest.mark.parametrize("name", [*OWN, *LIBRARIES])
 def test_the_plan_is_what_matrices_take(native: library.NativeLibrary, root: Path, name: str) -> None:
     folder, _ = checkpoint(root, name)
     config, sizes = load_model_config(folder), []
 
     class Counted(NativeKit):
-        def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear:
+        def _packed(
+            self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False
+        ) -> NativeLinear | OrderedLinear:
             built = super()._packed(ref, reader, is_gated=is_gated)
-            taken = sum(tensor.nbytes for tensor in built.matrix.tensors)
+            linear = built.inner if isinstance(built, OrderedLinear) else built
+            assert isinstance(linear, NativeLinear)
+            taken = sum(tensor.nbytes for tensor in linear.matrix.tensors)
             sizes.append((ref.names, self.linear_bytes(ref, BF16), taken))
             return built
 

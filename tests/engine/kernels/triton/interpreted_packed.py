@@ -19,6 +19,8 @@ from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, r
 from weft.engine.kernels.triton.packed import PackedMatrix
 from weft.engine.kernels.triton.packed_layers import PackedLinear
 from weft.engine.kernels.triton.triton_kit import TritonKit
+from weft.engine.layers.ordered import OrderedLinear
+from weft.engine.layers.parts import Linear
 from weft.engine.models.config import load_model_config
 from weft.engine.run import components, kernel_choice, packed_trials
 from weft.engine.run import config as engine_config
@@ -43,6 +45,7 @@ def test_parity(check: Callable[[torch.device, torch.dtype], None]) -> None:
 
 FORMS = {
     "gptq": OWN["gptq zeros"],
+    "gptq order": OWN["gptq order"],
     "awq": OWN["awq"],
     "compressed-tensors": LIBRARIES["pack-quantized"],
     "fp8": own(written.fp8_blocks(32, 32), quant_method="fp8", weight_block_size=[32, 32]),
@@ -54,10 +57,12 @@ class Counted(TritonKit):
 
     num_packed = 0
 
-    def _packed(self, ref: WeightRef, reader: WeightReader) -> PackedLinear | None:
+    def _packed(self, ref: WeightRef, reader: WeightReader) -> Linear | None:
         linear = super()._packed(ref, reader)
-        if linear:
-            assert linear.matrix.nbytes == self.linear_bytes(ref, torch.float16)
+        inner = linear.inner if isinstance(linear, OrderedLinear) else linear
+        if inner:
+            assert isinstance(inner, PackedLinear)
+            assert inner.matrix.nbytes == self.linear_bytes(ref, torch.float16)
             self.num_packed += 1
         return linear
 
@@ -123,7 +128,7 @@ def test_ranks_have_their_parts(tmp_path: Path) -> None:
         for ref in matrices(folder, rank, 2):
             found = kit._packed(ref, reader(folder))
             if kit.packed_form(ref):
-                assert found is not None
+                assert isinstance(found, PackedLinear)
                 part = reader(folder).dense(ref)[0]
                 unpacked = found.matrix.unpack(torch.float32, num_rows=len(part))
                 torch.testing.assert_close(unpacked, part, atol=0, rtol=1e-3)
