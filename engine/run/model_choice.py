@@ -184,7 +184,8 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
         quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
         is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
         which = "they lie" if kit.keeps_floats else "they are integers"
-        kept = f"kept so where {which} in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
+        how = "in 8 bits" if quantization.rounds_tables else f"so where {which} in groups, else in {dtype}"
+        kept = f"kept {how if is_kept else f'in {dtype}'}"
     activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
     is_unscaled = model.quantization.has_kv_scales and config.options.kv_cache_dtype == "fp8"
     unscaled = "; K and V are rounded to fp8 without the checkpoint's scales" * is_unscaled

@@ -151,6 +151,8 @@ def random_groups(values: torch.Tensor, scheme: Scheme) -> Groups:
     scales = values[:, : -(-num_inputs // size)].abs() + 0.5
     if scheme.is_float and scheme.bits == 8:
         codes = (values * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    elif scheme.has_table:
+        codes = (values * 40).clamp(-127, 127).round().to(torch.int8)
     elif scheme.is_float:
         table = torch.tensor([*FP4, *(-value for value in FP4)], dtype=torch.int8, device=values.device)
         codes, scales = table[(codes + 8).int()], torch.exp2(scales.round() - 4)

@@ -72,6 +72,12 @@ class Groups:
         assert scales is not None
         return replace(self, values=values, scales=scales, zeros=zeros, group_of=group_of, offsets=offsets)
 
+    def without_table(self) -> "Groups":
+        """The same with int8 in place of float32 values of a table, from -1 to 1, which are rounded."""
+        if self.values.dtype != torch.float32:
+            return self
+        return replace(self, values=(self.values * 127).round().to(torch.int8), scales=self.scales / 127)
+
     def side_by_side(self) -> "tuple[Groups, torch.Tensor] | None":
         """The same with the inputs of each group in one place, and which these are; None if groups are not whole."""
         if self.group_of is None:

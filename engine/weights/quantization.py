@@ -81,7 +81,9 @@ def _mxfp4(config: Fields) -> Quantization:
 def _bitsandbytes(config: Fields) -> Quantization:
     is_4bit = config.flag("load_in_4bit", config.flag("_load_in_4bit", False))
     kind = (config.optional_text("bnb_4bit_quant_type") or "fp4") if is_4bit else "int8"
-    scheme = Scheme(4, is_float=True, has_table=True) if is_4bit else Scheme(8, activation_bits=8)
+    scheme = (
+        Scheme(4, 64, is_float=True, has_table=True, label=kind.upper()) if is_4bit else Scheme(8, activation_bits=8)
+    )
     plain = *_plain(config, "llm_int8_skip_modules"), _HEAD
     return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),), plain=plain)
 
@@ -288,7 +290,8 @@ _GGUF = {
     "Q4_K": Scheme(4, 32, has_zeros=True),
     "Q5_K": Scheme(5, 32, has_zeros=True),
     "Q6_K": Scheme(6, 16),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), Scheme(4, 32, is_float=True)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), Scheme(4, 32, is_float=True, has_table=True)),
+    "MXFP4": Scheme(4, 32, is_float=True),
 }
 """By type of a tensor; the values of the last three are those of tables of small integers."""
 

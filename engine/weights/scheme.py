@@ -19,7 +19,7 @@ class Scheme:
         activation_bits: What the checkpoint was made for; Weft keeps activations in the model's dtype.
         has_zeros: Whether groups have zero points or offsets, too.
         is_scattered: Whether groups are of any inputs.
-        has_table: Whether values are those of a table, which no kernel takes.
+        has_table: Whether values are those of a table, which is of integers of 8 bits or is rounded to these.
         label: The format's own name for it, if it has one.
     """
 
@@ -78,13 +78,18 @@ class Quantization:
 
     @property
     def has_integers(self) -> bool:
-        """Whether some matrices are stored as integers."""
-        return any(scheme.bits < 16 and not scheme.is_float for _, scheme in self.rules)
+        """Whether some matrices are stored as integers, or as values of a table."""
+        return any(scheme.bits < 16 and (scheme.has_table or not scheme.is_float) for _, scheme in self.rules)
+
+    @property
+    def rounds_tables(self) -> bool:
+        """Whether matrices have values of a table that is not of integers."""
+        return self.method == "bitsandbytes" and any(scheme.has_table for _, scheme in self.rules)
 
     @property
     def has_groups(self) -> bool:
-        """Whether some matrices are stored in groups that kernels take."""
-        return any(scheme.bits < 16 and not scheme.has_table for _, scheme in self.rules)
+        """Whether some matrices are stored in groups."""
+        return any(scheme.bits < 16 for _, scheme in self.rules)
 
     @property
     def has_fp8_activations(self) -> bool:

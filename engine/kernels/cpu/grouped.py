@@ -101,6 +101,7 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
     Args:
         wanted: The only form that will do.
     """
+    groups = groups.without_table()
     num_inputs, num_groups = groups.values.shape[1], groups.scales.shape[1]
     size = num_inputs if num_groups == 1 else groups.group_size
     group = 16 if size == 16 else 32
@@ -138,11 +139,10 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form that `rows_of` finds for a scheme, before anything is read."""
     size = scheme.group_size or in_features
     group = 16 if size == 16 else 32
-    is_taken = not (scheme.block or scheme.has_table or (scheme.is_float and scheme.bits == 8))
+    is_taken = not (scheme.block or (scheme.is_float and scheme.bits == 8))
     if not is_taken or in_features % 32 or size % group:
         return None
-    is_table = scheme.label.startswith("IQ4")  # of wide integers; floats of 4 bits are up to 12 halves
-    bits = 8 if is_table else 5 if scheme.is_float else scheme.bits
+    bits = 8 if scheme.has_table else 5 if scheme.is_float else scheme.bits  # floats of 4 bits are up to 12 halves
     return Form(_bits(bits, group), group, scheme.has_zeros)
 
 

@@ -190,9 +190,9 @@ class PackedMatrix:
 
 def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form of a matrix that a checkpoint has so, before anything is read; None if it is not kept so."""
-    if scheme.bits > 8 or scheme.has_table or (scheme.is_float and scheme.bits not in (4, 8)):
+    if scheme.bits > 8 or (scheme.is_float and scheme.bits not in (4, 8)):
         return None
-    is_fp4 = scheme.is_float and scheme.bits == 4 and not scheme.label.startswith("IQ4")  # a table of wide integers
+    is_fp4 = scheme.is_float and scheme.bits == 4 and not scheme.has_table
     is_int4 = scheme.bits <= 4 and not scheme.is_float
     kind: Kind = "fp4" if is_fp4 else "int4" if is_int4 else "fp8" if scheme.is_float and scheme.bits == 8 else "int8"
     size = scheme.block[1] if scheme.block else scheme.group_size
@@ -219,6 +219,7 @@ def pack(groups: Groups, wanted: Form | None = None) -> PackedMatrix | None:
     Args:
         wanted: The only form that will do.
     """
+    groups = groups.without_table()
     groups = groups if groups.offsets is None else _with_zeros(groups, groups.offsets)
     kind = _kind(groups) if wanted is None else wanted.kind
     codes = None if kind is None else _codes(groups.values, kind)

@@ -39,6 +39,7 @@ WRITE = {
     "gptq zeros": own(written.gptq(4, symmetric=False), bits=4, sym=False, **GPTQ),
     "gptq order": own(written.gptq(4, ordered=True), bits=4, **(GPTQ | {"desc_act": True})),
     "gptq 8 bits": own(written.gptq(8, size=-1), bits=8, sym=True, **(GPTQ | {"group_size": -1})),
+    "nf4": LIBRARIES["nf4"],
     "awq": own(written.awq(), quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
 }
 
