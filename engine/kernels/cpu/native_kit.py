@@ -69,24 +69,21 @@ class NativeKit(TorchKit):
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        return self._bytes(ref, self._storage_of(ref), dtype)
-
-    def _bytes(self, ref: WeightRef, storage: Storage, dtype: torch.dtype) -> int:
-        bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
+        storage = self._stored_form(ref) or self._plain_storage(ref)
         if isinstance(storage, Form):
+            bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
             return storage.num_bytes(ref.out_features, ref.in_features) + bias_bytes
         return super().linear_bytes(ref, dtype)
 
     @override
-    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_experts * self._bytes(ref.matrix, self._storage_of(ref.matrix), dtype)
-
-    def _storage_of(self, ref: WeightRef) -> Storage:
-        """How a matrix will be kept, as far as config.json says how the checkpoint has it."""
-        return self._stored_form(ref) or self._plain_storage(ref)
+    def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
+        if not experts.supports(gate_up, gating):
+            return super().experts_bytes(gate_up, down, gating, dtype)
+        return sum(ref.num_experts * self.linear_bytes(ref.matrix, dtype) for ref in (gate_up, down))
 
     def _stored_form(self, ref: WeightRef) -> Form | None:
-        if self._quantization is None:
+        """That in which a matrix is kept as the checkpoint has it, as far as config.json says; None for plain ones."""
+        if self._quantization is None or ref.scales:
             return None
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
         forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]
