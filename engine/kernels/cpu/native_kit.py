@@ -13,12 +13,13 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
-from weft.engine.kernels.cpu.grouped import Form, common_form, form_of, rows_of
+from weft.engine.kernels.cpu.grouped import Form, common_form, form_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Storage
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
 from weft.engine.kernels.cpu.run import fuse
+from weft.engine.kernels.cpu.tried_forms import TriedForms
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block
 from weft.engine.layers.convolution import CausalConvolution
@@ -66,6 +67,7 @@ class NativeKit(TorchKit):
         self._storage: Storage = _FORMS.get(storage, "bfloat16")
         self._quantization = quantization if storage == "bfloat16" else None
         self._library = library
+        self._forms = TriedForms(library)
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
@@ -87,7 +89,8 @@ class NativeKit(TorchKit):
             return None
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
         forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]
-        return common_form(forms) if len(forms) == len(schemes) else None
+        form = common_form(forms) if len(forms) == len(schemes) else None
+        return None if form is None or self._forms.is_wrong(form) else form
 
     def _plain_storage(self, ref: WeightRef) -> Storage:
         """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""
@@ -105,7 +108,7 @@ class NativeKit(TorchKit):
             groups = reader.groups(ref)
             if groups is not None:
                 storage: Storage
-                storage, weight = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
+                storage, weight = self._forms.rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
                 return NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
         return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._plain_storage(ref))
 
@@ -118,7 +121,7 @@ class NativeKit(TorchKit):
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
         return experts.NativeExperts(
-            self._library, gate_up, down, reader, gating, self._plain_storage, self._stored_form
+            self._library, gate_up, down, reader, gating, self._plain_storage, self._stored_form, self._forms
         )
 
     @override
