@@ -39,8 +39,8 @@ class LayerKit(Protocol):
     def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         """Bytes of memory that the result of `tied` takes."""
 
-    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        """Bytes of memory that a matrix of the result of `experts` takes."""
+    def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
+        """Bytes of memory that the result of `experts` takes."""
 
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         """A matrix with its bias."""

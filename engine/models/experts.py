@@ -62,6 +62,10 @@ class ExpertsSpec(FeedForwardSpec):
             self._follower(kit, reader),
         )
 
+    @override
+    def experts_bytes(self, kit: LayerKit, dtype: torch.dtype) -> int:
+        return kit.experts_bytes(self.gate_up, self.down, self.gating, dtype)
+
     def _shared(self, kit: LayerKit, reader: WeightReader) -> FeedForward | None:
         if self.shared is None:
             return None

@@ -43,11 +43,12 @@ class PartSpec:
 
 
 def _values(value: object) -> Iterator[object]:
-    """The values in the fields of a part, with nested parts and tuples taken apart."""
+    """The values in the fields of a part, then nested parts, and the values of these; tuples are taken apart."""
     if isinstance(value, tuple):
         for item in value:
             yield from _values(item)
     elif isinstance(value, PartSpec):
+        yield value
         yield from _values(tuple(getattr(value, field.name) for field in dataclasses.fields(value)))
     else:
         yield value
@@ -75,6 +76,10 @@ class FeedForwardSpec(PartSpec, ABC):
     @abstractmethod
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
         """Load it."""
+
+    def experts_bytes(self, kit: LayerKit, dtype: torch.dtype) -> int:
+        """Bytes in memory of its experts; those of parts in it count there."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +356,7 @@ class DecoderSpec(PartSpec):
         inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kit.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
-        num_bytes += sum(kit.experts_bytes(ref, dtype) for ref in self.weights if isinstance(ref, ExpertsRef))
+        num_bytes += sum(part.experts_bytes(kit, dtype) for part in _values(self) if isinstance(part, FeedForwardSpec))
         if self.positions is not None:
             num_types = self.token_types.out_features if self.token_types else 1
             num_bytes += num_types * self.positions.num_values * dtype.itemsize

@@ -122,7 +122,13 @@ def read_model(path: Path) -> GgufModel:
     files = parts(path)
     metadata, tensors = _read(files[0])
     for file in files[1:]:
-        for name, tensor in _read(file)[1].items():
+        own, of_part = _read(file)
+        if "general.alignment" not in own and (alignment := metadata.get("general.alignment", 32)) != 32:
+            raise GgufError(
+                f"{file.name} lacks general.alignment, which is {alignment} in {files[0].name}: where its tensors lie "
+                "cannot be told. Take the model in one file, or its safetensors"
+            )
+        for name, tensor in of_part.items():
             if name in tensors:
                 raise GgufError(f"{file.name}: tensor {name} is in another part, too")
             tensors[name] = tensor

@@ -30,6 +30,7 @@ _SAMPLING = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
 _ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"),
     *("<|return|>", "<|call|>", "<|end|>"),
@@ -108,19 +109,21 @@ def _cache() -> Path:
 def _make(model: GgufModel, versions: list[str], made: Path) -> None:
     config = describe(model, versions)
     tokenizer, tokenizer_config = describe_tokenizer(model)
-    contents = {
+    contents: dict[str, object] = {
         "config.json": config,
         "generation_config.json": _generation(model),
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
+        **_pooling(model),
     }
     cache, outer = made.parents[1], made.parent
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         whole = Path(scratch) / "whole"
-        (whole / made.name).mkdir(parents=True)
         for name, content in contents.items():
-            (whole / made.name / name).write_text(json.dumps(content), encoding="utf-8")
+            path = whole / made.name / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content), encoding="utf-8")
         try:
             whole.rename(outer)
         except OSError:
@@ -130,6 +133,19 @@ def _make(model: GgufModel, versions: list[str], made: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another start has removed it
                 if time.time() - old.stat().st_mtime > _UNUSED_S:
                     old.rename(Path(scratch) / old.name)
+
+
+def _pooling(model: GgufModel) -> dict[str, object]:
+    """The files of sentence-transformers by which a model is one for embeddings; llama.cpp's have length 1."""
+    number = model.optional("[ARCH].pooling_type", int) or 0
+    if not number:
+        return {}
+    if number not in _POOLING:
+        known = ", ".join(f"{known} {mode}" for known, mode in _POOLING.items())
+        raise GgufError(f"pooling_type {number} is not supported (supported: 0 none, {known}). Take the safetensors")
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    return {"modules.json": modules, "1_Pooling/config.json": {"pooling_mode": _POOLING[number]}}
 
 
 def _generation(model: GgufModel) -> dict[str, object]:

@@ -25,16 +25,22 @@ _TEKKEN = _CASES % ("", "") + r"|\p{N}" + _REST_OF_CASES
 _GPT4O = _CASES % (("(?i:'s|'t|'re|'ve|'m|'ll|'d)?",) * 2) + r"|\p{N}{1,3}" + _REST_OF_CASES
 
 _SPLITS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), _QWEN2),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
-    "tekken": _TEKKEN,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx", "lfm2"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"), (_QWEN2,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
+    "midm-2.0": (_LLAMA3,),
+    "tekken": (_TEKKEN,),
+    "seed-coder": (_WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"),
+    "viking": (" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"),
+    "minicpm5": (r"\p{N}{1,3}", _WORDS + r"|\p{N}+" + _REST),
 }
-_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jina-es", "jina-de", "roberta-bpe")
-_GPT2_WITH_DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone")
-_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken", "llama4")
+"""Patterns, each of which divides what those before it left; a match is a piece, and so is what lies between two."""
+_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jina-es", "jina-de", "roberta-bpe", "a.x-4.0", "mellum", "trillion")
+_GPT2_WITH_DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b")
+_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "midm-2.0", "minicpm5", "tekken", "llama4")
 """Where a piece of text that is a token as it is need not be reached by merges."""
-_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")
+_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "midm-2.0", "tekken")
 """Where a prompt has a token at its beginning unless the file says otherwise, as with SentencePiece's vocabularies."""
 _MAX_PIECE, _MAX_PIECES = 512, 1 << 23
 """Characters: of the longest piece that SentencePiece's trainer makes, and of all pieces that are cut up here."""
@@ -101,15 +107,15 @@ def _byte_level(model: GgufModel, ids: dict[str, int]) -> Json:
                         f"{', '.join((*_SPLITS, *_GPT2, *_GPT2_WITH_DIGITS))}). Take a newer file of the model, or its "
                         "safetensors")  # fmt: skip
     octets: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    before = [octets | {"use_regex": name not in _SPLITS}]
-    if name in _SPLITS:
-        before.insert(
-            0, {"type": "Split", "pattern": {"Regex": _SPLITS[name]}, "behavior": "Isolated", "invert": False}
-        )
-    elif name in _GPT2_WITH_DIGITS:
-        before.insert(0, {"type": "Digits", "individual_digits": True})
+    patterns = _SPLITS.get(name, ())
+    before: list[Json] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
+    ]
+    before += [{"type": "Digits", "individual_digits": True}] * (name in _GPT2_WITH_DIGITS)
+    before.append(octets | {"use_regex": not patterns})
     return {
-        "normalizer": {"type": "NFC"} if _SPLITS.get(name) == _QWEN2 else None,
+        "normalizer": {"type": "NFC"} if _QWEN2 in patterns else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": before},
         "decoder": octets | {"use_regex": True},
         "model": _bpe(ids, [merge.split(" ") for merge in merges], ignore_merges=name in _WHOLE_FIRST),

@@ -8,9 +8,10 @@ from math import inf
 import torch
 from typing_extensions import override
 
-from weft.engine.kernels.cpu.grouped import Form, GroupedRows, rows_of
+from weft.engine.kernels.cpu.grouped import Form, GroupedRows
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, Matrix, PackedMatrix, Storage, pack
+from weft.engine.kernels.cpu.tried_forms import TriedForms
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.routing import Gating
 from weft.engine.shared.errors import ModelError
@@ -49,20 +50,22 @@ class NativeExperts(Experts):
         reader: WeightReader,
         gating: Gating,
         storage: Callable[[WeightRef], Storage],
-        stored_form: Callable[[WeightRef], Form | None] = lambda ref: None,
+        stored_form: Callable[[WeightRef], Form | None],
+        forms: TriedForms,
     ) -> None:
         """Read and pack one expert after another; `supports` has to be asked first.
 
         Args:
             storage: How to keep matrices that are plain.
             stored_form: That of the groups that the checkpoint has and that are kept; None to read it plain.
+            forms: Refuses those that are wrong here, whose matrices are then read plain.
         """
         self.gating = gating
         self._matrices = []
         for ref, num_parts in ((gate_up, 2), (down, 1)):
             weights: Weights = iter(reader.experts(ref))
             kept = storage(ref.matrix)
-            if (form := stored_form(ref.matrix)) and (rows := _rows_of(reader, ref, form)):
+            if (form := stored_form(ref.matrix)) and (rows := _rows_of(reader, ref, form, forms)):
                 kept, weights = form, rows
             self._matrices.append(_PackedExperts(library, ref, num_parts, weights, kept))
         slope, cubic = _SLOPES[gating.activation]
@@ -133,7 +136,7 @@ class _PackedExperts:
         return outputs
 
 
-def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form) -> Weights | None:
+def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form, forms: TriedForms) -> Weights | None:
     """Experts as the checkpoint has them in groups; None if it does not, or the first cannot be kept in this form.
 
     Raises:
@@ -141,12 +144,12 @@ def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form) -> Weights | Non
     """
     stored = reader.expert_groups(ref)
     first = next(stored)
-    if first[0] is None or rows_of(first[0], form) is None:
+    if first[0] is None or forms.rows_of(first[0], form) is None:
         return None
 
     def rows() -> Weights:
         for index, (groups, bias) in enumerate(itertools.chain([first], stored)):
-            found = groups and rows_of(groups, form)
+            found = groups and forms.rows_of(groups, form)
             if not found:
                 raise ModelError(f"expert {index} of {ref.matrix.names[0]} is not quantized as the others are")
             yield found[1], bias

@@ -13,12 +13,13 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
-from weft.engine.kernels.cpu.grouped import Form, common_form, form_of, rows_of
+from weft.engine.kernels.cpu.grouped import Form, common_form, form_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Storage
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
 from weft.engine.kernels.cpu.run import fuse
+from weft.engine.kernels.cpu.tried_forms import TriedForms
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block
 from weft.engine.layers.convolution import CausalConvolution
@@ -68,32 +69,36 @@ class NativeKit(TorchKit):
         self._storage: Storage = _FORMS.get(storage, "bfloat16")
         self._quantization = quantization if storage == "bfloat16" else None
         self._library = library
+        self._forms = TriedForms(library)
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        return self._bytes(ref, self._storage_of(ref), dtype)
+        return self._bytes(ref, self._stored_form(ref) or self._plain_storage(ref), dtype)
 
     def _bytes(self, ref: WeightRef, storage: Storage, dtype: torch.dtype) -> int:
-        bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
         if isinstance(storage, Form):
+            bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
             return storage.num_bytes(ref.out_features, ref.in_features) + bias_bytes
         return super().linear_bytes(ref, dtype)
 
     @override
-    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        storage = self._expert_form(ref.matrix) or self._plain_storage(ref.matrix)
-        return ref.num_experts * self._bytes(ref.matrix, storage, dtype)
-
-    def _storage_of(self, ref: WeightRef) -> Storage:
-        """How a matrix will be kept, as far as config.json says how the checkpoint has it."""
-        return self._stored_form(ref) or self._plain_storage(ref)
+    def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
+        if not experts.supports(gate_up, gating):
+            return super().experts_bytes(gate_up, down, gating, dtype)
+        matrices = [(ref.num_experts, ref.matrix, self._expert_form(ref.matrix)) for ref in (gate_up, down)]
+        return sum(
+            number * self._bytes(matrix, form or self._plain_storage(matrix), dtype)
+            for number, matrix, form in matrices
+        )
 
     def _stored_form(self, ref: WeightRef) -> Form | None:
-        if self._quantization is None:
+        """That in which a matrix is kept as the checkpoint has it, as far as config.json says; None for plain ones."""
+        if self._quantization is None or ref.scales:
             return None
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
         forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]
-        return common_form(forms) if len(forms) == len(schemes) else None
+        form = common_form(forms) if len(forms) == len(schemes) else None
+        return None if form is None or self._forms.is_wrong(form) else form
 
     def _expert_form(self, ref: WeightRef) -> Form | None:
         """As `_stored_form`; all experts get the same inputs, in one order."""
@@ -116,7 +121,7 @@ class NativeKit(TorchKit):
             groups = reader.groups(ref)
             if groups is not None:
                 storage: Storage
-                found, order = packed_in_order(groups, rows_of)
+                found, order = packed_in_order(groups, self._forms.rows_of)
                 storage, weight = found or ("bfloat16", groups.dequantize(torch.bfloat16))
                 linear = NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
                 return linear if order is None else OrderedLinear(linear, order)
@@ -131,7 +136,7 @@ class NativeKit(TorchKit):
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
         return experts.NativeExperts(
-            self._library, gate_up, down, reader, gating, self._plain_storage, self._expert_form
+            self._library, gate_up, down, reader, gating, self._plain_storage, self._expert_form, self._forms
         )
 
     @override

@@ -49,8 +49,8 @@ class TorchKit(LayerKit):
         return self.linear_bytes(ref, dtype) * (2 if self._tied_linear(dtype) is OnednnLinear else 1)
 
     @override
-    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_values * dtype.itemsize
+    def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
+        return (gate_up.num_values + down.num_values) * dtype.itemsize
 
     @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:

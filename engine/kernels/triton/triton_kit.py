@@ -123,10 +123,13 @@ class TritonKit(TorchKit):
         return ref.num_values * dtype.itemsize if self._storage == "none" else self.linear_bytes(ref, dtype)
 
     @override
-    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        if self._expert_form(ref.matrix) is None:
-            return super().experts_bytes(ref, dtype)
-        return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
+    def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
+        return sum(
+            ref.num_experts * self.linear_bytes(ref.matrix, dtype)
+            if self._expert_form(ref.matrix)
+            else ref.num_values * dtype.itemsize
+            for ref in (gate_up, down)
+        )
 
     @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:

@@ -19,7 +19,9 @@ from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
 from weft.engine.weights.decoded import DecodedSource
 from weft.engine.weights.formats import DenseReader
 from weft.engine.weights.gguf import GgufSource
@@ -128,6 +130,16 @@ def test_factors_of_frequencies_are_those_of_llama_3(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = reference(prompt[None]).logits[0]
     torch.testing.assert_close(Runner(made_folder(file)).run([prompt], 64)[0], expected, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_the_pooling_of_a_model_for_embeddings(tmp_path: Path, number: int, kind: str) -> None:
+    """Such a file generated, and as a model for embeddings it took the last token, whatever it says."""
+    checkpoint = Checkpoint("qwen3", SMALL | {"num_hidden_layers": 1})
+    file, _ = gguf_files.write_model(tmp_path / "model", "qwen3", checkpoint, mixed, pooling_type=number)
+    task = find_task(folder := made_folder(file), "auto")
+    model = read_vector_model(folder, task, load_model_config(folder), EngineOptions(model=str(folder)))
+    assert model is not None and (task.name, model.kind, model.is_finished) == ("embed", kind, True)
 
 
 def test_a_common_mixture_stays_packed(tmp_path: Path) -> None:

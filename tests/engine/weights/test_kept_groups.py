@@ -1,5 +1,7 @@
 """Matrices that a checkpoint has as integers in groups stay so on a CPU: their bytes, their answers, their experts."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.experts import NativeExperts
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.ordered import OrderedLinear
 from weft.engine.layers.routing import Gating
@@ -24,6 +27,7 @@ from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
+from weft.engine.weights.scheme import Quantization, Scheme
 
 __all__ = ["root"]
 
@@ -83,8 +87,8 @@ def test_experts_with_scattered_groups_are_dequantized(native: library.NativeLib
         def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
             built = super().experts(gate_up, down, reader, gating)
             assert isinstance(built, NativeExperts)
-            for ref, matrix in zip((gate_up, down), built._matrices, strict=True):
-                found.append((self.experts_bytes(ref, BF16), sum(tensor.nbytes for tensor in matrix._matrix.tensors)))
+            taken = sum(tensor.nbytes for matrix in built._matrices for tensor in matrix._matrix.tensors)
+            found.append((self.experts_bytes(gate_up, down, gating, BF16), taken))
             return built
 
     kit = Counted(native, quantization=config.quantization)
@@ -114,6 +118,37 @@ def test_the_plan_is_what_matrices_take(native: library.NativeLibrary, root: Pat
     if name == "pack order":  # its config.json does not say that the head is plain
         wrong = wrong[1:]
     assert sizes and not wrong
+
+
+def test_the_plan_of_experts_that_no_kernel_computes_is_what_they_take(
+    native: library.NativeLibrary, tmp_path: Path
+) -> None:
+    """They are dequantized, and were planned as they are stored, at a quarter."""
+    base = Checkpoint("qwen3_moe", dict(BASES["experts"].changes) | {"hidden_act": "relu"})
+    write_checkpoint(base, tmp_path / "base")
+    (folder := tmp_path / "quantized").mkdir()
+    WRITE["gptq"](tmp_path / "base", folder)
+    config, taken = load_model_config(folder), []
+
+    class Counted(NativeKit):
+        def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+            built = super().experts(gate_up, down, reader, gating)
+            assert isinstance(built, TorchExperts)
+            taken.append(built.gate_up.nbytes + built.down.nbytes)
+            return built
+
+    kit, spec = Counted(native, quantization=config.quantization), decoder_spec(config)
+    load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
+    assert spec.embedding is not None
+    others = sum(kit.linear_bytes(matrix, BF16) for matrix in spec.matrices) + 2 * spec.embedding.num_values
+    others += sum(tensor.num_bytes(BF16) for tensor in spec.tensors)
+    assert spec.weights_bytes(kit, BF16) == others + sum(taken)
+
+
+def test_a_matrix_that_is_scaled_while_it_is_read_is_planned_plain(native: library.NativeLibrary) -> None:
+    kit = NativeKit(native, quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
+    ref = WeightRef(("m",), (64,), 64)
+    assert kit.linear_bytes(ref, BF16) < kit.linear_bytes(replace(ref, scales=(0.5,)), BF16) == 64 * 64 * 2
 
 
 def test_the_plan_of_random_weights_is_that_of_plain_ones(native: library.NativeLibrary, root: Path) -> None:

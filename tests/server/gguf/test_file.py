@@ -77,6 +77,15 @@ def test_parts_make_one_model(tmp_path: Path) -> None:
         read_model(parts[0])
 
 
+def test_parts_of_unknown_alignment_are_refused(tmp_path: Path) -> None:
+    """The `gguf` package aligns them as the first, which alone says how: their tensors were read from other places."""
+    write(tmp_path / "m.gguf", 3, 4096, split_max_tensors=2)
+    with pytest.raises(
+        GgufError, match=r"^m-00002-of-00002\.gguf lacks general\.alignment, which is 4096 in m-00001-of-"
+    ):
+        read_model(tmp_path / "m-00001-of-00002.gguf")
+
+
 def test_every_truncation_is_said(tmp_path: Path) -> None:
     whole = write(tmp_path / "a.gguf").read_bytes()
     path = tmp_path / "cut.gguf"

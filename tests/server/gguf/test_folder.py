@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
 from weft.server.gguf import folder
-from weft.server.gguf.file import GgufModel
+from weft.server.gguf.file import GgufError, GgufModel
 from weft.server.gguf.folder import choose, made_folder
 
 SIZES: dict[str, object] = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -92,3 +92,14 @@ def test_all_that_ends_an_answer(architecture: str, tokens: list[str], ids: dict
 def test_files_beside_those_of_a_model_are_no_models() -> None:
     beside = ["imatrix_unsloth.gguf", "m-imatrix.gguf", "m.IMATRIX.gguf", "mmproj-F16.gguf", "m-mmproj-BF16.gguf"]
     assert choose([*beside, "m-imatrix-Q4_K_M.gguf"], None) == ["m-imatrix-Q4_K_M.gguf"]
+
+
+@pytest.mark.parametrize("says", [{}, {"qwen3.pooling_type": 0}])
+def test_a_model_without_pooling_generates(says: dict[str, int]) -> None:
+    assert folder._pooling(GgufModel((), {"general.architecture": "qwen3", **says}, {})) == {}
+
+
+def test_a_pooling_that_is_not_supported_is_named() -> None:
+    """Such as that of a reranker."""
+    with pytest.raises(GgufError, match=r"^pooling_type 4 is not supported \(supported: 0 none, 1 mean, 2 cls, 3 last"):
+        folder._pooling(GgufModel((), {"general.architecture": "qwen3", "qwen3.pooling_type": 4}, {}))

@@ -92,6 +92,31 @@ def test_byte_level(tmp_path: Path, pre: str) -> None:
         assert tokenizer.decode(ids) == backend.decode(ids)
 
 
+TEXT = "It's 1234, 你好!\n\n x"
+DIGITS = ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("midm-2.0", ["It", "'s", " ", "123", "4", ",", " 你好", "!\n\n", " x"]),
+        ("minicpm5", ["It", "'s", " ", "123", "4", ",", " 你好", "!\n\n", " x"]),
+        ("seed-coder", ["It", "'s", " ", *DIGITS, ",", " 你好", "!", "\n\n", " x"]),
+        ("deepseek-coder", ["It", "'", "s", " ", *DIGITS, ",", " ", "你好", "!", "\n", "\n", " x"]),
+        ("viking", ["It's", " ", *DIGITS, ",", " 你好", "!\n\n", " x"]),
+        ("minerva-7b", ["It", "'s", " ", *DIGITS, ",", " 你好", "!", "\n\n", " x"]),
+        *((name, ["It", "'s", " 1234", ",", " 你好", "!", "\n\n", " x"]) for name in ("trillion", "mellum", "a.x-4.0")),
+    ],
+)
+def test_how_text_is_split(pre: str, pieces: list[str]) -> None:
+    """Files with these names were refused."""
+    values = {"model": "gpt2", "pre": pre, "tokens": ["a", "b", "ab"], "merges": ["a b"]}
+    described, _ = describe_tokenizer(GgufModel((), {f"tokenizer.ggml.{key}": values[key] for key in values}, {}))
+    splitter = tokenizers.Tokenizer.from_str(json.dumps(described)).pre_tokenizer
+    assert splitter is not None
+    assert [TEXT[start:end] for _, (start, end) in splitter.pre_tokenize_str(TEXT)] == pieces
+
+
 @pytest.mark.parametrize("has_prefix", [True, False])
 def test_sentencepiece(tmp_path: Path, has_prefix: bool) -> None:
     own = _train(tmp_path, "bpe", **_LLAMA, add_dummy_prefix=has_prefix)

@@ -69,7 +69,7 @@ class Counted(TritonKit):
     def packed_experts(self, ref: ExpertsRef, reader: WeightReader) -> tuple[PackedMatrix, torch.Tensor | None] | None:
         found = super().packed_experts(ref, reader)
         if found and found[1] is not None:
-            assert found[0].nbytes + found[1].nbytes == self.experts_bytes(ref, torch.float16)
+            assert found[0].nbytes + found[1].nbytes == ref.num_experts * self.linear_bytes(ref.matrix, torch.float16)
             self.num_packed += 1
         return found
 
