@@ -42,24 +42,19 @@ class Opened:
     hash_key: bytes | None
 
 
-def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object], *, is_cuda: bool) -> Opened | None:
+def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object]) -> Opened | None:
     """Open the tier, or None if none is asked for.
 
     Args:
         facts: Beside the files of the model and the options, what the bytes of a block depend on.
 
     Raises:
-        ModelError: The options are not possible here.
+        ModelError: The folder cannot be used.
     """
-    if options.kv_offload and not is_cuda:
-        raise ModelError(
-            "kv_offload keeps blocks in the host's memory, where the KV cache of a CPU is anyway: raise "
-            "kv_cache_memory, or keep them on disk with kv_offload_dir"
-        )
     if options.kv_offload_dir is None:
         return Opened(OffloadTier(blocks, options.kv_offload, None), None) if options.kv_offload else None
     is_shared = options.kv_role != "none"
-    root = Path(options.kv_offload_dir)
+    root = Path(options.kv_offload_dir).expanduser()
     try:
         name = _fingerprint(Path(options.model), [*facts, *blocks.row_bytes], is_shared=is_shared)
         files = BlockFiles(root / name, options.kv_offload_disk, is_shared=is_shared)
@@ -102,10 +97,11 @@ def _content(path: Path) -> str:
 
 def _remove_unused(root: Path, name: str) -> None:
     for folder in root.iterdir():
-        lock = folder / "lock"
-        if folder.name == name or not lock.is_file() or time.time() - lock.stat().st_mtime < _UNUSED_S:
-            continue
-        with contextlib.suppress(BlockingIOError), lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            logger.info("removing %s, which has been unused for a week", folder)
-            shutil.rmtree(folder)
+        with contextlib.suppress(OSError):  # it is in use, another user's, or something else
+            used_time = max((folder / each).stat().st_mtime for each in ("lock", "."))  # of a start, of a write
+            if folder.name == name or time.time() - used_time < _UNUSED_S:
+                continue
+            with (folder / "lock").open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                logger.info("removing %s, which has been unused for a week", folder)
+                shutil.rmtree(folder)
