@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.block_files import BlockFiles
+from weft.engine.offload.block_files import BlockFiles, file_bytes
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import format_size
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.shared.model_files import describe
 
@@ -49,8 +50,16 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
         facts: Beside the files of the model and the options, what the bytes of a block depend on.
 
     Raises:
-        ModelError: The folder cannot be used.
+        ModelError: The folder cannot be used, or not a single block would be kept.
     """
+    for name, least in (
+        ("kv_offload", max(map(blocks.host_bytes, range(len(blocks.row_bytes))))),
+        ("kv_offload_disk", max(map(file_bytes, blocks.row_bytes))),
+    ):
+        if 0 < (given := getattr(options, name)) < least:
+            raise ModelError(
+                f"{name} must be at least {format_size(least)}, which a block takes, got {format_size(given)}"
+            )
     if options.kv_offload_dir is None:
         return Opened(OffloadTier(blocks, options.kv_offload, None), None) if options.kv_offload else None
     is_shared = options.kv_role != "none"

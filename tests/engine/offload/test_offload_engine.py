@@ -16,7 +16,9 @@ from tests.engine.models.test_state_space_families import CASES
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.engine import Engine
+from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.offload_tier import OffloadTier
+from weft.engine.offload.open_tier import open_tier
 from weft.engine.run import config as engine_config
 from weft.engine.run import startup
 from weft.engine.run.startup import Started, start
@@ -171,6 +173,16 @@ def test_the_host_has_room_for_what_it_is_to_keep(monkeypatch: pytest.MonkeyPatc
         ModelError, match=r"^kv_offload must be at most 7.00 GB, the free memory of the host, got 8.00 GB$"
     ):
         engine_config._check_offload(more, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["kv_offload", "kv_offload_disk"])
+def test_a_size_too_small_for_any_block_is_refused(tmp_path: Path, name: str) -> None:
+    """32 instead of 32GiB was 32 bytes, and nothing was ever kept."""
+    options = EngineOptions(model=str(DEMO_MODEL), kv_offload_dir=str(tmp_path), **{name: 32})
+    blocks = BlockBytes([[torch.zeros(2, 4096)], [torch.zeros(2, 8192)]], torch.device("cpu"))
+    with pytest.raises(ModelError, match=rf"^{name} must be at least 3\d\.\d kB, which a block takes, got 32 B$"):
+        open_tier(options, blocks, [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_engines_of_a_model_do_not_share_a_folder(tmp_path: Path) -> None:
