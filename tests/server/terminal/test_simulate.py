@@ -100,11 +100,13 @@ def test_the_command_predicts_from_known_costs(tmp_path: pathlib.Path) -> None:
     costs.write_bytes(msgspec.json.encode(known_costs(max_num_seqs=8)))
     trace = written(tmp_path / "trace.jsonl", *[LINE] * 4)
 
-    events = {"WEFT_KV_EVENTS": "tcp://*:1", "WEFT_KV_EVENTS_REPLAY": "tcp://*:2"}  # as a server has them
+    # As a server has them. Made-up prompts were written to the folder, in the place of what others had there.
+    shared = {"WEFT_KV_EVENTS": "tcp://*:1", "WEFT_KV_EVENTS_REPLAY": "tcp://*:2"}
+    shared |= {"WEFT_KV_OFFLOAD_DIR": str(tmp_path / "kv"), "WEFT_KV_ROLE": "both", "WEFT_KV_OFFLOAD": "1GiB"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "weft.server", "simulate", str(trace), "--costs", str(costs), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ | events | {"COLUMNS": "100"})
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | shared | {"COLUMNS": "100"})
 
     done = run("--max-num-seqs", "8", "--replicas", "1", "--replicas", "2")
     assert done.returncode == 0, done.stderr
