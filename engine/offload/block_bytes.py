@@ -23,6 +23,11 @@ class BlockBytes:
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
         self.row_bytes = tuple(sum(tensor.shape[1] for tensor in tensors) for tensors in self._groups)
 
+    def host_bytes(self, group: int) -> int:
+        """What a row takes in the memory of the host, which torch pins in powers of two."""
+        size = self.row_bytes[group]
+        return 1 << (size - 1).bit_length() if self._is_cuda else size
+
     def read(self, group: int, block: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Copy a block, behind all launched steps.
 

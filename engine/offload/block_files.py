@@ -152,7 +152,7 @@ class BlockFiles:
             OSError: The disk is full or broken. Then nothing is left of the file.
         """
         data = row.numpy().data
-        size = _disk_bytes(_HEADER.size + len(data))
+        size = file_bytes(len(data))
         if size > self._max_bytes:
             return 0
         self._make_room(size)
@@ -236,6 +236,11 @@ class BlockFiles:
     def _path(self, key: Key) -> Path:
         group, block_hash = key
         return self._folder / f"{group}-{block_hash.hex()}{_ENDING}"
+
+
+def file_bytes(row_bytes: int) -> int:
+    """What the file of a row takes on disk."""
+    return _disk_bytes(_HEADER.size + row_bytes)
 
 
 def _key_of(name: str) -> Key | None:

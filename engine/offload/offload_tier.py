@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 class _Row:
     """A block in the host's memory; `copied` is None on the CPU, where a copy is made at once."""
 
+    num_bytes: int
     data: torch.Tensor
     copied: torch.cuda.Event | None
 
@@ -72,7 +73,7 @@ class _Rows:
     def make_room(self, num_bytes: int) -> bool:
         """Forget the least recently used until num_bytes fit; returns whether they ever can."""
         while self._rows and not self.has_room(num_bytes):
-            self._num_bytes -= len(self._rows.popitem(last=False)[1].data)
+            self._num_bytes -= self._rows.popitem(last=False)[1].num_bytes
         return self.has_room(num_bytes)
 
     def get(self, key: Key) -> _Row | None:
@@ -84,11 +85,11 @@ class _Rows:
     def add(self, key: Key, row: _Row) -> None:
         self.pop(key)
         self._rows[key] = row
-        self._num_bytes += len(row.data)
+        self._num_bytes += row.num_bytes
 
     def pop(self, key: Key) -> None:
         row = self._rows.pop(key, None)
-        self._num_bytes -= len(row.data) if row else 0
+        self._num_bytes -= row.num_bytes if row else 0
 
 
 class _Rate:
@@ -157,7 +158,7 @@ class OffloadTier(BlockTier):
 
     @override
     def keep(self, evicted: CachedBlock) -> None:
-        key, num_bytes = (evicted.group, evicted.block_hash), self._blocks.row_bytes[evicted.group]
+        key, num_bytes = (evicted.group, evicted.block_hash), self._blocks.host_bytes(evicted.group)
         with self._lock:
             is_on_disk = self._files is not None and self._files.has(key)
             is_rare = not is_on_disk and self._unwritten.get(key) is None
@@ -169,7 +170,7 @@ class OffloadTier(BlockTier):
             if not is_kept and not is_written:
                 self.counters.kv_offload_dropped_blocks += is_rare
                 return
-            row = row or _Row(*self._blocks.read(evicted.group, evicted.block))
+            row = row or _Row(num_bytes, *self._blocks.read(evicted.group, evicted.block))
             if is_kept:
                 self._kept.add(key, row)
             if is_written:
@@ -190,7 +191,7 @@ class OffloadTier(BlockTier):
 
     @override
     def has_room(self, group: int) -> bool:
-        return self._unwritten.has_room(self._blocks.row_bytes[group]) or time.monotonic() < self._rest_until
+        return self._unwritten.has_room(self._blocks.host_bytes(group)) or time.monotonic() < self._rest_until
 
     @override
     def flush(self) -> "Future[None]":

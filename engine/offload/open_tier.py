@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.block_files import BlockFiles
+from weft.engine.offload.block_files import BlockFiles, file_bytes
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import format_size
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.shared.model_files import describe
 
@@ -42,24 +43,27 @@ class Opened:
     hash_key: bytes | None
 
 
-def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object], *, is_cuda: bool) -> Opened | None:
+def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object]) -> Opened | None:
     """Open the tier, or None if none is asked for.
 
     Args:
         facts: Beside the files of the model and the options, what the bytes of a block depend on.
 
     Raises:
-        ModelError: The options are not possible here.
+        ModelError: The folder cannot be used, or not a single block would be kept.
     """
-    if options.kv_offload and not is_cuda:
-        raise ModelError(
-            "kv_offload keeps blocks in the host's memory, where the KV cache of a CPU is anyway: raise "
-            "kv_cache_memory, or keep them on disk with kv_offload_dir"
-        )
+    for name, least in (
+        ("kv_offload", max(map(blocks.host_bytes, range(len(blocks.row_bytes))))),
+        ("kv_offload_disk", max(map(file_bytes, blocks.row_bytes))),
+    ):
+        if 0 < (given := getattr(options, name)) < least:
+            raise ModelError(
+                f"{name} must be at least {format_size(least)}, which a block takes, got {format_size(given)}"
+            )
     if options.kv_offload_dir is None:
         return Opened(OffloadTier(blocks, options.kv_offload, None), None) if options.kv_offload else None
     is_shared = options.kv_role != "none"
-    root = Path(options.kv_offload_dir)
+    root = Path(options.kv_offload_dir).expanduser()
     try:
         name = _fingerprint(Path(options.model), [*facts, *blocks.row_bytes], is_shared=is_shared)
         files = BlockFiles(root / name, options.kv_offload_disk, is_shared=is_shared)
@@ -102,10 +106,11 @@ def _content(path: Path) -> str:
 
 def _remove_unused(root: Path, name: str) -> None:
     for folder in root.iterdir():
-        lock = folder / "lock"
-        if folder.name == name or not lock.is_file() or time.time() - lock.stat().st_mtime < _UNUSED_S:
-            continue
-        with contextlib.suppress(BlockingIOError), lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            logger.info("removing %s, which has been unused for a week", folder)
-            shutil.rmtree(folder)
+        with contextlib.suppress(OSError):  # it is in use, another user's, or something else
+            used_time = max((folder / each).stat().st_mtime for each in ("lock", "."))  # of a start, of a write
+            if folder.name == name or time.time() - used_time < _UNUSED_S:
+                continue
+            with (folder / "lock").open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                logger.info("removing %s, which has been unused for a week", folder)
+                shutil.rmtree(folder)

@@ -12,6 +12,7 @@ import torch
 
 from weft.engine.models.facts import ModelFacts
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import format_size
 from weft.engine.shared.messages import EngineOptions
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -94,6 +95,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
     if model.is_bidirectional:
         max_model_len = min(max_model_len, max_num_batched_tokens)
     _check_ranks(options, device)
+    _check_offload(options, device)
     dtype = _DTYPES.get(options.dtype, model.dtype)
     _check_quantization(options, device, dtype)
     return EngineConfig(
@@ -131,15 +133,29 @@ def _name(dtype: torch.dtype) -> str:
 
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     """Refuse what several ranks cannot do yet."""
-    has_offload = bool(options.kv_offload or options.kv_offload_dir)
+    offload = "kv_offload" if options.kv_offload else "kv_offload_dir"
     for name, value, other, is_asked in (
         ("tensor_parallel_size", options.tensor_parallel_size, "deterministic", options.deterministic),  # for its sums
-        ("pipeline_parallel_size", options.pipeline_parallel_size, "kv_offload", has_offload),
+        ("pipeline_parallel_size", options.pipeline_parallel_size, offload, getattr(options, offload)),
     ):
         if value > 1 and is_asked:
             raise ModelError(f"{name} {value} does not go together with {other}")
     if options.num_ranks > 1 and device.type == "cuda":
         check_gpus(options)
+
+
+def _check_offload(options: EngineOptions, device: torch.device) -> None:
+    """Refuse evicted blocks that have no folder to be shared in, or no room in the host's memory."""
+    if options.kv_role != "none" and not options.kv_offload_dir:
+        raise ModelError(f"kv_role {options.kv_role} needs kv_offload_dir, the folder that engines share")
+    if options.kv_offload and device.type == "cpu":
+        raise ModelError(
+            "kv_offload keeps blocks in the host's memory, where the KV cache of a CPU is anyway: raise "
+            "kv_cache_memory, or keep them on disk with kv_offload_dir"
+        )
+    if options.kv_offload > (most := available_memory_bytes(torch.device("cpu"))):
+        given = format_size(options.kv_offload)
+        raise ModelError(f"kv_offload must be at most {format_size(most)}, the free memory of the host, got {given}")
 
 
 def check_gpus(options: EngineOptions) -> None:

@@ -214,8 +214,6 @@ def _open_offload(
     Args:
         weights: How a quantized checkpoint has its weights, and how they are kept; None for other checkpoints.
     """
-    if config.options.kv_role != "none" and not config.options.kv_offload_dir:
-        raise ModelError(f"kv_role {config.options.kv_role} needs kv_offload_dir, the folder that engines share")
     if not (config.options.kv_offload or config.options.kv_offload_dir):
         return None
     if not _caches_prefixes(config, plan) or any(isinstance(group.spec, ModuleCache) for group in groups):
@@ -232,7 +230,7 @@ def _open_offload(
     )
     device = config.device
     blocks = RankedBlocks(tensors, shared, device, ranks.send_each) if ranks else BlockBytes(tensors, device)
-    return open_tier(options, blocks, facts, is_cuda=device.type == "cuda")
+    return open_tier(options, blocks, facts)
 
 
 def _caches_prefixes(config: EngineConfig, plan: MemoryPlan) -> bool:

@@ -7,7 +7,6 @@ replaces the replicas one after the other. A Ray of its own ends with it, at the
 import contextlib
 import logging
 import os
-import pathlib
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -71,8 +70,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
     from weft.server.ray.app import build_app
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    if settings.model and (folder := pathlib.Path(settings.model).expanduser()).is_dir():
-        settings = settings.model_copy(update={"model": str(folder.resolve())})
+    settings = _placed(settings)
     try:
         with _connected(ray, address):
             if address != LOCAL:
@@ -99,6 +97,19 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
     except _StoppedError:
         pass
     return 0
+
+
+def _placed(settings: Settings) -> Settings:
+    """The settings with absolute paths, since a replica runs in another folder. What is not there is a hub id."""
+
+    def place(path: str | None, *, is_new: bool = False) -> str | None:
+        found = None if path is None or path == "ngram" else os.path.abspath(os.path.expanduser(path))
+        return found if found and (is_new or os.path.exists(found)) else path
+
+    paths: dict[str, object] = {name: place(getattr(settings, name)) for name in ("model", "speculative")}
+    paths |= {name: place(getattr(settings, name), is_new=True) for name in ("kv_offload_dir", "data_dir")}
+    adapters = {name: place(folder) for name, folder in settings.lora.items()}
+    return settings.model_copy(update=paths | {"lora": adapters})
 
 
 def _run(serve: Any, app: Any, prefill_app: Any | None) -> None:

@@ -246,8 +246,8 @@ def simulate(
     if resolved.settings.nnodes > 1:
         raise StartError("nnodes: weft simulate measures steps on this machine alone")
     settings = _found(resolved.settings)
-    nobody_listens = dict.fromkeys(("kv_events", "kv_events_topic", "kv_events_replay"))
-    settings = settings.model_copy(update=nobody_listens)
+    shared = dict.fromkeys(("kv_events", "kv_events_topic", "kv_events_replay", "kv_offload_dir"))
+    settings = settings.model_copy(update={**shared, "kv_offload": 0, "kv_role": "none"})
     simulate(engine_options(settings, pathlib.Path(settings.model or "")), trace, replicas, hash_tokens, costs)
 
 

@@ -177,7 +177,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     """For a terminal; times in milliseconds, at the median, of 90 and of 99 in 100."""
     made = Table()
     for title in ("replicas", "first token ms", "next token ms", "tokens/s", "cached", "busy", "refused"):
-        made.add_column(title, justify="right")
+        made.add_column(title, justify="right", overflow="fold")
     for one in outcomes:
         times = (
             " ".join(f"{one.percentile(name, percent):,.0f}" for percent in (50, 90, 99))

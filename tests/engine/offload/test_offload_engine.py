@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from tests.checkpoints import write_checkpoint
 from tests.engine.guidance.demo import DEMO_MODEL
@@ -15,7 +16,10 @@ from tests.engine.models.test_state_space_families import CASES
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.engine import Engine
+from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.offload_tier import OffloadTier
+from weft.engine.offload.open_tier import open_tier
+from weft.engine.run import config as engine_config
 from weft.engine.run import startup
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
@@ -157,6 +161,28 @@ def test_what_is_impossible_is_refused(tmp_path: Path, changes: dict[str, object
     options = EngineOptions(model=str(DEMO_MODEL), device="cpu", kv_offload_dir=str(tmp_path))
     with pytest.raises(ModelError, match=fault):
         start(msgspec.structs.replace(options, **changes), "epoch")
+
+
+def test_the_host_has_room_for_what_it_is_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More was accepted, and the operating system's out-of-memory killer came when it was used."""
+    monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: 7_000_000_000)
+    options = EngineOptions(model="model", kv_offload=7_000_000_000)
+    engine_config._check_offload(options, torch.device("cuda"))
+    more = msgspec.structs.replace(options, kv_offload=8_000_000_000)
+    with pytest.raises(
+        ModelError, match=r"^kv_offload must be at most 7.00 GB, the free memory of the host, got 8.00 GB$"
+    ):
+        engine_config._check_offload(more, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["kv_offload", "kv_offload_disk"])
+def test_a_size_too_small_for_any_block_is_refused(tmp_path: Path, name: str) -> None:
+    """32 instead of 32GiB was 32 bytes, and nothing was ever kept."""
+    options = EngineOptions(model=str(DEMO_MODEL), kv_offload_dir=str(tmp_path), **{name: 32})
+    blocks = BlockBytes([[torch.zeros(2, 4096)], [torch.zeros(2, 8192)]], torch.device("cpu"))
+    with pytest.raises(ModelError, match=rf"^{name} must be at least 3\d\.\d kB, which a block takes, got 32 B$"):
+        open_tier(options, blocks, [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_engines_of_a_model_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -171,6 +171,20 @@ def test_the_host_keeps_the_most_recently_used(cache: Cache) -> None:
     tier.close()
 
 
+def test_the_host_gives_no_more_than_it_was_asked_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows counted as long as they are, while torch pins powers of two: up to twice the memory was taken."""
+    assert cache.bytes.host_bytes(0) == ROW_BYTES == 29
+    with monkeypatch.context() as on_cuda:
+        on_cuda.setattr(cache.bytes, "_is_cuda", True)
+        assert cache.bytes.host_bytes(0) == 32
+    monkeypatch.setattr(cache.bytes, "host_bytes", lambda group: 32)
+    tier = OffloadTier(cache.bytes, 95, None)
+    for number in (1, 2, 3, 1, 1):
+        tier.keep(CachedBlock(0, hash_of(number), number))
+    assert tier.num_host_blocks == 2
+    tier.close()
+
+
 def test_predicted_times_follow_measured_ones_and_fade(
     cache: Cache, on_disk: OffloadTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,13 +12,17 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache import shared_tier
 from weft.engine.core.engine import Engine
+from weft.engine.models.config import load_model_config
 from weft.engine.offload import open_tier
+from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.run import startup
+from weft.engine.run.config import resolve
 from weft.engine.run.startup import Started, start
 from weft.engine.run.stored_prompts import StoredPrompts
 from weft.engine.shared.errors import ModelError
@@ -190,8 +194,33 @@ def test_another_layout_or_precision_finds_nothing(build: Build, monkeypatch: py
 
 
 def test_a_role_needs_a_folder() -> None:
+    """`weft plan` did not say it, and `weft serve` only once it had loaded the model."""
     with pytest.raises(ModelError, match="kv_role both needs kv_offload_dir"):
-        start(EngineOptions(model=str(DEMO_MODEL), device="cpu", kv_role="both"), "epoch")
+        resolve(EngineOptions(model=str(DEMO_MODEL), device="cpu", kv_role="both"), load_model_config(DEMO_MODEL))
+
+
+def test_folders_of_other_models_are_removed_once_nobody_has_used_them_for_a_week(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that an engine had written to for longer than a week was removed as soon as that ended."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root, long_ago = tmp_path / "kv", time.time() - open_tier._UNUSED_S - 60
+    for name in ("unused", "written", "started", "no-folder-of-ours"):
+        (root / name).mkdir(parents=True)
+        (root / name / "lock").touch()
+        for path in (root / name / "lock", root / name):
+            os.utime(path, (long_ago, long_ago))
+    os.utime(root / "written")
+    os.utime(root / "started" / "lock")
+    (root / "no-folder-of-ours" / "lock").unlink()
+    os.utime(root / "no-folder-of-ours", (long_ago, long_ago))
+    (root / "file").touch()
+    options = EngineOptions(model=str(DEMO_MODEL), kv_offload_dir="~/kv")
+    opened = open_tier.open_tier(options, BlockBytes([[torch.zeros(2, 4)]], torch.device("cpu")), [])
+    assert opened is not None
+    opened.tier.close()
+    (own,) = (path.parent.name for path in root.glob("*/key"))
+    assert {path.name for path in root.iterdir()} == {own, "file", "no-folder-of-ours", "started", "written"}
 
 
 def test_engines_that_share_agree_on_what_a_model_holds(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_plan_is_that_of_the_largest_stage(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"kv_offload_dir": "/blocks"}, "pipeline_parallel_size 2 does not go together with kv_offload"),
+        ({"kv_offload_dir": "/blocks"}, "pipeline_parallel_size 2 does not go together with kv_offload_dir"),
         ({"task": "embed"}, "pipeline_parallel_size 2 does not go together with task embed"),
         ({"model_impl": "transformers"}, "pipeline_parallel_size needs a native family"),
     ],

@@ -15,6 +15,7 @@ from weft.server.ray.deploy import (
     _check_cluster,
     _check_listener,
     _divided,
+    _placed,
     _proxy_location,
     deploy,
     parse_replicas,
@@ -60,6 +61,26 @@ def test_replicas_for_prefill_need_a_folder_and_are_reached_on_the_same_machine(
     prefill, decode = _divided(Settings(host="0.0.0.0", port=9000, kv_offload_dir="/kv"))
     assert (prefill.kv_role, prefill.prefill_urls) == ("prefill", ())
     assert (decode.kv_role, decode.prefill_urls) == ("decode", ("http://127.0.0.1:9000/prefill",))
+
+
+def test_paths_are_those_of_the_folder_in_which_it_was_deployed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that of a model's folder was; a file, an adapter or a draft model was then missing in every replica."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("draft", "adapter", "ngram"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model.gguf").touch()
+    lora = {"a": "~/adapter", "b": "org/adapter"}
+    placed = _placed(
+        Settings(model="model.gguf", speculative="./draft", lora=lora, kv_offload_dir="kv", data_dir="~/d")
+    )
+    found = [placed.model, placed.speculative, placed.lora["a"], placed.kv_offload_dir, placed.data_dir]
+    assert found == [f"{tmp_path}/{name}" for name in ("model.gguf", "draft", "adapter", "kv", "d")]
+    assert placed.lora["b"] == "org/adapter"
+    hub = Settings(model="Qwen/Qwen3-0.6B", speculative="ngram")
+    assert _placed(hub) == hub
 
 
 def test_an_address_that_is_taken_is_named() -> None:

@@ -1,5 +1,6 @@
 """`weft simulate`: what it reads, where it sends requests, and what it says of them."""
 
+import io
 import os
 import pathlib
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from weft.engine.shared.simulation import Arrive, Begin, Finish, Finished, Load, Look, StepCosts
 from weft.server.run.checkpoint import DEMO_MODEL
@@ -93,6 +95,9 @@ def test_the_table_says_what_clients_see() -> None:
     finished = Finished([0.1, 0.2, 0.3], [0.01] * 9, 1000, 50, 250, 4.0, 5.0, {"QUEUE_FULL": 2})
     cells = [next(iter(column.cells)) for column in table([Outcome(2, finished, 5.0)]).columns]
     assert cells == ["2", "200 280 298", "10 10 10", "10", "25.0%", "40%", "2 queue_full"]
+    narrow = Console(file=(shown := io.StringIO()), width=60)
+    narrow.print(table([Outcome(2, finished, 5.0)]))
+    assert "…" not in shown.getvalue(), "a narrow terminal left out why requests were refused"
 
 
 def test_the_command_predicts_from_known_costs(tmp_path: pathlib.Path) -> None:
@@ -100,11 +105,13 @@ def test_the_command_predicts_from_known_costs(tmp_path: pathlib.Path) -> None:
     costs.write_bytes(msgspec.json.encode(known_costs(max_num_seqs=8)))
     trace = written(tmp_path / "trace.jsonl", *[LINE] * 4)
 
-    events = {"WEFT_KV_EVENTS": "tcp://*:1", "WEFT_KV_EVENTS_REPLAY": "tcp://*:2"}  # as a server has them
+    # As a server has them. Made-up prompts were written to the folder, in the place of what others had there.
+    shared = {"WEFT_KV_EVENTS": "tcp://*:1", "WEFT_KV_EVENTS_REPLAY": "tcp://*:2"}
+    shared |= {"WEFT_KV_OFFLOAD_DIR": str(tmp_path / "kv"), "WEFT_KV_ROLE": "both", "WEFT_KV_OFFLOAD": "1GiB"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "weft.server", "simulate", str(trace), "--costs", str(costs), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ | events | {"COLUMNS": "100"})
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | shared | {"COLUMNS": "100"})
 
     done = run("--max-num-seqs", "8", "--replicas", "1", "--replicas", "2")
     assert done.returncode == 0, done.stderr
