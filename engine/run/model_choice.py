@@ -4,23 +4,28 @@ Both are described before anything is loaded, and transformers is imported only 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+import torch
+
+from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapter_kit import AdapterKit
 from weft.engine.lora.adapters import Adapters
 from weft.engine.models.config import ModelConfig, native_config
+from weft.engine.models.cut import Cut
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import identify
+from weft.engine.models.kv_scales import read_kv_scales
 from weft.engine.models.loading import lacks_head, load_weights
 from weft.engine.models.sharding import shard
+from weft.engine.models.specs import DecoderSpec
 from weft.engine.models.stages import Stage, find_stages, largest_groups
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.adapter_choice import choose_adapters
@@ -59,6 +64,7 @@ class ModelPlan:
         adapters: The slots for adapters, which get their places in the model when it is loaded; None for none.
         adapters_bytes: Memory that they take if all are in use, of weights_bytes.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
+        kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
     """
 
     name: str
@@ -70,6 +76,7 @@ class ModelPlan:
     planned_groups: tuple[CacheGroup[CacheSpec], ...]
     adapters: Adapters | None = None
     adapters_bytes: int = 0
+    kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
 
 
 def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
@@ -114,6 +121,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
         sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
         spec = stage.cut(sharded)
+        _check_keys(whole.caches, config)
         check_cache(group_layers(spec.caches), config)
         adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
         adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
@@ -128,6 +136,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             largest_groups(sharded, stages),
             adapters,
             adapters_bytes,
+            _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
         )
     for name, is_asked in (
         (f"quantization {options.quantization}", options.quantization != "none"),
@@ -142,6 +151,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
 
     assert isinstance(model, FallbackConfig)
     linear_kit = choose_linear_kit(config) if model.is_linear else None
+    _check_keys(model.cache_specs, config)
     check_cache(groups := group_layers(model.cache_specs), config)
     return ModelPlan(
         f"transformers, {linear_kit.name if linear_kit else 'torch'}{', request by request' * (model.calls is None)}",
@@ -152,6 +162,23 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         groups,
         groups,
     )
+
+
+def _check_keys(specs: Sequence[CacheSpec], config: EngineConfig) -> None:
+    """Refuse a dtype of K and V for a model without any."""
+    asked = config.options.kv_cache_dtype
+    if config.rounded_kv and all(isinstance(spec, StateSpec) for spec in specs):
+        raise ModelError(f"kv_cache_dtype {asked} is for keys and values, and this model has none")
+
+
+def _kv_scales(
+    model: ModelConfig, config: EngineConfig, whole: DecoderSpec, own: DecoderSpec, cut: Cut
+) -> Callable[[Path], Mapping[int, torch.Tensor]]:
+    """What reads the scales for an fp8 cache, which some quantized checkpoints have."""
+    has_some = model.quantization is not None and model.quantization.has_kv_scales
+    if config.rounded_kv != torch.float8_e4m3fn or not has_some or config.options.load_format == "dummy":
+        return lambda folder: {}
+    return partial(read_kv_scales, whole=whole, own=own, cut=cut)
 
 
 def load_planned(plan: ModelPlan, folder: Path, progress: Progress) -> tuple[ModelPlan, LoadedModel]:
@@ -187,9 +214,7 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
         how = "in 8 bits" if quantization.rounds_tables else f"so where {which} in groups, else in {dtype}"
         kept = f"kept {how if is_kept else f'in {dtype}'}"
     activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
-    is_unscaled = model.quantization.has_kv_scales and config.options.kv_cache_dtype == "fp8"
-    unscaled = "; K and V are rounded to fp8 without the checkpoint's scales" * is_unscaled
-    return f"stored as {model.quantization.described(activations)} and {kept}{unscaled}"
+    return f"stored as {model.quantization.described(activations)} and {kept}"
 
 
 def _load_native(
