@@ -20,6 +20,9 @@ from weft.engine.layers.parts import Linear
 
 _MOST_ROWS = 256
 _PART_BYTES = 64 << 20
+_PART_ROWS = 64
+"""Rows of a part are a multiple, since cuBLAS is slow with outputs that begin between multiples of 16 bytes."""
+
 _GROUP = 128
 """Inputs with a scale of their own in an fp8 product."""
 
@@ -63,7 +66,7 @@ class PackedLinear(Linear):
     def _many(self, inputs: torch.Tensor) -> torch.Tensor:
         matrix = self.matrix
         outputs = inputs.new_empty(len(inputs), matrix.out_features)
-        size = max(_PART_BYTES // (inputs.itemsize * matrix.in_features), 1)
+        size = max(_PART_BYTES // (inputs.itemsize * matrix.in_features) // _PART_ROWS, 1) * _PART_ROWS
         for first in range(0, matrix.out_features, size):
             part = matrix.unpack(inputs.dtype, first=first, num_rows=min(size, matrix.out_features - first))
             torch.mm(inputs, part.t(), out=outputs[:, first : first + size])

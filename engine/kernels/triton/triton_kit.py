@@ -101,8 +101,9 @@ class TritonKit(TorchKit):
             return form if form.supports(ref.in_features) else None
         if self._quantization is None:
             return None
+        sizes = ref.in_features, ref.share.first_input if ref.share else 0
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
-        return common_form([form_of(scheme, ref.in_features) if scheme else None for scheme in schemes])
+        return common_form([form_of(scheme, *sizes) if scheme else None for scheme in schemes])
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:

@@ -122,9 +122,9 @@ def check_fp8_products(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def check_offsets(device: torch.device) -> None:
-    """As GGUF files have them; a scale of 0 leaves the offset alone."""
+    """As GGUF files have them; a scale of 0, or of next to nothing, leaves the offset alone."""
     scales, offsets = torch.rand(8, 2, device=device), torch.randn(8, 2, device=device)
-    scales[0], offsets[1, 0] = 0.0, 0.0
+    scales[0], offsets[1, 0], scales[2, 0], offsets[2, 0] = 0.0, 0.0, 1e-6, 1.0
     for most, kind in ((15, "int4"), (31, "int8")):
         values = torch.randint(0, most + 1, (8, 64), device=device).to(torch.int8)
         groups = Groups(values, scales, None, 4 if kind == "int4" else 5, 32, offsets=offsets)
