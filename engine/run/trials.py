@@ -220,7 +220,7 @@ def _steady(experts: ExpertsSpec) -> ExpertsSpec:
 
 
 class BlockTrials(Trials):
-    """The model's first block that keeps a cache, with random weights."""
+    """One block of the model, with random weights."""
 
     def __init__(
         self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape], are_separate: bool = False
@@ -232,8 +232,7 @@ class BlockTrials(Trials):
         """
         self._model, self._config, self._shapes = model, config, shapes
         self._are_separate = are_separate
-        first = next(block for block in tried_spec(model, config).blocks if block.caches)
-        self._spec = with_steady_routing(first.block if isinstance(first, LayeredSpec) else first)
+        self._spec = tried_block(model, config)
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
@@ -277,6 +276,13 @@ class BlockTrials(Trials):
 def tried_spec(model: ModelConfig, config: EngineConfig) -> DecoderSpec:
     """What this process computes: of several ranks its part, without the sums, for which others must run."""
     return shard(decoder_spec(model), config.rank, config.options.tensor_parallel_size, has_sums=False)
+
+
+def tried_block(model: ModelConfig, config: EngineConfig) -> BlockSpec:
+    """The first block with a cache and experts, which are chosen steadily, or else the first with a cache."""
+    specs = [spec for spec in tried_spec(model, config).blocks if spec.caches]
+    blocks = [spec.block if isinstance(spec, LayeredSpec) else spec for spec in specs]
+    return next((steady for block in blocks if (steady := with_steady_routing(block)) is not block), blocks[0])
 
 
 def paged_specs(model: ModelConfig, config: EngineConfig) -> tuple[PagedKV, ...]:

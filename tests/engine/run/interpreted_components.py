@@ -9,6 +9,7 @@ import torch
 from tests.checkpoints import write_config
 from tests.engine.run.test_components import GEMMA4
 from weft import server
+from weft.engine.kernels.triton.adapters import TritonSite
 from weft.engine.kernels.triton.attention import TritonBackend
 from weft.engine.models.config import load_model_config
 from weft.engine.run import components, kernel_choice
@@ -18,18 +19,23 @@ from weft.engine.run.settled_file import SettledFile
 from weft.engine.shared.machine_facts import Settled
 from weft.engine.shared.messages import EngineOptions
 
+ON_CUDA = components._COMPONENTS["cuda"]
 DEMO = Path(server.__file__).parent / "demo_model"
 
 
 def settle(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str, dtype: str = "float32", model_folder: Path = DEMO
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *names: str,
+    dtype: str = "float32",
+    model_folder: Path = DEMO,
+    max_loras: int = 0,
 ) -> dict[str, Settled]:
     monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
-    on_cuda = components._COMPONENTS["cuda"]
-    monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: on_cuda[name] for name in names or on_cuda}})
+    monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: ON_CUDA[name] for name in names or ON_CUDA}})
     model = load_model_config(model_folder)
     sizes: dict[str, Any] = {"max_num_seqs": 2, "block_size": 16, "max_num_batched_tokens": 32, "max_model_len": 20}
-    options = EngineOptions(model=str(model_folder), device="cpu", dtype=dtype, **sizes)
+    options = EngineOptions(model=str(model_folder), device="cpu", dtype=dtype, max_loras=max_loras, **sizes)
     config = engine_config.resolve(options, model)
     file = SettledFile(folder / "settled.json", "here")
     times = iter(range(1, 99))
@@ -82,3 +88,12 @@ def test_attention_that_is_wrong_is_torch_s(monkeypatch: pytest.MonkeyPatch, tmp
         "norm_and_activation": "triton",
     }
     assert settled["decode_attention"].verdicts[0].fault.startswith("wrong: its error is")
+
+
+def test_adapters_whose_kernels_are_wrong_are_torch_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They served whatever they computed."""
+    monkeypatch.setattr(components, "has_triton", lambda device: True)
+    assert settle(monkeypatch, tmp_path / "right", "adapters", max_loras=2)["adapters"].chosen == "triton"
+    monkeypatch.setattr(TritonSite, "add", lambda site, outputs, inputs, rows: outputs.add_(inputs))
+    settled = settle(monkeypatch, tmp_path / "wrong", "adapters", max_loras=2)["adapters"]
+    assert settled.chosen == "torch" and settled.verdicts[0].fault.startswith("wrong: its error is")
