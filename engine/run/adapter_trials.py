@@ -41,7 +41,7 @@ class AdapterTrials(Trials):
         generator = torch.Generator(self._device).manual_seed(0)
 
         def draw(*shape: int) -> torch.Tensor:
-            values = torch.randn(*shape, generator=generator, device=self._device) / shape[1] ** 0.5
+            values: torch.Tensor = torch.randn(*shape, generator=generator, device=self._device) / shape[1] ** 0.5
             return values.to(self._dtype).to(dtype)
 
         inputs = draw(len(_SLOTS), self._size)

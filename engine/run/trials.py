@@ -243,7 +243,7 @@ class BlockTrials(Trials):
         return relative_errors(self._trial(TorchKit(), _reference_config(self._config)).outputs())
 
     def _trial(self, kit: LayerKit, config: EngineConfig) -> Trial:
-        source = _RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
+        source = RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
         source.head_norm = next((_head_norm(s) for s in self._spec.caches if isinstance(s, PagedKV)), 1.0)
         reader = DenseReader(source, config.device, config.dtype, 0)
         blocks = kit.fuse([self._spec.build(kit, reader, 0)])
@@ -282,7 +282,17 @@ def tried_block(model: ModelConfig, config: EngineConfig) -> BlockSpec:
     """The first block with a cache and experts, which are chosen steadily, or else the first with a cache."""
     specs = [spec for spec in tried_spec(model, config).blocks if spec.caches]
     blocks = [spec.block if isinstance(spec, LayeredSpec) else spec for spec in specs]
-    return next((steady for block in blocks if (steady := with_steady_routing(block)) is not block), blocks[0])
+    return with_steady_routing(next(filter(experts_of, blocks), blocks[0]))
+
+
+def experts_of(block: BlockSpec) -> ExpertsSpec | None:
+    """The experts of its feed-forward layer; None without."""
+    match block:
+        case PreNormSpec(feed_forward=ExpertsSpec() as experts):
+            return experts
+        case PreNormSpec(feed_forward=ExpertsBesideSpec(experts=experts)):
+            return experts
+    return None
 
 
 def paged_specs(model: ModelConfig, config: EngineConfig) -> tuple[PagedKV, ...]:
@@ -307,7 +317,7 @@ def _reference_config(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, options=options, dtype=torch.float32, rounded_kv=None, kernels=kernels)
 
 
-class _RandomWeights(RandomSource):
+class RandomWeights(RandomSource):
     """Matrices that keep the size of their inputs, so that every part of a block counts, and norms that vary."""
 
     _POOL_SIZE = (1 << 18) + 1

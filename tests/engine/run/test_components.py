@@ -299,7 +299,9 @@ def test_nothing_is_timed_where_two_starts_must_compute_the_same_bits() -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(changed(deterministic=True, kernels={"decode_attention": "triton"}), model)
     made = {name: make(name, model, config) for name, make in components._COMPONENTS["cuda"].items()}
-    assert [made.pop(name) for name in ("packed_products", "adapters", "few_row_products", "launches")] == [None] * 4
+    assert [made.pop(name) for name in ("packed_products", "adapters", "experts", "few_row_products", "launches")] == [
+        None
+    ] * 5
     for component in made.values():
         assert component is not None
         assert [candidate.name for candidate in component.candidates] == ["triton"]
