@@ -37,7 +37,7 @@ class PackedLinear(Linear):
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._product(inputs, inputs.dtype)
+        return self._multiply(inputs, inputs.dtype) if self._is_packed(inputs) else self._many(inputs)
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -48,15 +48,13 @@ class PackedLinear(Linear):
 
     @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._product(inputs, torch.float32)
+        return self._multiply(inputs, torch.float32)  # however many rows: those of `_many` are rounded
 
     def gather(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the matrix, as an embedding."""
         return self.matrix.unpack(dtype, ids=ids)
 
-    def _product(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if not self._is_packed(inputs):
-            return self._many(inputs).to(dtype)
+    def _multiply(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         outputs = inputs.new_empty(len(inputs), self.matrix.out_features, dtype=dtype)
         return self.matrix.multiply(inputs, self.bias, outputs, is_deterministic=self._is_deterministic)
 
