@@ -190,8 +190,8 @@ class Settings(BaseModel):
     kernels: Choices = {}
     """What computes a part of the model, as component=candidate with commas, or a mapping in YAML. Components are
     attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, norm_and_activation,
-    few_row_products, packed_products, launches and sampler on CUDA. Default: the fastest candidate that computes what
-    torch computes, by comparison at the first start; `weft doctor` lists them."""
+    few_row_products, packed_products, experts, adapters, launches and sampler on CUDA. Default: the fastest candidate
+    that computes what torch computes, by comparison at the first start; `weft doctor` lists them."""
     block_size: int | None = Field(default=None, ge=1, le=1024)
     """Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU."""
     prefix_caching: bool = True

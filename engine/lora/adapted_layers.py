@@ -90,6 +90,8 @@ class EmbeddingSite(Site):
 
     @override
     def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
+        if not self._tables:
+            return
         looked_up = outputs.new_zeros(len(outputs), self._max_rank)
         for slot, places in rows.by_slot:
             if slot in self._tables:

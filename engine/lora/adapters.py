@@ -55,7 +55,8 @@ class Adapters:
         """
         self.step = AdapterStep(device)
         self._targets, self._max_loras, self._max_rank, self._kept_rank = targets, max_loras, max_rank, kept_rank
-        self._device, self._dtype, self._make = device, dtype, make
+        self._device = torch.empty(0, device=device).device  # with its index: another thread begins with the first GPU
+        self._dtype, self._make = dtype, make
         self._sites: list[tuple[WeightRef, tuple[str, ...], Site]] = []
         self._reader = ThreadPoolExecutor(1, "adapters")
 

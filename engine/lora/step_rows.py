@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from weft.engine.step.batch import Batch, Ints
+from weft.engine.step.transfer import to_device
 
 
 class Delta(NamedTuple):
@@ -43,7 +44,7 @@ class StepRows:
     @cached_property
     def by_slot(self) -> list[tuple[int, torch.Tensor]]:
         """The slots in use, and the rows of each on the device."""
-        order = torch.from_numpy(self.order).to(self._device)
+        order = to_device(self.order, self._device)
         return [(slot, order[start:end]) for slot, start, end in self.groups]
 
 

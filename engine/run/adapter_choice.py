@@ -40,7 +40,7 @@ def _kept_rank(config: EngineConfig, kit: LayerKit) -> int:
     rank = config.options.max_lora_rank
     if isinstance(kit, NativeKit):
         return rank + -rank % PANEL
-    return max(1 << (rank - 1).bit_length(), 16) if has_triton(config.device) else rank
+    return max(1 << (rank - 1).bit_length(), 16) if _is_by_triton(config) else rank
 
 
 def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:
@@ -51,7 +51,7 @@ def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:
         return lambda ref, count, size: native_adapters.NativeSite(
             native, memory, ref.in_features, options.max_loras, size
         )
-    if has_triton(config.device):
+    if _is_by_triton(config):
         from weft.engine.kernels.triton.adapters import TritonSite  # not installed without CUDA
 
         limits = options.max_loras, options.max_lora_rank
@@ -62,3 +62,7 @@ def _site_maker(config: EngineConfig, kit: LayerKit) -> MakeSite:
 
         return make
     return lambda ref, count, size: TorchSite(size)
+
+
+def _is_by_triton(config: EngineConfig) -> bool:
+    return config.kernels.get("adapters") != "torch" and has_triton(config.device)

@@ -25,10 +25,20 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
+from weft.engine.run.experts_trials import ExpertsTrials
 from weft.engine.run.kernel_choice import FEW_ROWS, has_triton, packed_products
 from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, measure_on
-from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, num_heads, paged_specs, tried_spec
+from weft.engine.run.trials import (
+    AttentionTrials,
+    BlockTrials,
+    StepShape,
+    Trials,
+    experts_of,
+    num_heads,
+    paged_specs,
+    tried_block,
+)
 from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -248,6 +258,32 @@ def _packed_products(name: str, model: ModelConfig, config: EngineConfig) -> Com
     return _component(name, names, trials, f"{shapes}, {_dtype_text(config)}", tolerance, config)
 
 
+def _experts(name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
+    """Products of experts that are plain; None if there are none."""
+    spec = experts_of(tried_block(model, config))
+    if spec is None or not has_triton(config.device):
+        return None
+    from weft.engine.kernels.triton.experts import has_grouped  # not installed without CUDA
+    from weft.engine.run.packed_trials import packed_parts
+
+    if any(part.is_expert for part in packed_parts(model, config).values()):
+        return None
+    is_grouped = has_grouped(config.device, config.dtype) and not config.options.deterministic
+    names = ("grouped", "triton") if is_grouped else ("triton",)
+    trials, shapes = ExpertsTrials(model, config, spec), _block_text(model, config)
+    return _component(name, names, trials, shapes, _TOLERANCES[config.dtype], config)
+
+
+def _adapters(name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
+    """What low-rank adapters add; None if there are none."""
+    if not config.options.max_loras or not has_triton(config.device):
+        return None
+    from weft.engine.run.adapter_trials import AdapterTrials  # not installed without CUDA
+
+    shapes = f"{model.hidden_size} values, rank {config.options.max_lora_rank}, {_dtype_text(config)}"
+    return _component(name, ("triton",), AdapterTrials(model, config), shapes, _TOLERANCES[config.dtype], config)
+
+
 def _launches(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
     """A block once more, whose kernels may start before the one before them has ended; None where they cannot."""
     if config.options.deterministic or not has_triton(config.device):
@@ -318,7 +354,7 @@ def _attention_text(model: ModelConfig, config: EngineConfig) -> str:
 
 
 def _block_text(model: ModelConfig, config: EngineConfig) -> str:
-    digest = hashlib.blake2b(repr(tried_spec(model, config).blocks[0]).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(repr(tried_block(model, config)).encode(), digest_size=4).hexdigest()
     sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model, config)}, block {digest}"
     return f"{sizes}, {_dtype_text(config)}"
 
@@ -344,6 +380,8 @@ _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
     },
     "cuda": {
         "packed_products": _packed_products,
+        "experts": _experts,
+        "adapters": _adapters,
         "launches": partial(_launches, ("early", "plain")),
         "decode_attention": partial(_attention, _decode_names, _decode_steps),
         "prefill_attention": partial(_attention, _prefill_names, _prefill_steps),

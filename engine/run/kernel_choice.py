@@ -88,6 +88,7 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
             storage=config.options.quantization,
             quantization=model.quantization if products != "torch" and is_read else None,
             has_fp8_products=products == "triton-fp8",
+            experts=config.kernels.get("experts"),
             few_rows=FEW_ROWS[config.kernels.get("few_row_products", "cublas")],
             is_dependent=is_dependent(config),
             has_own_heads=not _is_attention_by_torch(config),

@@ -110,8 +110,8 @@ class Settler:
             logger.info("%s: %s (kept)", component.name, settled.summary())
             return settled.chosen
         settled, is_final = self._compare(component)
-        is_expected = settled.chosen in (candidate.name for candidate in component.candidates)
-        level = logging.INFO if is_expected or not component.candidates else logging.WARNING
+        right = {c.name for c in component.candidates} - {v.candidate for v in settled.verdicts if v.fault}
+        level = logging.INFO if settled.chosen in right or not component.candidates else logging.WARNING
         logger.log(level, "%s: %s", component.name, settled.summary())
         if is_final:
             self._file.keep(settled)

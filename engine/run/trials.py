@@ -220,7 +220,7 @@ def _steady(experts: ExpertsSpec) -> ExpertsSpec:
 
 
 class BlockTrials(Trials):
-    """The model's first block that keeps a cache, with random weights."""
+    """One block of the model, with random weights."""
 
     def __init__(
         self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape], are_separate: bool = False
@@ -232,8 +232,7 @@ class BlockTrials(Trials):
         """
         self._model, self._config, self._shapes = model, config, shapes
         self._are_separate = are_separate
-        first = next(block for block in tried_spec(model, config).blocks if block.caches)
-        self._spec = with_steady_routing(first.block if isinstance(first, LayeredSpec) else first)
+        self._spec = tried_block(model, config)
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
@@ -244,7 +243,7 @@ class BlockTrials(Trials):
         return relative_errors(self._trial(TorchKit(), _reference_config(self._config)).outputs())
 
     def _trial(self, kit: LayerKit, config: EngineConfig) -> Trial:
-        source = _RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
+        source = RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
         source.head_norm = next((_head_norm(s) for s in self._spec.caches if isinstance(s, PagedKV)), 1.0)
         reader = DenseReader(source, config.device, config.dtype, 0)
         blocks = kit.fuse([self._spec.build(kit, reader, 0)])
@@ -279,6 +278,23 @@ def tried_spec(model: ModelConfig, config: EngineConfig) -> DecoderSpec:
     return shard(decoder_spec(model), config.rank, config.options.tensor_parallel_size, has_sums=False)
 
 
+def tried_block(model: ModelConfig, config: EngineConfig) -> BlockSpec:
+    """The first block with a cache and experts, which are chosen steadily, or else the first with a cache."""
+    specs = [spec for spec in tried_spec(model, config).blocks if spec.caches]
+    blocks = [spec.block if isinstance(spec, LayeredSpec) else spec for spec in specs]
+    return with_steady_routing(next(filter(experts_of, blocks), blocks[0]))
+
+
+def experts_of(block: BlockSpec) -> ExpertsSpec | None:
+    """The experts of its feed-forward layer; None without."""
+    match block:
+        case PreNormSpec(feed_forward=ExpertsSpec() as experts):
+            return experts
+        case PreNormSpec(feed_forward=ExpertsBesideSpec(experts=experts)):
+            return experts
+    return None
+
+
 def paged_specs(model: ModelConfig, config: EngineConfig) -> tuple[PagedKV, ...]:
     """The kinds of attention that this process computes."""
     return tuple(dict.fromkeys(spec for spec in tried_spec(model, config).caches if isinstance(spec, PagedKV)))
@@ -301,7 +317,7 @@ def _reference_config(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, options=options, dtype=torch.float32, rounded_kv=None, kernels=kernels)
 
 
-class _RandomWeights(RandomSource):
+class RandomWeights(RandomSource):
     """Matrices that keep the size of their inputs, so that every part of a block counts, and norms that vary."""
 
     _POOL_SIZE = (1 << 18) + 1

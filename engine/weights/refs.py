@@ -104,6 +104,11 @@ class WeightRef:
         """Values in the checkpoint."""
         return self.out_features * (self.in_features + self.has_bias)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its inputs are some of those of a whole matrix."""
+        return self.share is not None and self.share.in_features != self.in_features
+
     def stored_rows(self, share: Share) -> torch.Tensor:
         """(out_features,) int64: for each output of a part, its row in the checkpoint's stacked matrix."""
         rows = torch.cat([torch.arange(first, first + size) for first, size in share.runs])

@@ -80,6 +80,16 @@ def test_packed(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts(dtype: torch.dtype) -> None:
+    """In bfloat16 by torch's grouped product where there is one, else by Weft's."""
+    from tests.engine.kernels.triton import experts_parity as parity
+
+    for check in parity.CHECKS:
+        run(check, torch.device("cuda"), dtype)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_adapters(dtype: torch.dtype) -> None:
     from tests.engine.kernels.triton import adapters_parity as parity

@@ -93,7 +93,7 @@ class NativeKit(TorchKit):
 
     def _stored_form(self, ref: WeightRef) -> Form | None:
         """That in which a matrix is kept as the checkpoint has it, as far as config.json says; None for plain ones."""
-        if self._quantization is None or ref.scales:
+        if self._quantization is None or ref.scales or (ref.is_cut and self._quantization.is_scattered(ref.names)):
             return None
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
         forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]

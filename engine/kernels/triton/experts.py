@@ -10,13 +10,13 @@ import triton
 from typing_extensions import override
 
 from weft.engine.kernels.triton import experts_kernels as kernels
-from weft.engine.kernels.triton.layers import GatedActivation
+from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation
 from weft.engine.kernels.triton.packed import PackedMatrix
 from weft.engine.layers.experts import Experts, join
 from weft.engine.layers.routing import Gating
 
-_CAPABILITY = 9, 0
-"""Of GPUs for which torch has a grouped product of its own."""
+_GROUPED_MAJORS = 9, 10
+"""Of compute capabilities for which torch has a grouped product. For others it waits, and goes expert by expert."""
 
 _MANY_ROWS = 32
 """Rows of an expert, on average, from which on a program computes 64 of them instead of 16."""
@@ -37,11 +37,19 @@ class TritonExperts(Experts):
         *,
         is_deterministic: bool,
         is_dependent: bool,
+        is_grouped: bool = True,
     ) -> None:
-        """See `TorchExperts`; is_deterministic: a row's bits do not depend on how many rows there are."""
+        """See `TorchExperts`.
+
+        Args:
+            is_deterministic: A row's bits do not depend on how many rows there are.
+            is_grouped: Multiply plain matrices by torch's grouped product where it takes them.
+        """
+        self.gating = gating
         self._gate_up, self._down = (gate_up, gate_up_bias), (down, down_bias)
-        self._activate = GatedActivation(gating.activation, is_dependent) if gating.is_plain else partial(join, gating)
-        self._is_deterministic = is_deterministic
+        is_own = gating.is_plain and gating.activation in OWN_ACTIVATIONS
+        self._activate = GatedActivation(gating.activation, is_dependent) if is_own else partial(join, gating)
+        self._is_deterministic, self._is_grouped = is_deterministic, is_grouped and not is_deterministic
         values = gate_up.codes if isinstance(gate_up, PackedMatrix) else gate_up
         self._numbers = torch.arange(len(values), device=values.device)
 
@@ -60,6 +68,18 @@ class TritonExperts(Experts):
             BLOCK=_MIX_BLOCK,
         )
 
+    def first(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+        """What gate and up projection of an expert make, gate first."""
+        return self._multiply(inputs, *self._gate_up, *self._alone(expert, len(inputs)))
+
+    def second(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        """What its down projection makes."""
+        return self._multiply(inner, *self._down, *self._alone(expert, len(inner)))
+
+    def _alone(self, expert: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The expert of each row, and where the rows of every expert end, if all are of one."""
+        return self._numbers.new_full((num_rows,), expert), (self._numbers >= expert).int() * num_rows
+
     def _multiply(
         self,
         rows: torch.Tensor,
@@ -71,7 +91,7 @@ class TritonExperts(Experts):
         if isinstance(weight, PackedMatrix):
             packed = rows.new_empty(len(rows), weight.out_features)
             return weight.multiply(rows, bias, packed, ends=ends, is_deterministic=self._is_deterministic)
-        if not self._is_deterministic and supports_grouped(weight):
+        if self._is_grouped and supports_grouped(weight):
             outputs: torch.Tensor = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
             return outputs if bias is None else outputs.add_(bias.index_select(0, experts))
         return multiply_groups(rows, weight, bias, ends, self._is_deterministic)
@@ -79,10 +99,15 @@ class TritonExperts(Experts):
 
 def supports_grouped(weight: torch.Tensor) -> bool:
     """Whether torch's grouped product takes weight (num_experts, num_outs, columns)."""
-    if not weight.is_cuda or weight.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
-        return False
     is_aligned = weight.size(1) % 8 == 0 and weight.size(2) % 8 == 0  # 16 bytes
-    return is_aligned and torch.cuda.get_device_capability(weight.device) >= _CAPABILITY
+    return is_aligned and has_grouped(weight.device, weight.dtype)
+
+
+def has_grouped(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch has a grouped product there."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
+        return False
+    return torch.cuda.get_device_capability(device)[0] in _GROUPED_MAJORS
 
 
 def multiply_groups(

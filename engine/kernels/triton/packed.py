@@ -6,6 +6,7 @@ exponents. Nothing waits for the device once a matrix is packed, and all shapes 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal
 
 import torch
@@ -188,8 +189,12 @@ class PackedMatrix:
         return self.in_features, self.codes.size(-1), self.scales.size(-1), group
 
 
-def form_of(scheme: Scheme, in_features: int) -> Form | None:
-    """The form of a matrix that a checkpoint has so, before anything is read; None if it is not kept so."""
+def form_of(scheme: Scheme, in_features: int, first_input: int = 0) -> Form | None:
+    """The form of a matrix that a checkpoint has so, before anything is read; None if it is not kept so.
+
+    Args:
+        first_input: Of the whole matrix, if it is a part of one.
+    """
     if scheme.bits > 8 or (scheme.is_float and scheme.bits not in (4, 8)):
         return None
     is_fp4 = scheme.is_float and scheme.bits == 4 and not scheme.has_table
@@ -197,7 +202,9 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     kind: Kind = "fp4" if is_fp4 else "int4" if is_int4 else "fp8" if scheme.is_float and scheme.bits == 8 else "int8"
     size = scheme.block[1] if scheme.block else scheme.group_size
     group = None if size is None or size >= in_features else size
-    form = Form(kind, group, scheme.has_zeros, is_fp4 and scheme.group_size == 32 and group is not None)
+    if size is not None and first_input % size:  # inside of a group: then scales are those of runs, see `_by_runs`
+        group = gcd(first_input, 32)
+    form = Form(kind, group, scheme.has_zeros, is_fp4 and scheme.group_size == group == 32)
     return form if form.supports(in_features) else None
 
 
@@ -275,7 +282,8 @@ def _codes(values: torch.Tensor, kind: Kind) -> torch.Tensor | None:
 
 def _with_zeros(groups: Groups, offsets: torch.Tensor) -> Groups:
     """The same with zero points in place of offsets, and values of 4 bits as signed ones."""
-    values, is_flat = groups.values, groups.scales == 0  # then all weights are the offset
+    # Then all weights are the offset, or as good as that, and a zero point would be no number in half precision.
+    values, is_flat = groups.values, groups.scales.abs() * 2**15 <= offsets.abs()
     places = torch.arange(values.size(1), device=values.device) // groups.group_size
     places = places.clamp(max=offsets.size(1) - 1) if groups.group_of is None else groups.group_of
     values = values.masked_fill(is_flat[:, places], 0)

@@ -20,6 +20,9 @@ from weft.engine.layers.parts import Linear
 
 _MOST_ROWS = 256
 _PART_BYTES = 64 << 20
+_PART_ROWS = 64
+"""Rows of a part are a multiple, since cuBLAS is slow with outputs that begin between multiples of 16 bytes."""
+
 _GROUP = 128
 """Inputs with a scale of their own in an fp8 product."""
 
@@ -34,7 +37,7 @@ class PackedLinear(Linear):
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._product(inputs, inputs.dtype)
+        return self._multiply(inputs, inputs.dtype) if self._is_packed(inputs) else self._many(inputs)
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -45,15 +48,13 @@ class PackedLinear(Linear):
 
     @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._product(inputs, torch.float32)
+        return self._multiply(inputs, torch.float32)  # however many rows: those of `_many` are rounded
 
     def gather(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows of the matrix, as an embedding."""
         return self.matrix.unpack(dtype, ids=ids)
 
-    def _product(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if not self._is_packed(inputs):
-            return self._many(inputs).to(dtype)
+    def _multiply(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         outputs = inputs.new_empty(len(inputs), self.matrix.out_features, dtype=dtype)
         return self.matrix.multiply(inputs, self.bias, outputs, is_deterministic=self._is_deterministic)
 
@@ -63,7 +64,7 @@ class PackedLinear(Linear):
     def _many(self, inputs: torch.Tensor) -> torch.Tensor:
         matrix = self.matrix
         outputs = inputs.new_empty(len(inputs), matrix.out_features)
-        size = max(_PART_BYTES // (inputs.itemsize * matrix.in_features), 1)
+        size = max(_PART_BYTES // (inputs.itemsize * matrix.in_features) // _PART_ROWS, 1) * _PART_ROWS
         for first in range(0, matrix.out_features, size):
             part = matrix.unpack(inputs.dtype, first=first, num_rows=min(size, matrix.out_features - first))
             torch.mm(inputs, part.t(), out=outputs[:, first : first + size])

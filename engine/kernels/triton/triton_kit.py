@@ -59,6 +59,7 @@ class TritonKit(TorchKit):
         storage: Storage = "none",
         quantization: Quantization | None = None,
         has_fp8_products: bool = False,
+        experts: str | None = None,
     ) -> None:
         """Choose what is computed by Weft's kernels.
 
@@ -72,6 +73,8 @@ class TritonKit(TorchKit):
             quantization: How the checkpoint has its matrices, which are kept so, without storage, if the kernels can
                 read them; None to dequantize them. Packed matrices are for 16-bit types.
             has_fp8_products: Round many rows to fp8 where the checkpoint was made for that; not with is_deterministic.
+            experts: How plain experts are multiplied: by Weft's kernel (triton), by torch expert by expert (torch), or
+                by torch's grouped product where it can (None).
         """
         assert not (is_deterministic and few_rows), "the sums of few rows have another order"
         assert has_own_norms or not few_rows, "the products of few rows take norms and activations over"
@@ -89,6 +92,7 @@ class TritonKit(TorchKit):
         self._quantization = quantization if storage == "none" else None
         self.keeps_groups = self.keeps_floats = self._quantization is not None
         self.rounds_inputs = has_fp8_products
+        self._experts = experts
 
     @override
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
@@ -101,10 +105,11 @@ class TritonKit(TorchKit):
         form = _STORED.get(self._storage)
         if form is not None:
             return form if form.supports(ref.in_features) else None
-        if self._quantization is None:
+        if self._quantization is None or (ref.is_cut and self._quantization.is_scattered(ref.names)):
             return None
+        sizes = ref.in_features, ref.share.first_input if ref.share else 0
         schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
-        return common_form([form_of(scheme, ref.in_features) if scheme else None for scheme in schemes])
+        return common_form([form_of(scheme, *sizes) if scheme else None for scheme in schemes])
 
     def _expert_form(self, ref: WeightRef) -> Form | None:
         """As `packed_form`; all experts get the same inputs, in one order."""
@@ -193,12 +198,15 @@ class TritonKit(TorchKit):
 
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        if self._experts == "torch" and self.packed_form(gate_up.matrix) is self.packed_form(down.matrix) is None:
+            return super().experts(gate_up, down, reader, gating)
         first = self.packed_experts(gate_up, reader) or stack(gate_up, reader)
         last = self.packed_experts(down, reader) or stack(down, reader)
         return TritonExperts(
             *(*first, *last, gating),
             is_deterministic=self._linear is TiledLinear,
             is_dependent=self._is_dependent,
+            is_grouped=self._experts != "triton",
         )
 
     @override

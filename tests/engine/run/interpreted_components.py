@@ -6,30 +6,47 @@ from typing import Any
 import pytest
 import torch
 
+from tests.architectures.checkpoints import write as write_architecture
 from tests.checkpoints import write_config
 from tests.engine.run.test_components import GEMMA4
 from weft import server
+from weft.engine.kernels.torch.experts import TorchExperts
+from weft.engine.kernels.triton import experts
+from weft.engine.kernels.triton.adapters import TritonSite
 from weft.engine.kernels.triton.attention import TritonBackend
+from weft.engine.kernels.triton.experts import TritonExperts
+from weft.engine.kernels.triton.triton_kit import TritonKit
+from weft.engine.layers.routing import Gating
 from weft.engine.models.config import load_model_config
-from weft.engine.run import components, kernel_choice
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run import components, experts_trials, kernel_choice
 from weft.engine.run import config as engine_config
 from weft.engine.run.settle import Settler
 from weft.engine.run.settled_file import SettledFile
 from weft.engine.shared.machine_facts import Settled
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.weights.formats import DenseReader
+from weft.engine.weights.refs import ExpertsRef
+from weft.engine.weights.tensor_files import RandomSource
 
+CPU = torch.device("cpu")
+ON_CUDA = components._COMPONENTS["cuda"]
 DEMO = Path(server.__file__).parent / "demo_model"
 
 
 def settle(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str, dtype: str = "float32", model_folder: Path = DEMO
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *names: str,
+    dtype: str = "float32",
+    model_folder: Path = DEMO,
+    max_loras: int = 0,
 ) -> dict[str, Settled]:
     monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
-    on_cuda = components._COMPONENTS["cuda"]
-    monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: on_cuda[name] for name in names or on_cuda}})
+    monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: ON_CUDA[name] for name in names or ON_CUDA}})
     model = load_model_config(model_folder)
     sizes: dict[str, Any] = {"max_num_seqs": 2, "block_size": 16, "max_num_batched_tokens": 32, "max_model_len": 20}
-    options = EngineOptions(model=str(model_folder), device="cpu", dtype=dtype, **sizes)
+    options = EngineOptions(model=str(model_folder), device="cpu", dtype=dtype, max_loras=max_loras, **sizes)
     config = engine_config.resolve(options, model)
     file = SettledFile(folder / "settled.json", "here")
     times = iter(range(1, 99))
@@ -82,3 +99,30 @@ def test_attention_that_is_wrong_is_torch_s(monkeypatch: pytest.MonkeyPatch, tmp
         "norm_and_activation": "triton",
     }
     assert settled["decode_attention"].verdicts[0].fault.startswith("wrong: its error is")
+
+
+def test_experts_whose_kernel_is_wrong_are_torch_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing could replace them: all candidates of a block had the same experts."""
+    monkeypatch.setattr(components, "has_triton", lambda device: True)
+    monkeypatch.setattr(experts_trials, "_ROWS", (1, 9))
+    folder = write_architecture("qwen3_moe", tmp_path / "model")
+    model, source = load_model_config(folder), RandomSource(0, torch.float16, CPU, 1.0)
+    spec = next(ref for ref in decoder_spec(model).weights if isinstance(ref, ExpertsRef))
+
+    def kind_of_experts(name: str) -> type:
+        chosen = settle(monkeypatch, tmp_path / name, "experts", dtype="float16", model_folder=folder)["experts"].chosen
+        return type(TritonKit(experts=chosen).experts(spec, spec, DenseReader(source, CPU, torch.float16, 1), Gating()))
+
+    assert kind_of_experts("right") is TritonExperts
+    multiply = experts.multiply_groups
+    monkeypatch.setattr(experts, "multiply_groups", lambda *args: multiply(*args).mul_(1.2))
+    assert kind_of_experts("wrong") is TorchExperts
+
+
+def test_adapters_whose_kernels_are_wrong_are_torch_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They served whatever they computed."""
+    monkeypatch.setattr(components, "has_triton", lambda device: True)
+    assert settle(monkeypatch, tmp_path / "right", "adapters", max_loras=2)["adapters"].chosen == "triton"
+    monkeypatch.setattr(TritonSite, "add", lambda site, outputs, inputs, rows: outputs.add_(inputs))
+    settled = settle(monkeypatch, tmp_path / "wrong", "adapters", max_loras=2)["adapters"]
+    assert settled.chosen == "torch" and settled.verdicts[0].fault.startswith("wrong: its error is")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.architectures.checkpoints import write as write_architecture
 from tests.checkpoints import Checkpoint, write_config
 from tests.engine.requests_for_tests import add_request
 from tests.triton_interpreter import needs_triton, run_interpreted
@@ -21,7 +22,10 @@ from weft.engine.kernels.cpu.sampling import NativeSampler
 from weft.engine.kernels.triton.flashinfer import FlashInfer
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import load_model_config
-from weft.engine.run import components, kernel_choice, settled_file
+from weft.engine.models.experts import ExpertsSpec
+from weft.engine.models.specs import PreNormSpec
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run import components, kernel_choice, settled_file, trials
 from weft.engine.run import config as engine_config
 from weft.engine.run.settle import Component, Settler
 from weft.engine.run.startup import Started, start
@@ -295,7 +299,9 @@ def test_nothing_is_timed_where_two_starts_must_compute_the_same_bits() -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(changed(deterministic=True, kernels={"decode_attention": "triton"}), model)
     made = {name: make(name, model, config) for name, make in components._COMPONENTS["cuda"].items()}
-    assert [made.pop(name) for name in ("packed_products", "few_row_products", "launches")] == [None] * 3
+    assert [made.pop(name) for name in ("packed_products", "adapters", "experts", "few_row_products", "launches")] == [
+        None
+    ] * 5
     for component in made.values():
         assert component is not None
         assert [candidate.name for candidate in component.candidates] == ["triton"]
@@ -331,3 +337,12 @@ def test_every_choice_for_few_rows_makes_a_kit(name: str, monkeypatch: pytest.Mo
     assert component is not None and component.fallback == "cublas" and name in component.names
     named = dataclasses.replace(config, kernels={**config.kernels, "few_row_products": name})
     assert type(kernel_choice.choose_kit(model, named)).__name__ == "TritonKit"
+
+
+def test_the_block_with_experts_is_tried(tmp_path: Path) -> None:
+    """The first block of such models may have none, and then nothing had compared their experts."""
+    folder = write_architecture("deepseek_v2", tmp_path / "model", {"first_k_dense_replace": 1})
+    model = load_model_config(folder)
+    first, tried = decoder_spec(model).blocks[0], trials.tried_block(model, engine_config.resolve(OPTIONS, model))
+    assert isinstance(first, PreNormSpec) and not isinstance(first.feed_forward, ExpertsSpec)
+    assert isinstance(tried, PreNormSpec) and isinstance(tried.feed_forward, ExpertsSpec)

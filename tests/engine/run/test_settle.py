@@ -206,3 +206,14 @@ def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert measure_on(torch.device("cuda"))(lambda: runs.append("run")) == pytest.approx(0.002)
     assert len(runs) == 4
+
+
+def test_a_fallback_that_is_wrong_itself_is_warned_of(settler: Settler, caplog: pytest.LogCaptureFixture) -> None:
+    """Where torch was a candidate, too, and wrong, the line was one of many that tell of choices."""
+    wrong = Candidate("torch", lambda: Trial(lambda: [not_a_number()], not_a_number))
+    with caplog.at_level("INFO", "weft.engine.run.settle"):
+        assert settler.settle(component(candidate(broken), wrong)) == "torch"
+    assert (caplog.records[-1].levelname, caplog.records[-1].message.partition(";")[0]) == (
+        "WARNING",
+        "few_row_products: torch: wrong: its error is nan, more than 0.01",
+    )

@@ -1,11 +1,18 @@
 """Checks of `weft.engine.kernels.triton.adapters` against torch's sums, on any device."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
+from tests.engine.kernels import experts_reference
 from weft.engine.kernels.torch.adapters import TorchSite
+from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.kernels.triton.adapters import TritonSite
-from weft.engine.lora.step_rows import Delta, StepRows
+from weft.engine.kernels.triton.experts import TritonExperts
+from weft.engine.lora.adapted_experts import AdaptedExperts
+from weft.engine.lora.step_rows import AdapterStep, Delta, StepRows
+from weft.engine.run.dummy_batch import dummy_batch
 
 NUM_OUTS, COLUMNS, RANK = 200, 72, 100
 
@@ -62,4 +69,32 @@ def check_rows_alone(device: torch.device, dtype: torch.dtype) -> None:
     assert len({tuple(output) for output in outputs.tolist()}) == 5
 
 
-CHECKS = (check_parity, check_rows_alone)
+def check_experts(device: torch.device, dtype: torch.dtype) -> None:
+    """Those of Triton could not be used one by one, so that every step with an adapter failed."""
+    torch.manual_seed(0)
+    weights, gating = (
+        experts_reference.draw(3, 32, 24, dtype, device, has_bias=True),
+        experts_reference.GATINGS["limited"],
+    )
+    parts = weights.gate_up, weights.gate_up_bias, weights.down, weights.down_bias, gating
+    sizes, step = [(48, 32)] * 3 + [(32, 24)] * 3, AdapterStep(device)
+    ours, exact = [TritonSite(size, 1, 2, 8, dtype, device) for size in sizes], [TorchSite(0) for _ in sizes]
+    for slot in (1, 2):
+        for own, right, (num_outs, columns) in zip(ours, exact, sizes, strict=True):
+            a, b = (torch.randn(*shape).to(device, dtype) * 0.2 for shape in ((8, columns), (num_outs, 8)))
+            own.put(slot, [Delta(0, a, b)])
+            right.put(slot, [Delta(0, a, b)])
+    experts = (
+        AdaptedExperts(TritonExperts(*parts, is_deterministic=False, is_dependent=False), ours[:3], ours[3:], step),
+        AdaptedExperts(TorchExperts(*parts), exact[:3], exact[3:], step),
+    )
+    ids = next(experts_reference.routes(5, 3, 2)).to(device)
+    inputs, shares = torch.randn(5, 32).to(device, dtype), torch.rand(5, 2, device=device)
+    results = [torch.zeros(5, 32, dtype=dtype, device=device) for _ in experts]
+    with step.of(dataclasses.replace(dummy_batch(5, (), 1, 1, 1), adapters=np.array([1, 0, 2, 1, 0]))):
+        for each, sums in zip(experts, results, strict=True):
+            each.add_to(sums, inputs, ids, shares)
+    torch.testing.assert_close(results[0], results[1], atol=0.04, rtol=0.01)
+
+
+CHECKS = (check_parity, check_rows_alone, check_experts)

@@ -29,6 +29,17 @@ def check_parity(device: torch.device, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(sums.double().cpu(), right, atol=0.04, rtol=0.01)
 
 
+def check_activations(device: torch.device, dtype: torch.dtype) -> None:
+    """One that Weft's kernel does not know is torch's: it ended the start."""
+    torch.manual_seed(0)
+    weights, gating = draw(2, 32, 16, dtype, device, has_bias=False), Gating("relu")
+    inputs, ids, shares = torch.randn(3, 32).to(device, dtype), next(routes(3, 2, 1)), torch.rand(3, 1, device=device)
+    sums = torch.zeros_like(inputs)
+    make(weights, gating, is_deterministic=False).add_to(sums, inputs, ids.to(device), shares)
+    right = exact(weights, gating, inputs, ids, shares)
+    torch.testing.assert_close(sums.double().cpu(), right, atol=0.04, rtol=0.01)
+
+
 def check_rows_alone(device: torch.device, dtype: torch.dtype) -> None:
     """If it is deterministic, a row's bits do not depend on the others."""
     torch.manual_seed(0)
@@ -44,4 +55,4 @@ def check_rows_alone(device: torch.device, dtype: torch.dtype) -> None:
         assert torch.equal(alone[one], together[one])
 
 
-CHECKS = (check_parity, check_rows_alone)
+CHECKS = (check_parity, check_activations, check_rows_alone)

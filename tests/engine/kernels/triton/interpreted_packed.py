@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,15 @@ from tests.engine.kernels.triton import packed_parity as parity
 from tests.engine.models.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_gguf import LARGE, q4_k_m
 from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, reader
+from weft.engine.kernels.triton import packed_layers
 from weft.engine.kernels.triton.packed import PackedMatrix
 from weft.engine.kernels.triton.packed_layers import PackedLinear
 from weft.engine.kernels.triton.triton_kit import TritonKit
 from weft.engine.layers.ordered import OrderedLinear
 from weft.engine.layers.parts import Linear
 from weft.engine.models.config import load_model_config
+from weft.engine.models.sharding import shard
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import components, kernel_choice, packed_trials
 from weft.engine.run import config as engine_config
 from weft.engine.run.model_choice import weights_note
@@ -94,12 +98,19 @@ def test_checkpoints_stay_packed(tmp_path: Path, name: str) -> None:
     compare(folder, FORMS[name](written.write_base(tmp_path / "base"), folder), 8)
 
 
-def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
-    plain = architectures.write("gpt_oss", tmp_path / "base", {"intermediate_size": 64})
-    (folder := tmp_path / "own").mkdir()
+def write_gpt_oss(root: Path, size: int) -> Path:
+    """Experts of so many inner values, in MXFP4; the weights that are meant are in `plain` of the folder."""
+    plain = architectures.write("gpt_oss", root / "base", {"intermediate_size": size})
+    (folder := root / "own").mkdir()
     experts = ("experts.gate_up_proj", "experts.down_proj")
     config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    compare(folder, written.write(plain, folder, config, written.mxfp4, lambda name: name.endswith(experts)), 4)
+    written.write(plain, folder, config, written.mxfp4, lambda name: name.endswith(experts))
+    return folder
+
+
+def test_experts_of_gpt_oss_stay_packed(tmp_path: Path) -> None:
+    folder = write_gpt_oss(tmp_path, 64)
+    compare(folder, folder / "plain", 4)
 
 
 def test_mixtures_of_gguf_files_stay_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +131,7 @@ def test_plain_checkpoints_are_packed_while_they_are_loaded(tmp_path: Path, stor
 
 
 def test_ranks_have_their_parts(tmp_path: Path) -> None:
-    """Of 96 inputs in groups of 32 a rank of two begins inside of a group, on the border of a run."""
+    """Of 96 inputs in groups of 32 a rank of two begins inside of a group, on the border of a run, as it is planned."""
     (folder := tmp_path / "own").mkdir()
     OWN["gptq zeros"](written.write_base(tmp_path / "base"), folder)
     kit = TritonKit(quantization=load_model_config(folder).quantization)
@@ -129,9 +140,40 @@ def test_ranks_have_their_parts(tmp_path: Path) -> None:
             found = kit._packed(ref, reader(folder))
             if kit.packed_form(ref):
                 assert isinstance(found, PackedLinear)
+                assert found.matrix.nbytes == kit.linear_bytes(replace(ref, has_bias=False), torch.float16)
                 part = reader(folder).dense(ref)[0]
                 unpacked = found.matrix.unpack(torch.float32, num_rows=len(part))
                 torch.testing.assert_close(unpacked, part, atol=0, rtol=1e-3)
+
+
+def test_experts_of_ranks_stay_packed(tmp_path: Path) -> None:
+    """If a rank began inside of a group, they were dequantized, and took four times the memory that was planned."""
+    model = load_model_config(folder := write_gpt_oss(tmp_path, 96))
+    kit = TritonKit(quantization=model.quantization)
+    for ref in shard(decoder_spec(model), 1, 2).weights:
+        if isinstance(ref, ExpertsRef):
+            found = kit.packed_experts(ref, reader(folder))
+            assert found is not None
+            assert sum(part.nbytes for part in found if part is not None) == kit.experts_bytes(ref, torch.float32)
+            weight, _ = next(iter(reader(folder).experts(ref)))
+            torch.testing.assert_close(found[0].unpack(torch.float32, num_rows=len(weight)), weight, atol=0, rtol=1e-3)
+
+
+def test_parts_begin_at_multiples_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their outputs began between multiples of 16 bytes, which cuBLAS has no fast kernels for."""
+    matrix, groups = parity.draw(parity.SCHEMES["int4"], torch.device("cpu"), 150)
+    monkeypatch.setattr(packed_layers, "_PART_BYTES", 100 * 2 * parity.COLUMNS)
+    unpack, firsts = PackedMatrix.unpack, list[int]()
+
+    def note(self: PackedMatrix, dtype: torch.dtype, *, first: int, num_rows: int) -> torch.Tensor:
+        firsts.append(first)
+        return unpack(self, dtype, first=first, num_rows=num_rows)
+
+    monkeypatch.setattr(PackedMatrix, "unpack", note)
+    inputs = torch.randn(257, parity.COLUMNS).half()
+    right = inputs.double() @ groups.dequantize(torch.float32).double().T
+    parity.assert_near(PackedLinear(matrix, None)(inputs), right, parity.PRECISION[torch.float16])
+    assert firsts == [0, 64, 128]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int4"])

@@ -65,6 +65,14 @@ def check_products(device: torch.device, dtype: torch.dtype) -> None:
                 assert_near(outputs, right, PRECISION[dtype])
 
 
+def check_logits(device: torch.device, dtype: torch.dtype) -> None:
+    """Those of many rows were rounded to the type of the inputs, which is far too coarse for a choice among ids."""
+    logits = PackedLinear(draw(SCHEMES["int8"], device)[0], None).to_float32(
+        torch.randn(257, COLUMNS).to(device, dtype)
+    )
+    assert (logits != logits.to(dtype)).any(1).all()
+
+
 def check_rows_alone(device: torch.device, dtype: torch.dtype) -> None:
     """If it is deterministic, a row's bits do not depend on the others."""
     torch.manual_seed(0)
@@ -122,9 +130,9 @@ def check_fp8_products(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def check_offsets(device: torch.device) -> None:
-    """As GGUF files have them; a scale of 0 leaves the offset alone."""
+    """As GGUF files have them; a scale of 0, or of next to nothing, leaves the offset alone."""
     scales, offsets = torch.rand(8, 2, device=device), torch.randn(8, 2, device=device)
-    scales[0], offsets[1, 0] = 0.0, 0.0
+    scales[0], offsets[1, 0], scales[2, 0], offsets[2, 0] = 0.0, 0.0, 1e-6, 1.0
     for most, kind in ((15, "int4"), (31, "int8")):
         values = torch.randint(0, most + 1, (8, 64), device=device).to(torch.int8)
         groups = Groups(values, scales, None, 4 if kind == "int4" else 5, 32, offsets=offsets)
@@ -147,4 +155,4 @@ def check_rounding(device: torch.device, dtype: torch.dtype) -> None:
         assert_near(matrix.unpack(torch.float32, num_rows=8), weight.double(), error)
 
 
-CHECKS = (check_products, check_rows_alone, check_experts, check_fp8_products, check_rounding)
+CHECKS = (check_products, check_logits, check_rows_alone, check_experts, check_fp8_products, check_rounding)

@@ -1,8 +1,11 @@
 """experts.py: its checks in Triton's interpreter, and its machine code for GPUs that are not here."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from tests.triton_compilation import ARCHITECTURES, compile_kernel, instructions, resources
 from tests.triton_interpreter import needs_triton, run_interpreted
@@ -38,3 +41,18 @@ def test_the_sum_over_experts_compiles(architecture: int, tmp_path: Path) -> Non
     types |= {"size": "i32", "residual_stride": "i32"}
     compiled = compile_kernel(mix, architecture, 4, types, {"CHOSEN": 8, "BLOCK": 1024})
     assert resources(compiled, tmp_path)["STACK"] == 0
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "is_taken"), [((8, 9), False), ((9, 0), True), ((10, 3), True), ((12, 0), False)]
+)
+def test_torch_s_product_is_taken_where_it_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], is_taken: bool
+) -> None:
+    """It was for every later GPU, whose steps could then not be recorded."""
+    from weft.engine.kernels.triton.experts import supports_grouped
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    weight: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, size=lambda dim: 64, device=torch.device("cuda"))
+    assert supports_grouped(weight) == is_taken
