@@ -183,7 +183,7 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
     else:
         quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
         is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
-        which = "they lie" if kit.keeps_floats else "they are integers"
+        which = "they lie" if kit.keeps_floats else "they are integers or fp4"
         kept = f"kept so where {which} in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
     activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
     is_unscaled = model.quantization.has_kv_scales and config.options.kv_cache_dtype == "fp8"

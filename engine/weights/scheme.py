@@ -71,8 +71,9 @@ class Quantization:
 
     @property
     def has_integers(self) -> bool:
-        """Whether some matrices are stored as integers."""
-        return any(scheme.bits < 16 and not scheme.is_float for _, scheme in self.rules)
+        """Whether some matrices are stored as integers in order, or as floats of 4 bits, which are kept as such."""
+        schemes = (scheme for _, scheme in self.rules if not scheme.is_scattered)
+        return any(scheme.bits < (8 if scheme.is_float else 16) for scheme in schemes)
 
     @property
     def has_groups(self) -> bool:
