@@ -27,6 +27,8 @@ _REFUSED = {
     "lora_bias": "biases of adapters are not added",
     "megatron_config": "modules of Megatron are not read",
     "arrow_config": "adapters are not routed by token",
+    "kasa_config": "it changes the model's own weights",
+    **dict.fromkeys(("monteclora_config", "velora_config"), "only plain LoRA and rank-stabilised LoRA are"),
 }
 _PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 """Ways to initialise A and B that leave the model's own weights as they are; true and false are, too."""

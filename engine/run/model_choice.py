@@ -210,7 +210,7 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
     else:
         quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
         is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
-        which = "they lie" if kit.keeps_floats else "they are integers"
+        which = "they lie" if kit.keeps_floats else "they are integers or fp4"
         how = "in 8 bits" if quantization.rounds_tables else f"so where {which} in groups, else in {dtype}"
         kept = f"kept {how if is_kept else f'in {dtype}'}"
     activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"

@@ -231,7 +231,8 @@ def _compressed_tensors(config: Fields) -> Quantization:
     rules.sort(key=lambda rule: rule[0])
     if not rules and not config.has("kv_cache_scheme"):
         _refuse("no config_groups with weights", ("config_groups with targets and weights",))
-    ignored = [_target(config, name, "ignore")[1] for name in config.texts("ignore")]
+    named = [_target(config, name, "ignore") for name in config.texts("ignore")]
+    ignored = [pattern for closeness, pattern in named if closeness < 3]  # other classes than Linear have no matrices
     return Quantization(
         "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, _TABLE)
     )
@@ -245,7 +246,7 @@ def _compressed_scheme(group: Fields, layout: str) -> Scheme:
     strategy = weights.optional_text("strategy") or ("group" if group_size and group_size > 0 else "tensor")
     if strategy not in ("tensor", "channel", "group", "tensor_group", "block"):
         _refuse(f"strategy {strategy}", ("tensor", "channel", "group", "tensor_group", "block"))
-    if bits not in ((4, 8) if kind == "float" else _BITS):
+    if bits not in {"int": _BITS, "float": (4, 8)}.get(kind, ()):
         _refuse(f"num_bits {bits} of type {kind}", ("float 4", "float 8", *(f"int {bits}" for bits in _BITS)))
     if strategy == "block" and (len(block) != 2 or min(block) < 1):
         raise weights.wrong("block_structure", "two positive integers")

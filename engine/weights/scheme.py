@@ -78,8 +78,8 @@ class Quantization:
 
     @property
     def has_integers(self) -> bool:
-        """Whether some matrices are stored as integers, or as values of a table."""
-        return any(scheme.bits < 16 and (scheme.has_table or not scheme.is_float) for _, scheme in self.rules)
+        """Whether some matrices are stored as integers, or as floats of 4 bits, which are kept as integers."""
+        return any(scheme.bits < (8 if scheme.is_float else 16) for _, scheme in self.rules)
 
     @property
     def rounds_tables(self) -> bool:

@@ -39,6 +39,9 @@ _HARMLESS = (  # of old checkpoints: constants, and the output head of tied ones
 )
 
 
+_PACKED = ("qweight", "weight_packed", "_weight_qdata")
+"""What quantized checkpoints have in place of `weight`."""
+
 _OTHER_HEADS = ("mtp.", "model.mtp", "score.")
 """Beginnings of names: heads that predict several tokens, and the head of a classifier, which is read by itself."""
 
@@ -125,7 +128,10 @@ class CheckpointSource(TensorSource):
     def _mapped(self, name: str) -> torch.Tensor:
         stored = self.name_in_files(name)
         if stored is None:
-            raise ModelError(f"tensor {name} is missing from the checkpoint")
+            others = (name.removesuffix("weight") + ending for ending in _PACKED)
+            packed = next(filter(self.has, others), None)
+            asked = packed and f", which has {packed}: quantization_config in config.json must say how it is packed"
+            raise ModelError(f"tensor {name} is missing from the checkpoint{asked or ''}")
         path = self._shards[stored]
         try:
             tensor = self._unpickle(path)[stored] if path.suffix == ".bin" else _map(path, stored)

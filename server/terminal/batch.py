@@ -102,12 +102,14 @@ def _job(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> Job:
             f"{source}:{fault['line']}: {fault['message']}" if fault["line"] else fault["message"] for fault in faults
         ]
         raise StartError("\n".join((f"{source} has faults; nothing was computed", *told)))
-    names = settings.names
+    names = [*settings.names, *(lora for name in settings.fleet for lora in settings.for_model(name).lora)]
     if named is not None and named not in names and not settings.any_model_name:
         known = ", ".join(names)
-        raise StartError(f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name)")
+        raise StartError(
+            f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name, --lora)"
+        )
     errors = output.with_name(f"{output.stem}.errors{output.suffix}")
-    digest.update("".join(names).encode())
+    digest.update("".join(settings.names).encode())
     model = named if named in names else names[0]
     return Job(f"batch_{digest.hexdigest()[:24]}", model, str(source), str(output), str(errors), endpoint, count)
 

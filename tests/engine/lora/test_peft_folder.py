@@ -44,6 +44,8 @@ def test_scales_are_those_of_peft(tmp_path: Path) -> None:
         ({"trainable_token_indices": [3]}, "trainable_token_indices is not served"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is not served"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not served"),
+        ({"kasa_config": {"beta": 1e-4}}, "kasa_config is not served: it changes"),
+        ({"velora_config": {"num_groups": 4}}, "velora_config is not served"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4 is not served"),
         ({"r": 9}, r"the rank must be at most 8 \(max_lora_rank\), got 9"),
         ({"rank_pattern": {"q_proj": 16}}, "the rank must be at most 8"),

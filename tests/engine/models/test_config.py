@@ -329,6 +329,11 @@ def torchao(kind: str, version: int = 2, **data: str) -> dict[str, object]:
         ),
         (
             "compressed-tensors",
+            {"config_groups": {"a": {"weights": FOUR_BITS | {"type": "nf"}}}},
+            "num_bits 4 of type nf",
+        ),
+        (
+            "compressed-tensors",
             {"config_groups": {"a": {"weights": FOUR_BITS | {"group_size": -1}}}},
             "group_size must",
         ),
@@ -352,6 +357,15 @@ def test_some_layers_may_be_quantized_otherwise(tmp_path: Path) -> None:
         assert found is not None
         assert found.scheme("model.layers.0.mlp.down_proj") == Scheme(8, 32)
         assert found.scheme("model.layers.0.mlp.up_proj") == Scheme(4, 128)
+
+
+def test_a_class_of_modules_that_is_ignored_ignores_no_matrix(tmp_path: Path) -> None:
+    """All matrices counted as plain then, in the plan of memory."""
+    groups = {"a": {"weights": FOUR_BITS, "targets": ["Linear"]}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["LlamaRMSNorm", "lm_head"]}
+    found = load_model_config(write(tmp_path, LLAMA | {"quantization_config": config})).quantization
+    assert found is not None and found.expected("model.layers.0.mlp.up_proj") == Scheme(4, 128)
+    assert found.expected("lm_head") is None
 
 
 def test_torchao_says_whether_groups_have_zero_points(tmp_path: Path) -> None:

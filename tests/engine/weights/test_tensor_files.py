@@ -50,6 +50,18 @@ def test_the_first_part_of_names_may_be_left_out(tmp_path: Path) -> None:
     found.close()
 
 
+@pytest.mark.parametrize("packed", ["m.qweight", "m.weight_packed", "m._weight_qdata"])
+def test_who_finds_a_weight_packed_is_told_what_config_lacks(tmp_path: Path, packed: str) -> None:
+    """Checkpoints of before there was a `quantization_config` were said to lack a tensor, and no more."""
+    found = source(tmp_path, {packed: NORM})
+    with pytest.raises(
+        ModelError, match=rf"m\.weight is missing .*, which has {packed}: quantization_config in config"
+    ):
+        filled(found, "m.weight")
+    with pytest.raises(ModelError, match=r"n\.weight is missing from the checkpoint$"):
+        filled(found, "n.weight")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_values_that_are_no_numbers_are_refused_by_name(tmp_path: Path, dtype: torch.dtype) -> None:
     """Infinite ones are numbers, as in masks."""
