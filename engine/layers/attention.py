@@ -6,25 +6,25 @@ of one layer and gets the attention output. Block tables and slots reach the bac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from weft.engine.step.batch import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class PagedCache:
+class PagedCache(NamedTuple):
     """Where a layer writes the K/V that it prepares.
 
     Attributes:
         blocks: (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values, or 1 for latents.
         slots: (num_tokens,) int32, block * block_size + offset in the block; -1 writes nothing.
+        scales: (2, num_kv_heads) float32, by which K and V are divided before they are rounded to fp8; else not read.
     """
 
     blocks: torch.Tensor
     slots: torch.Tensor
+    scales: torch.Tensor
 
 
 class AttentionStep(Protocol):

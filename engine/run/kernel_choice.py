@@ -120,11 +120,13 @@ def make_caches(
     config: EngineConfig,
     num_heads: int,
     num_states: int | None = None,
+    scales: Mapping[int, torch.Tensor] | None = None,
 ) -> Caches:
     """A backend for each kind of cache that a model keeps; see `make_backend`.
 
     Args:
         num_states: States that there is room for; None means one for each request that may run.
+        scales: See `TritonBackend`; only of an fp8 cache.
 
     Raises:
         ModelError: K and V cannot be kept in the dtype that is asked for.
@@ -135,18 +137,23 @@ def make_caches(
     return Caches(
         ContextBackend(num_blocks)
         if is_of_module
-        else make_backend(paged_groups(groups), num_blocks, config, num_heads),
+        else make_backend(paged_groups(groups), num_blocks, config, num_heads, scales),
         StateCache(states, num_states or config.max_num_seqs, config.device) if states else None,
     )
 
 
 def make_backend(
-    groups: tuple[CacheGroup[PagedKV], ...], num_blocks: int, config: EngineConfig, num_heads: int
+    groups: tuple[CacheGroup[PagedKV], ...],
+    num_blocks: int,
+    config: EngineConfig,
+    num_heads: int,
+    scales: Mapping[int, torch.Tensor] | None = None,
 ) -> AttentionBackend:
     """Weft's own attention if it can serve the cache, else the reference; allocates the cache.
 
     Args:
         num_heads: Query heads of the layers whose specs name none.
+        scales: See `make_caches`.
 
     Raises:
         ModelError: The attention that is named, an fp8 cache, or deterministic results, which only Weft's own attention
@@ -168,6 +175,7 @@ def make_backend(
             is_dependent=is_dependent(config),
             tiles=None if config.options.deterministic else _tiles(config, prompts),
             prompts=prompts,
+            scales=scales,
         )
     if config.rounded_kv == torch.float8_e4m3fn:
         raise ModelError(_NO_TRITON.format("kv_cache_dtype", "fp8"))

@@ -4,23 +4,28 @@ Both are described before anything is loaded, and transformers is imported only 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapter_kit import AdapterKit
 from weft.engine.lora.adapters import Adapters
 from weft.engine.models.config import ModelConfig, native_config
+from weft.engine.models.cut import Cut
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import identify
+from weft.engine.models.kv_scales import read_kv_scales
 from weft.engine.models.loading import lacks_head, load_weights
 from weft.engine.models.sharding import shard
+from weft.engine.models.specs import DecoderSpec
 from weft.engine.models.stages import Stage, find_stages, largest_groups
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.adapter_choice import choose_adapters
@@ -59,6 +64,7 @@ class ModelPlan:
         adapters: The slots for adapters, which get their places in the model when it is loaded; None for none.
         adapters_bytes: Memory that they take if all are in use, of weights_bytes.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
+        kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
     """
 
     name: str
@@ -70,6 +76,7 @@ class ModelPlan:
     planned_groups: tuple[CacheGroup[CacheSpec], ...]
     adapters: Adapters | None = None
     adapters_bytes: int = 0
+    kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
 
 
 def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
@@ -128,6 +135,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             largest_groups(sharded, stages),
             adapters,
             adapters_bytes,
+            _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
         )
     for name, is_asked in (
         (f"quantization {options.quantization}", options.quantization != "none"),
@@ -152,6 +160,16 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         groups,
         groups,
     )
+
+
+def _kv_scales(
+    model: ModelConfig, config: EngineConfig, whole: DecoderSpec, own: DecoderSpec, cut: Cut
+) -> Callable[[Path], Mapping[int, torch.Tensor]]:
+    """What reads the scales for an fp8 cache, which some quantized checkpoints have."""
+    has_some = model.quantization is not None and model.quantization.has_kv_scales
+    if config.rounded_kv != torch.float8_e4m3fn or not has_some or config.options.load_format == "dummy":
+        return lambda folder: {}
+    return partial(read_kv_scales, whole=whole, own=own, cut=cut)
 
 
 def load_planned(plan: ModelPlan, folder: Path, progress: Progress) -> tuple[ModelPlan, LoadedModel]:
@@ -186,9 +204,7 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
         which = "they lie" if kit.keeps_floats else "they are integers"
         kept = f"kept so where {which} in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
     activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
-    is_unscaled = model.quantization.has_kv_scales and config.options.kv_cache_dtype == "fp8"
-    unscaled = "; K and V are rounded to fp8 without the checkpoint's scales" * is_unscaled
-    return f"stored as {model.quantization.described(activations)} and {kept}{unscaled}"
+    return f"stored as {model.quantization.described(activations)} and {kept}"
 
 
 def _load_native(

@@ -101,7 +101,8 @@ def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     plan = link.recv()
     assert isinstance(plan, MemoryPlan)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
-    caches = make_caches(chosen.groups, plan.num_blocks, config, facts.num_heads, plan.num_states)
+    sizes, scales = (plan.num_blocks, config, facts.num_heads, plan.num_states), chosen.kv_scales(config.model)
+    caches = make_caches(chosen.groups, *sizes, scales)
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or num_threads))
     has_head = config.rank < config.options.tensor_parallel_size

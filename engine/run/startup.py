@@ -112,10 +112,12 @@ def start(
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
-    caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
+    sizes, scales = (plan.num_blocks, config, model_config.num_heads, plan.num_states), chosen.kv_scales(config.model)
+    caches = make_caches(chosen.groups, *sizes, scales)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
-    draft_caches = _draft_caches(draft, plan) if draft else None
-    weights, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
+    draft_caches = _draft_caches(draft, plan, config.draft_model) if draft and config.draft_model else None
+    note, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
+    weights = note and note + "; K and V have scales" * bool(scales)
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
@@ -179,8 +181,9 @@ def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
     )
 
 
-def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan) -> Caches:
-    return make_caches(draft.groups, plan.num_blocks, draft.engine_config, draft.config.num_heads)
+def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan, folder: Path) -> Caches:
+    sizes = plan.num_blocks, draft.engine_config, draft.config.num_heads
+    return make_caches(draft.groups, *sizes, scales=draft.plan.kv_scales(folder))
 
 
 def _draft_model(
@@ -212,7 +215,8 @@ def _open_offload(
     """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids.
 
     Args:
-        weights: How a quantized checkpoint has its weights, and how they are kept; None for other checkpoints.
+        weights: How a quantized checkpoint has its weights, how they are kept, and whether it has scales for the
+            cache; None for other checkpoints.
     """
     if config.options.kv_role != "none" and not config.options.kv_offload_dir:
         raise ModelError(f"kv_role {config.options.kv_role} needs kv_offload_dir, the folder that engines share")

@@ -28,7 +28,7 @@ _UNUSED = (
     *(".input_scale", ".input_zero_point", ".input_global_scale", ".input_scale_ub", ".activation_scale"),
     *(".output_scale", ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_format"),
 )
-"""Endings of names: scales of activations and of the KV cache, which Weft does not quantize by them."""
+"""Endings of names: scales of activations, which are not quantized by them, and of K and V (`models/kv_scales.py`)."""
 
 
 class DecodedSource(TensorSource):

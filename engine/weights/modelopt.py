@@ -11,10 +11,11 @@ from weft.engine.weights.stored import StoredWeight
 
 def decode(weight: StoredWeight) -> Groups | None:
     """The weight; None if it is not quantized."""
-    name, (outputs, inputs), scheme = weight.name, weight.shape, weight.scheme
-    if scheme.bits == 8:
-        return fp8.decode(weight)
+    name, (outputs, inputs) = weight.name, weight.shape
     if not weight.has(f"{name}_scale"):
         return None
+    scheme = weight.scheme
+    if scheme.bits == 8:
+        return fp8.decode(weight)
     scales = weight.scales(f"{name}_scale", scheme) * weight.take(f"{name}_scale_2").float().reshape(1, 1)
     return fp4_groups(weight.take(name, outputs, inputs // 2), scales, scheme.group_size or inputs)

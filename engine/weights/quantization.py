@@ -41,8 +41,9 @@ def read_quantization(config: Fields, folder: Path | None = None) -> Quantizatio
         method = "compressed-tensors"
     if method not in _METHODS:
         _refuse(f"quant_method {method}", _METHODS)
-    has_kv_scales = config.has("kv_cache_scheme") or config.has("kv_cache_quant_algo")
-    return replace(_METHODS[method](config), has_kv_scales=has_kv_scales)
+    scheme, kind = config.raw("kv_cache_scheme"), config.optional_text("kv_cache_quant_algo") or "FP8"
+    kv_bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
+    return replace(_METHODS[method](config), has_kv_scales=method != "gguf" and kind == "FP8" and kv_bits in (8, None))
 
 
 def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object, ...]) -> NoReturn:
@@ -157,6 +158,8 @@ _MODELOPT = {
 
 def _modelopt(config: Fields) -> Quantization:
     kind = config.optional_text("quant_algo") or "unnamed"
+    if kind == "unnamed" and config.has("kv_cache_quant_algo"):
+        return Quantization("modelopt", "ModelOpt", ())
     if kind not in _MODELOPT:
         _refuse(f"quant_algo {kind} of modelopt", _MODELOPT)
     names = (*config.texts("ignore"), *config.texts("exclude_modules"))
@@ -224,7 +227,7 @@ def _compressed_tensors(config: Fields) -> Quantization:
             scheme = _compressed_scheme(group, layout)
             rules += [(*_target(group, target), scheme) for target in group.texts("targets")]
     rules.sort(key=lambda rule: rule[0])
-    if not rules:
+    if not rules and not config.has("kv_cache_scheme"):
         _refuse("no config_groups with weights", ("config_groups with targets and weights",))
     ignored = [_target(config, name, "ignore")[1] for name in config.texts("ignore")]
     return Quantization(

@@ -46,7 +46,7 @@ class Quantization:
         rules: Patterns of module names and the schemes of these; the first that fits counts.
         zeros_lack_one: Whether GPTQ's zero points are stored less one.
         plain: Patterns of names of modules that are not quantized, wherever they begin.
-        has_kv_scales: Whether it was made for a KV cache in fp8, with scales, which Weft's has not.
+        has_kv_scales: Whether scales of K and V, where it has some, are for 8 bits.
     """
 
     method: str
@@ -54,7 +54,7 @@ class Quantization:
     rules: tuple[tuple[re.Pattern[str], Scheme], ...]
     zeros_lack_one: bool = False
     plain: tuple[re.Pattern[str], ...] = ()
-    has_kv_scales: bool = False
+    has_kv_scales: bool = True
 
     def expected(self, module: str) -> Scheme | None:
         """The scheme that config.json gives a module, None for none; what is stored may tell more."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests import quantized_checkpoints
 from tests.checkpoints import CHECKPOINTS, Checkpoint
@@ -18,6 +20,7 @@ from tests.fake_gpu.gpu import FakeGpu
 from tests.fake_gpu.shapes import QWEN3_8B
 from tests.gpu.harness import KINDS
 from weft.engine.core.engine import Engine
+from weft.engine.run import startup
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.weights import tensor_files
@@ -150,9 +153,15 @@ def test_a_checkpoint_for_fp8_is_multiplied_in_fp8(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tensor_files, "PinnedUpload", lambda device: None)
     (folder := tmp_path / "own").mkdir()
     OWN["fp8 outputs"](quantized_checkpoints.write_base(tmp_path / "base"), folder)
-    warm = start_warm(folder, FakeGpu(compiles=False), load_format="auto", dtype="bfloat16")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.layers.1.self_attn.k_scale": torch.tensor(0.5)}, folder / "model.safetensors")
+    given, make = list[Any](), startup.make_caches
+    monkeypatch.setattr(startup, "make_caches", lambda *parts: given.append(parts[-1]) or make(*parts))
+    options = {"load_format": "auto", "dtype": "bfloat16", "kv_cache_dtype": "fp8"}
+    warm = start_warm(folder, FakeGpu(compiles=False), **options)
     run(warm, is_quantized=True)
     assert warm.gpu.launches["round_rows"] == warm.gpu.launches["aten._scaled_mm.default"] > 0
+    assert list(given[-1]) == [1], "the cache has its scales"
 
 
 def test_a_decode_step_launches_no_more_than_it_did(start_on_gpu: Callable[..., Warm]) -> None:

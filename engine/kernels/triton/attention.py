@@ -11,7 +11,7 @@ any later batch of the same name: call `begin` with the batch, which is not in t
 nothing, reads nothing, and gets zeros. A step must run once before a capture, in which nothing can be compiled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,18 +95,20 @@ class TritonBackend(AttentionBackend):
         is_dependent: bool = False,
         tiles: TileNames | None = None,
         prompts: PromptAttention | None = None,
+        scales: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """Allocate the cache and all memory that steps need; only the null block of the cache is written.
 
         Args:
             dtype: Of queries, keys, values and results.
             num_heads: Query heads of the layers whose specs name none.
-            cache_dtype: Type of K/V in the cache; None means dtype. Conversion to float8_e4m3fn has no scale.
+            cache_dtype: Type of K/V in the cache; None means dtype.
             is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
                 and no context is split, which slows down prefill, and decoding at long contexts.
             is_dependent: See `dependent_launch`.
             tiles: The tiles of steps that are not deterministic, by names of `attention_tiles`; None means the first.
             prompts: Attends to the prompts that it takes; None leaves all to Weft's kernel.
+            scales: By layer, (2, num_kv_heads) float32: in fp8, K and V of a head are divided by them. None is for 1.
 
         Raises:
             ValueError: There is no tile of such a name.
@@ -135,6 +137,9 @@ class TritonBackend(AttentionBackend):
         self._partials = torch.empty((num_rows, num_heads, value_dim), dtype=torch.float32, device=device)
         self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
         self._unread = self._partial_sums  # in the place of slopes and sinks that a layer does not have
+        self._scales = {
+            layer: torch.ones(2, group.spec.num_kv_heads, device=device) for group in groups for layer in group.layers
+        } | {layer: given.to(device) for layer, given in (scales or {}).items()}
         self._slopes = {
             g.spec: torch.tensor(g.spec.slopes, dtype=torch.float32, device=device) for g in groups if g.spec.slopes
         }
@@ -187,9 +192,9 @@ class TritonBackend(AttentionBackend):
         work = plan_work(batch, first_seen, [(launch.tiling, takes_part) for launch, takes_part in launches])
         return _Plan(prompts, [launch for launch, _ in launches], work)
 
-    def cache(self, layer: int) -> torch.Tensor:
-        """Blocks of a layer."""
-        return self._caches[layer]
+    def cache(self, layer: int, slots: torch.Tensor) -> PagedCache:
+        """Where a layer writes."""
+        return PagedCache(self._caches[layer], slots, self._scales[layer])
 
     def attend(
         self,
@@ -257,6 +262,7 @@ class TritonBackend(AttentionBackend):
             *(queries, outputs, self._caches[layer], self._metadata, launch.items),
             *(self._partials, self._partial_sums, self._slopes.get(spec, self._unread)),
             self._unread if sinks is None else sinks,
+            self._scales[layer],
             queries.stride(0),
             HAS_SINKS=sinks is not None,
             HEAD_DIM=head_dim,
@@ -366,7 +372,7 @@ class TritonStep(AttentionStep):
     @override
     def cache(self, layer: int) -> PagedCache | None:
         step = self._steps[layer]
-        return None if step.group.spec.latent_dim is not None else PagedCache(self._backend.cache(layer), step.slots)
+        return None if step.group.spec.latent_dim is not None else self._backend.cache(layer, step.slots)
 
     @override
     def attend(

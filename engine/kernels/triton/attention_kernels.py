@@ -27,6 +27,7 @@ def attend_kernel(
     partial_sums: tl.tensor,
     slopes: tl.tensor,
     sinks: tl.tensor,
+    scales: tl.tensor,
     query_stride,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -55,8 +56,7 @@ def attend_kernel(
     num_tokens = tl.load(item + 2)
     if num_tokens == 0:
         return
-    table = metadata + tl.load(item)
-    first_token = tl.load(item + 1).to(tl.int64)
+    table, first_token = metadata + tl.load(item), tl.load(item + 1).to(tl.int64)
     first_position = tl.load(item + 3)
     first_key, last_key, partial = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
     kv_head, rows = tl.program_id(0) % NUM_KV_HEADS, tl.arange(0, TILE_ROWS)
@@ -67,6 +67,7 @@ def attend_kernel(
     offsets = (first_token + tokens)[:, None] * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
     query = tl.load(queries + offsets, mask=is_query, other=0.0)
     slope = tl.load(slopes + heads) * LOG2_E if HAS_SLOPES else 0.0
+    scale, value_scale = load_scales(cache, scales, kv_head, NUM_KV_HEADS, SCALE)
     maxima, sums, attended = nothing_seen(TILE_ROWS, PADDED_DIM)
     heads_start, masked_from = cache + kv_head * (BLOCK_SIZE * HEAD_DIM), first_key  # before it, rows see every key
     blocks = load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
@@ -75,18 +76,26 @@ def attend_kernel(
         maxima, sums, attended, blocks = _attend_keys(
             maxima, sums, attended, blocks, query, positions, slope, heads_start, table,
             first_key, masked_from, last_key,
-            SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SPAN, HAS_SLOPES, PADDED_DIM, TILE_KEYS, False,
+            scale, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SPAN, HAS_SLOPES, PADDED_DIM, TILE_KEYS, False,
         )  # fmt: skip
     maxima, sums, attended, blocks = _attend_keys(
         maxima, sums, attended, blocks, query, positions, slope, heads_start, table, masked_from, last_key, last_key,
-        SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SPAN, HAS_SLOPES, PADDED_DIM, TILE_KEYS, True,
+        scale, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SPAN, HAS_SLOPES, PADDED_DIM, TILE_KEYS, True,
     )  # fmt: skip
     if HAS_SINKS and partial < 0:  # those of parts join when parts are merged
         sums += tl.exp2(tl.load(sinks + heads) * LOG2_E - tl.where(sums == 0, 0.0, maxima))
+    attended *= value_scale
     targets = (tl.where(partial < 0, first_token, partial) + tokens) * (NUM_KV_HEADS * NUM_SHARED) + heads
-    store_attended(
-        maxima, sums, attended, partial, targets, dims, is_row, outputs, partials, partial_sums, HEAD_DIM
-    )  # fmt: skip
+    store_attended(maxima, sums, attended, partial, targets, dims, is_row, outputs, partials, partial_sums, HEAD_DIM)
+
+
+@triton.jit
+def load_scales(cache, scales, kv_head, NUM_KV_HEADS: tl.constexpr, SCALE: tl.constexpr):
+    """Factors on the scores and on the values of a head; scales (2, NUM_KV_HEADS) are those of an fp8 cache."""
+    if cache.dtype.element_ty.is_fp8():
+        return tl.load(scales + kv_head) * SCALE, tl.load(scales + NUM_KV_HEADS + kv_head)
+    else:
+        return SCALE, 1.0
 
 
 @triton.jit
@@ -145,7 +154,7 @@ def _attend_keys(
     start,
     stop,
     last_key,
-    SCALE: tl.constexpr,
+    scale,
     SOFT_CAP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -170,7 +179,7 @@ def _attend_keys(
         starts = blocks.to(tl.int64) * (2 * side) + keys % BLOCK_SIZE * HEAD_DIM
         sources = heads_start + starts[:, None] + dims[None, :]
         key = tl.load(sources, mask=is_value, other=0.0).to(query.dtype)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * SCALE
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if SOFT_CAP > 0:
             scores = _soft_cap(scores, SOFT_CAP)
         if HAS_SLOPES:

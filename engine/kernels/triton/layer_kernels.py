@@ -34,6 +34,7 @@ def prepare_heads(
     eps,
     cache,
     slots,
+    scales,
     HAS_NORM: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -47,8 +48,8 @@ def prepare_heads(
 
     A token of qkv is (NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM): queries and keys, which are changed, then values. weight
     is (NUM_HEADS + NUM_KV_HEADS, HEAD_DIM). rotation is (num_tokens, 2, HEAD_DIM), see `RotaryTable`: its cosine is
-    the same in both halves of a head, and its sine differs only in sign. cache and slots are those of `PagedCache`;
-    BLOCK_SIZE 0 means no cache.
+    the same in both halves of a head, and its sine differs only in sign. cache, slots and scales are those of
+    `PagedCache`; BLOCK_SIZE 0 means no cache.
     """
     let_next_start(IS_DEPENDENT)
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -68,9 +69,9 @@ def prepare_heads(
     second = tl.load(at + HALF, mask=is_inside, other=0.0).to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1)
-        scales = tl.where(heads < NUM_HEADS + NUM_KV_HEADS, tl.rsqrt(squares / HEAD_DIM + eps), 1.0)[:, None]
-        first *= scales * first_weights
-        second *= scales * second_weights
+        factors = tl.where(heads < NUM_HEADS + NUM_KV_HEADS, tl.rsqrt(squares / HEAD_DIM + eps), 1.0)[:, None]
+        first *= factors * first_weights
+        second *= factors * second_weights
     angles = rotation + token * 2 * HEAD_DIM + pairs
     cos = tl.load(angles, mask=is_pair, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(angles + HEAD_DIM + HALF, mask=is_pair, other=0.0).to(tl.float32)[None, :]
@@ -85,8 +86,13 @@ def prepare_heads(
             is_kept = is_inside & (kv_heads >= 0)[:, None]
             block = (slot // BLOCK_SIZE).to(tl.int64) * (2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
             places = cache + block + (kv_heads * BLOCK_SIZE + slot % BLOCK_SIZE)[:, None] * HEAD_DIM + pairs[None, :]
-            tl.store(places, to_cache(rotated, cache.dtype.element_ty), mask=is_kept)
-            tl.store(places + HALF, to_cache(rotated_too, cache.dtype.element_ty), mask=is_kept)
+            kept, kept_too = rotated, rotated_too
+            if cache.dtype.element_ty.is_fp8():
+                is_kv = (kv_heads >= 0) & (kv_heads < 2 * NUM_KV_HEADS)
+                steps = tl.load(scales + kv_heads, mask=is_kv, other=1.0)[:, None]
+                kept, kept_too = rotated / steps, rotated_too / steps
+            tl.store(places, to_cache(kept, cache.dtype.element_ty), mask=is_kept)
+            tl.store(places + HALF, to_cache(kept_too, cache.dtype.element_ty), mask=is_kept)
 
 
 @triton.jit

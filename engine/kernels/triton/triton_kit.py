@@ -224,7 +224,7 @@ class TritonKit(TorchKit):
             kernels.prepare_heads[(num_tokens, triton.cdiv(num_prepared, heads))](
                 *(qkv, qkv.stride(0), rotation),
                 *((norm.weight, norm.eps) if norm else (qkv, 0.0)),  # an absent tensor is not read
-                *((cache.blocks, cache.slots) if cache else (qkv, qkv)),
+                *(cache or (qkv, qkv, qkv)),
                 norm is not None,
                 *(num_heads, num_kv_heads, head_dim),
                 cache.blocks.size(3) if cache else 0,

@@ -3,9 +3,7 @@
 import importlib.util
 import io
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -288,18 +286,3 @@ def test_the_plan_and_the_log_say_how_weights_are_kept(
         monkeypatch.setattr(model_choice, "load_weights", lambda *args, **options: None)
         plan_model(facts, config).load(folder, lambda done, total: None)
     assert f"weights are {note}" in caplog.messages
-
-
-@pytest.mark.parametrize(("cache", "is_said"), [("fp8", True), ("auto", False)])
-def test_the_log_says_that_an_fp8_cache_has_no_scales(root: Path, tmp_path: Path, cache: str, is_said: bool) -> None:
-    folder, _ = checkpoint(root, "fp8 static")
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    fields = json.loads((folder / "config.json").read_text())
-    fields["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    facts = read_model(tmp_path, "auto")
-    options = EngineOptions(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=32)
-    config = engine_config.resolve(options, facts)
-    config = replace(config, options=EngineOptions(model=str(tmp_path), kv_cache_dtype=cache))  # a CPU has no fp8
-    note = weights_note(facts, config, TorchKit())
-    assert note is not None and note.endswith("rounded to fp8 without the checkpoint's scales") == is_said

@@ -50,6 +50,7 @@ class Case:
     span: int | None = None
     has_slopes: bool = False
     has_sinks: bool = False
+    has_scales: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -76,6 +77,8 @@ class Harness:
     def __init__(self, case: Case, device: torch.device, prompts: PromptAttention | None = None) -> None:
         self.case, self.device = case, device
         groups = (CacheGroup(case.spec, (0,)),)
+        both = torch.arange(1.0, 1 + 2 * case.num_kv_heads).view(2, -1)  # of keys, then of values
+        self.scales = (both if case.has_scales else torch.ones_like(both)).to(device)
         self.backend = TritonBackend(
             groups,
             NUM_BLOCKS,
@@ -88,6 +91,7 @@ class Harness:
             is_deterministic=case.is_deterministic,
             tiles=case.tiles,
             prompts=prompts,
+            scales={0: self.scales} if case.has_scales else None,
         )
         self.cache = self.backend._caches[0]
         # All bits set are a not-a-number in each of the types.
@@ -107,9 +111,13 @@ class Harness:
         _, *parts = tokens.qkv[:stop].split_with_sizes(
             (self.case.num_heads, self.case.num_kv_heads, self.case.num_kv_heads), dim=1
         )
-        kept = torch.stack(parts[: self.case.spec.num_sides], 1).to(self.cache.dtype)
+        kept = self.rounded(torch.stack(parts[: self.case.spec.num_sides], 1))
         self.cache.view(torch.uint8)[blocks, :, :, places] = kept.view(torch.uint8)
         tokens.request.num_computed_tokens = stop
+
+    def rounded(self, sides: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, 1 or 2, num_kv_heads, head_dim) as the cache keeps them."""
+        return (sides / self.scales[: sides.shape[1], :, None] if self.case.has_scales else sides).to(self.cache.dtype)
 
     def _places(self, tokens: Tokens, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Block, and place in it, of each token before stop."""
@@ -133,7 +141,7 @@ class Harness:
             queries, *kv = qkv.split_with_sizes((*sizes, sizes[1]), 1)
             slots = cache.slots[:num_tokens].long()
             blocks, places = slots[slots >= 0] // self.case.block_size, slots[slots >= 0] % self.case.block_size
-            kept = torch.stack(kv, 1)[slots >= 0].to(cache.blocks.dtype)
+            kept = self.rounded(torch.stack(kv, 1)[slots >= 0])
             cache.blocks.view(torch.uint8)[blocks, :, :, places] = kept.view(torch.uint8)
             return step.attend(0, queries, kv[0], kv[1], self.sinks)
         rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
@@ -205,10 +213,14 @@ class Harness:
         """Keys and values as the cache has them, and as given where they are not computed yet."""
         stop = tokens.request.num_computed_tokens
         blocks, places = self._places(tokens, stop)
-        kept = self.cache.float()[blocks, :, :, places].unbind(1)
+        kept = [
+            cached * scale[:, None]
+            for cached, scale in zip(self.cache.float()[blocks, :, :, places].unbind(1), self.scales, strict=False)
+        ]
         if self.device.type == "cuda":  # the interpreter of Triton 3.9 loses the carry of values that are rounded up
-            for part, rounded in zip(parts, kept, strict=True):
-                assert torch.equal(part[:stop].to(self.case.cache_dtype).float(), rounded)
+            for part, scale, rounded in zip(parts, self.scales, kept, strict=False):
+                scaled = (part[:stop] / scale[:, None]).to(self.case.cache_dtype).float() * scale[:, None]
+                assert torch.equal(scaled, rounded)
         return [torch.cat((new, part[stop:].float())) for part, new in zip(parts, kept, strict=True)]
 
     def check(self, tokens: Tokens, outputs: torch.Tensor) -> None:
@@ -383,6 +395,7 @@ MIXED = [
     Case(1, 7, 64, 24, 40),
     Case(2, 2, 128, 256),
     Case(1, 4, 64, 16, cache_dtype=FP8),
+    Case(2, 2, 64, 16, cache_dtype=FP8, has_scales=True, has_sinks=True, soft_cap=3.0),
     Case(1, 2, 64, 16, is_deterministic=True),
     Case(1, 2, 64, 16, scale=0.3, soft_cap=2.0, dtype=F32),
     Case(1, 3, 80, 16, scale=0.3, dtype=F32, latent_dim=64),
@@ -399,6 +412,7 @@ DECODES = [
     Case(lengths=(2, 700, 66)),
     Case(1, 4, 128, 16, 300, F32, lengths=(2, 600)),
     Case(1, 2, 64, 32, cache_dtype=FP8, lengths=(3, 400)),
+    Case(2, 2, 64, 32, cache_dtype=FP8, lengths=(3, 400), has_scales=True),
     Case(1, 2, 64, 16, is_deterministic=True, lengths=(2, 200)),
     Case(1, 2, 64, 16, scale=0.2, soft_cap=1.0, lengths=(2, 600)),
     Case(1, 2, 256, 16, 300, soft_cap=1.0, dtype=F32, lengths=(2, 500)),

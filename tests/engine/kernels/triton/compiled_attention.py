@@ -101,7 +101,7 @@ def compile_attend(
     from weft.engine.kernels.triton.attention_kernels import attend_kernel
 
     integers = dict.fromkeys(("metadata", "items"), "i32")
-    floats = dict.fromkeys(("partials", "partial_sums", "slopes", "sinks"), "fp32")
+    floats = dict.fromkeys(("partials", "partial_sums", "slopes", "sinks", "scales"), "fp32")
     constants = {
         "SCALE": 0.1,
         "SOFT_CAP": soft_cap,

@@ -94,7 +94,7 @@ def check_write(norm: HeadNorm | None, num_heads: tuple[int, int], qkv: torch.Te
     block_size, slots = 4, [9, -1, 2][: len(qkv)]
     blocks = torch.full((3, 2, num_kv_heads, block_size, qkv.size(2)), 7.0, dtype=qkv.dtype, device=qkv.device)
     expected = blocks.clone()
-    cache = PagedCache(blocks, torch.tensor(slots, dtype=torch.int32, device=qkv.device))
+    cache = PagedCache(blocks, torch.tensor(slots, dtype=torch.int32, device=qkv.device), blocks.new_zeros(1))
     parts = heads(qkv.clone(), rotation, cache)
     for part, alone in zip(parts, heads(qkv.clone(), rotation, None), strict=True):
         assert torch.equal(part, alone)
@@ -102,6 +102,24 @@ def check_write(norm: HeadNorm | None, num_heads: tuple[int, int], qkv: torch.Te
         if slot >= 0:
             expected[slot // block_size, :, :, slot % block_size] = torch.stack((parts[1][token], parts[2][token]))
     assert torch.equal(blocks, expected)
+
+
+def check_scaled_write(device: torch.device, dtype: torch.dtype) -> None:
+    """What an fp8 cache keeps is divided by the scale of its head, and what attention gets of the step is not."""
+    scales = torch.tensor([[3.0, 0.5], [5.0, 24.0]], device=device)
+    powers = 2.0 ** (torch.arange(64, device=device) % 8 - 3)  # they are rounded to themselves
+    queries, sides = powers.expand(2, 3, 64), powers * scales[:, :, None].expand(2, 2, 2, 64)
+    qkv = torch.cat((queries, sides.flatten(1, 2)), 1).to(dtype)
+    rotation = torch.tensor([1.0, 0.0], device=device)[:, None].expand(2, 2, 64).contiguous().to(dtype)
+    blocks = torch.zeros(2, 2, 2, 4, 64, device=device).to(torch.float8_e4m3fn)
+    cache = PagedCache(blocks, torch.tensor([5, 2], dtype=torch.int32, device=device), scales)
+    norm = HeadNorm(torch.ones_like(qkv[0, 0]), torch.ones_like(qkv[0, 0]), 3, 2, 1e-6)
+    for kind in (norm, None):
+        parts = TritonKit().heads(kind, 3, 2)(qkv.clone(), rotation, cache)
+        for token, (block, place) in enumerate(((1, 1), (0, 2))):
+            assert torch.equal(blocks.float()[block, 1, :, place], powers.expand(2, 64)), (kind, token)
+    assert torch.equal(torch.cat(parts, 1), qkv)
+    assert torch.equal(blocks.float()[[1, 0], 0, :, [1, 2]], powers.expand(2, 2, 64))
 
 
 def check_linear(device: torch.device, dtype: torch.dtype) -> None:
@@ -135,4 +153,12 @@ def check_rows_are_alone(device: torch.device, dtype: torch.dtype) -> None:
         assert torch.equal(heads(qkv[one].clone(), rotation[one].clone(), None)[0], queries[one])
 
 
-CHECKS = (check_norm, check_gated, check_large_gates, check_heads, check_linear, check_rows_are_alone)
+CHECKS = (
+    check_norm,
+    check_gated,
+    check_large_gates,
+    check_heads,
+    check_scaled_write,
+    check_linear,
+    check_rows_are_alone,
+)

@@ -21,7 +21,7 @@ def kernels() -> dict[str, Kernel]:
     numbers = dict.fromkeys(("size", "row_stride", "token_stride", "query_stride"), "i32") | {"eps": "fp32"}
     tensors = dict.fromkeys(("hidden", "weight", "outputs", "qkv", "rotation", "cache", "gate_up", "queries"), "*bf16")
     tensors |= dict.fromkeys(("slots", "metadata", "items", "merges"), "*i32")
-    types = numbers | tensors | dict.fromkeys(("partials", "partial_sums", "slopes", "sinks"), "*fp32")
+    types = numbers | tensors | dict.fromkeys(("partials", "partial_sums", "slopes", "sinks", "scales"), "*fp32")
     heads = {"HAS_NORM": True, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "HEADS": 16}
     sizes = {"HEAD_DIM": 128, "PADDED_DIM": 128}
     attend = {"SCALE": 0.1, "SOFT_CAP": 0.0, "NUM_KV_HEADS": 8, "NUM_SHARED": 4, "BLOCK_SIZE": 16, "WINDOW": 0}
