@@ -51,11 +51,15 @@ static inline void write_value(const Plan *plan, char *values, int64_t index, co
         store_bits(to, (load_bits(to) & kept) | ((u32x16)load_bf16(value + dim) >> (16 - shift)));
 }
 
-/* Round `dim` values to int8, 16 in a line, lines `stride` bytes apart; returns the scale. */
+/* Round `dim` values to int8, 16 a line, lines `stride` bytes apart. Returns the scale, NaN unless all are finite. */
 static inline float round_head(const bf16 *from, int64_t dim, int8_t *to, int64_t stride) {
-    f32x16 most = {0};
-    for (int64_t at = 0; at < dim; at += LANES) most = larger(most, (f32x16)((u32x16)load_bf16(from + at) & 0x7fffffffu));
-    const float scale = reduce_max(most) / 127, factor = scale > 0 ? 1 / scale : 0;
+    f32x16 most = {0}, zeros = {0};
+    for (int64_t at = 0; at < dim; at += LANES) {
+        const f32x16 values = load_bf16(from + at);
+        most = larger(most, (f32x16)((u32x16)values & 0x7fffffffu));
+        zeros += values * 0.0f; /* a maximum would hide NaN */
+    }
+    const float scale = reduce_max(most) / 127 + reduce_add(zeros), factor = scale > 0 ? 1 / scale : 0;
     const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
     for (int64_t at = 0; at < dim; at += LANES, to += stride) {
         i8x16 line = __builtin_convertvector((i32x16)(load_bf16(from + at) * factor + magic), i8x16);

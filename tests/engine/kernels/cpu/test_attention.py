@@ -285,6 +285,17 @@ def test_what_others_left_in_a_block_changes_no_bit(
     assert not dirty.blocks[0].any(), "the null block stays zero"
 
 
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+def test_int8_hides_no_value_that_is_not_finite(library: NativeLibrary, fault: float) -> None:
+    """A maximum of 16 bits at a time lost NaN, which became 0: later tokens got plausible results."""
+    for side in (-1, -2):  # a value and a key of the second head
+        harness = Harness(library, Shape(cache_dtype=torch.int8))
+        tokens = harness.add(6, 0)
+        tokens.qkv[3, side * 2 + 1, 5] = fault
+        outputs = harness.run(tokens, (1,)).isnan().flatten(2).any(2)
+        assert outputs.tolist() == [[False] * 4] * 3 + [[False, False, True, True]] * 3
+
+
 def share(owner: Tokens, other: Tokens, num_tokens: int, block_size: int) -> None:
     """Make the first tokens of `other` those of `owner`, in the same blocks; they count as computed."""
     other.qkv[:num_tokens] = owner.qkv[:num_tokens]
