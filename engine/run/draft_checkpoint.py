@@ -57,7 +57,10 @@ def find_draft_checkpoint(
     # The first of several ranks drafts alone, and without adapters: the model only accepts fewer of the drafts then.
     options = replace_fields(config.options, tensor_parallel_size=1, pipeline_parallel_size=1, max_loras=0)
     config = settle(draft, replace(config, options=options, kernels=options.kernels))
-    plan = plan_model(draft, config)
+    try:
+        plan = plan_model(draft, config)
+    except ModelError as error:
+        raise ModelError(f"the draft model cannot be used: {error}") from None
     groups = plan.groups
     return DraftCheckpoint(
         config=draft,

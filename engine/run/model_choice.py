@@ -4,7 +4,7 @@ Both are described before anything is loaded, and transformers is imported only 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapter_kit import AdapterKit
 from weft.engine.lora.adapters import Adapters
@@ -121,6 +121,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
         sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
         spec = stage.cut(sharded)
+        _check_keys(whole.caches, config)
         check_cache(group_layers(spec.caches), config)
         adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
         adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
@@ -150,6 +151,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
 
     assert isinstance(model, FallbackConfig)
     linear_kit = choose_linear_kit(config) if model.is_linear else None
+    _check_keys(model.cache_specs, config)
     check_cache(groups := group_layers(model.cache_specs), config)
     return ModelPlan(
         f"transformers, {linear_kit.name if linear_kit else 'torch'}{', request by request' * (model.calls is None)}",
@@ -160,6 +162,13 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         groups,
         groups,
     )
+
+
+def _check_keys(specs: Sequence[CacheSpec], config: EngineConfig) -> None:
+    """Refuse a dtype of K and V for a model without any."""
+    asked = config.options.kv_cache_dtype
+    if config.rounded_kv and all(isinstance(spec, StateSpec) for spec in specs):
+        raise ModelError(f"kv_cache_dtype {asked} is for keys and values, and this model has none")
 
 
 def _kv_scales(

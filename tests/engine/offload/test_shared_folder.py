@@ -179,7 +179,8 @@ def test_a_folder_that_hangs_delays_one_answer_alone(
 @pytest.mark.parametrize("build", ["demo"], indirect=True)
 def test_another_layout_or_precision_finds_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     build("prefill").complete(1, max_tokens=1)
-    for changes in ({"block_size": 2 * BLOCK_SIZE}, {"dtype": "float32"}, {"quantization": "int8"}):
+    precisions = {"dtype": "float32"}, {"quantization": "int8"}, {"kv_cache_dtype": "int8"}
+    for changes in ({"block_size": 2 * BLOCK_SIZE}, *precisions):
         other = build("decode", **changes)
         other.complete(1)
         assert other.counters.kv_offload_disk_loads == 0, changes

@@ -15,9 +15,11 @@ from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers
 from weft.engine.core.engine import Engine
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
+from weft.engine.run.config import resolve
 from weft.engine.run.cuda_graphs import StepGraphs
-from weft.engine.run.draft_checkpoint import match_groups
+from weft.engine.run.draft_checkpoint import find_draft_checkpoint, match_groups
 from weft.engine.run.draft_model import DraftModel
+from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
@@ -201,6 +203,16 @@ def test_another_vocabulary_is_refused(checkpoint_folder: Callable[[str], Path],
     write_checkpoint(Checkpoint("qwen3", {"head_dim": 16, "vocab_size": 77}), tmp_path / "other")
     with pytest.raises(ModelError, match=rf"it has 77 token ids, the model {VOCAB_SIZE}$"):
         make_engine(checkpoint_folder("qwen3"), tmp_path / "other")
+
+
+def test_it_is_said_that_the_draft_model_is_at_fault(checkpoint_folder: Callable[[str], Path]) -> None:
+    """`cannot compute this model` was read as said of the served one."""
+    asked = {"device": "cpu", "dtype": "bfloat16", "kv_cache_dtype": "int8"}
+    options = EngineOptions(model=str(DEMO), speculative=str(checkpoint_folder("qwen3")), **asked)
+    model = read_model(DEMO, "auto")
+    config = resolve(options, model)
+    with pytest.raises(ModelError, match=r"^the draft model cannot be used: kv_cache_dtype int8 needs"):
+        find_draft_checkpoint(config, VOCAB_SIZE, plan_model(model, config))  # whose heads have 16 values
 
 
 def test_groups_use_the_tables_that_reach_farthest() -> None:

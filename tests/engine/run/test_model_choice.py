@@ -88,6 +88,12 @@ def test_a_module_that_keeps_its_own_cache_rounds_nothing(tmp_path: Path) -> Non
         planned(options_for(checkpoints.write("doge", tmp_path), kv_cache_dtype="int8", dtype="bfloat16"))
 
 
+def test_a_model_without_keys_and_values_rounds_none(tmp_path: Path) -> None:
+    """The option was ignored, and the plan said `KV cache in int8`."""
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype int8 is for keys and values, and this model has none$"):
+        planned(options_for(checkpoints.write("mamba", tmp_path), kv_cache_dtype="int8", dtype="bfloat16"))
+
+
 def test_a_large_model_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
