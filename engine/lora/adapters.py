@@ -188,7 +188,7 @@ class Adapters:
         for projection in projections(ref, names):
             if projection.name in pairs:
                 a, b = pairs[projection.name]
-                a = a[:, columns].to(self._device, self._dtype)
+                a = a[:, columns].to(self._device, self._dtype, copy=True)  # the file may be mapped
                 b = b[projection.rows] * scales[projection.places].unsqueeze(1)
                 for first, run in zip(projection.runs, b.split_with_sizes(projection.run_sizes), strict=True):
                     yield Delta(first, a, run.to(self._device, self._dtype))

@@ -118,6 +118,15 @@ def test_a_broken_file_is_refused(model: Path, engine: "Engine[Any]", tmp_path: 
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors: not readable"):
         engine._executor.load_adapter(1, tmp_path).result()
 
+def test_a_file_that_is_overwritten_changes_nothing_that_is_loaded(model: Path, tmp_path: Path) -> None:
+    """A in float32 was read from the file in every step."""
+    reference = write_adapter(model, tmp_path)
+    engine = start_engine(model, {"a": tmp_path})
+    file = tmp_path / "adapter_model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    check(run(engine, [add(0, "a", PROMPTS[0])])[0, 0], PROMPTS[0], reference)
+
 
 def test_an_embedding_beside_the_adapter_must_be_the_models(model: Path, engine: "Engine[Any]", tmp_path: Path) -> None:
     """PEFT writes the whole embedding beside an adapter of it, which may have been trained."""
