@@ -17,7 +17,7 @@ from typing import Any
 from weft.engine.core.pending_grammars import Ready
 from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
-from weft.engine.shared.adapters import Adapter, AdapterUse, find_adapter
+from weft.engine.shared.adapters import Adapter, AdapterUse, adapter_files, find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import RejectReason
 from weft.engine.step.executor import Executor
@@ -31,7 +31,7 @@ _Key = tuple[int, int]
 class _Slot:
     index: int  # from 1; 0 stands for the model itself
     adapter: Adapter | None = None  # what it holds, or will hold once it is loaded; None: nothing
-    loading: "Future[None] | None" = None  # None: it is loaded, or empty
+    loading: "Future[str] | None" = None  # None: it is loaded, or empty
     load_number: int = 0
     use_number: int = 0
     is_draining: bool = False
@@ -169,8 +169,10 @@ class AdapterTable:
         """
         loaded = [slot for slot in self._slots if slot.loading is None]
         if idle := [slot for slot in loaded if slot.index not in in_use]:
-            if (fault := _fault(adapter)) is not None:
-                return _cannot(adapter.name, fault)
+            try:
+                adapter_files(Path(adapter.folder))
+            except ModelError as missing:
+                return _cannot(adapter.name, str(missing))
             self._begin_load(min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number)), adapter)
         elif busy := [slot for slot in loaded if not slot.is_draining]:
             min(busy, key=lambda slot: slot.load_number).is_draining = True
@@ -190,11 +192,14 @@ class AdapterTable:
         """Take what has been loaded into use, or empty the slot and return the fault."""
         adapter, loading = slot.adapter, slot.loading
         assert adapter is not None and loading is not None
-        slot.loading = None
-        if (fault := _fault(adapter, loading.exception())) is None:
+        slot.loading, error = None, loading.exception()
+        if error is None and loading.result() == adapter.content:
             self._scheduler.counters.lora_loads += 1
             return None
         slot.adapter = None
+        fault = f"the files in {adapter.folder} have changed; load it again with load_inplace"
+        if error is not None:
+            fault = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
         logger.error("%s", _cannot(adapter.name, fault))
         return _cannot(adapter.name, fault)
 
@@ -233,15 +238,3 @@ class AdapterTable:
 
 def _cannot(name: str, fault: str) -> str:
     return f"the adapter {name} cannot be loaded: {fault}"
-
-
-def _fault(adapter: Adapter, error: BaseException | None = None) -> str | None:
-    """Why an adapter cannot be used, whose load may have ended with an error; None if it can."""
-    if error is not None:
-        return str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
-    try:
-        found = find_adapter(adapter.name, Path(adapter.folder))
-    except ModelError as missing:
-        return str(missing)
-    changed = f"the files in {adapter.folder} have changed; load it again with load_inplace"
-    return changed if found != adapter else None

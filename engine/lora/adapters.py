@@ -21,6 +21,7 @@ from weft.engine.lora.stacked_experts import is_stacked, split
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site
 from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, turned_embedding
 from weft.engine.models.specs import DecoderSpec
+from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.weights.refs import ExpertsRef, WeightRef
@@ -108,12 +109,12 @@ class Adapters:
         """From now on the output head gets only these tokens of the step."""
         self.step.keep(indices, replaces=True)
 
-    def load(self, slot: int, folder: Path) -> "Future[None]":
+    def load(self, slot: int, folder: Path) -> "Future[str]":
         """See `Executor.load_adapter`."""
         assert 1 <= slot <= self._max_loras, f"slots are 1 to {self._max_loras}"
         return self._reader.submit(self._load, slot, folder)
 
-    def _load(self, slot: int, folder: Path) -> None:
+    def _load(self, slot: int, folder: Path) -> str:
         config = read_adapter_config(folder, self._max_rank)
         with torch.inference_mode():
             pairs = self._read(folder / TENSORS_FILE, config)
@@ -121,6 +122,7 @@ class Adapters:
                 site.put(slot, list(self._deltas(ref, names, pairs)))
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
+        return find_adapter("", folder).content  # last: if it is what it was before, so was all that was read
 
     def _read(self, path: Path, config: AdapterConfig) -> dict[str, _Pair]:
         """A and B of every projection that the adapter has, by its name in the model."""

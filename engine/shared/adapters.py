@@ -1,4 +1,4 @@
-"""LoRA adapters as both sides know them: a name, a folder, and what its files were when the name was given to them.
+"""LoRA adapters as both sides know them: a name, a folder, and what its files held when the name was given to them.
 
 A server process sends all three with every request, so an engine needs no table of names, and a new one knows as much
 as the one before it. Imports neither side.
@@ -27,7 +27,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: What clients call it.
         folder: Absolute.
-        content: Differs when a file in the folder has changed. Cached prefixes are those of one content.
+        content: A digest of what the files hold, wherever they are. Cached prefixes are those of one content.
     """
 
     name: str
@@ -35,24 +35,42 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     content: str
 
 
+def adapter_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of the adapter in a folder, none of which is opened.
+
+    Raises:
+        ModelError: One is missing.
+    """
+    files = [folder / name for name in _FILES]
+    try:
+        for file in files:
+            if not S_ISREG(file.stat().st_mode):  # to read a pipe would take for ever
+                raise ModelError(f"{file} is no regular file")
+    except FileNotFoundError:
+        raise ModelError(f"no {file.name} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
+        raise _unreadable(folder, error) from None
+    return files
+
+
 def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
-    """The adapter in a folder as it is now. Opens no file.
+    """The adapter in a folder as it is now. Reads its files whole.
 
     Raises:
         ModelError: There is none.
     """
-    digest = hashlib.blake2s(str(folder).encode("utf-8", "surrogateescape"), digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     try:
-        for name_of_file in _FILES:
-            stat = (folder / name_of_file).stat()
-            if not S_ISREG(stat.st_mode):  # to read a pipe would take for ever
-                raise ModelError(f"{folder / name_of_file} is no regular file")
-            digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
-    except FileNotFoundError:
-        raise ModelError(f"no {name_of_file} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
-    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
-        raise ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        for path in adapter_files(folder):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+    except OSError as error:
+        raise _unreadable(folder, error) from None
     return Adapter(name, str(folder), digest.hexdigest())
+
+
+def _unreadable(folder: pathlib.Path, error: Exception) -> ModelError:
+    return ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 class AdapterUse(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class FakeRunner:
         self.num_computed_tokens = 0
         self.num_unprepared = 0
         self.batches: list[Batch] = []
-        self.loads: list[tuple[int, str, Future[None]]] = []
+        self.loads: list[tuple[int, str, Future[str]]] = []
 
     def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:
         self.batches.append(batch)
@@ -107,7 +107,7 @@ class FakeRunner:
             raise self.error
         return StepResult(launched.token_ids, launched.logprobs, launched.scores)
 
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
         """The test ends the load."""
         self.loads.append((slot, folder.name, future := Future()))
         return future
