@@ -46,8 +46,15 @@ class _Waiting:
 class AdapterTable:
     """Owner of the slots and of the requests that wait for their adapter."""
 
-    def __init__(self, num_slots: int, scheduler: Scheduler, executor: Executor[Any]) -> None:
-        """Start with empty slots. The executor is asked only if there are any."""
+    def __init__(
+        self, num_slots: int, scheduler: Scheduler, executor: Executor[Any], num_with_modules: int = 0
+    ) -> None:
+        """Start with empty slots. The executor is asked only if there are any.
+
+        Args:
+            num_with_modules: How many of them, from the first on, have room for modules of an adapter's own.
+        """
+        self.num_with_modules = num_with_modules
         self._slots = [_Slot(index) for index in range(1, num_slots + 1)]
         self._scheduler = scheduler
         self._executor = executor
@@ -90,12 +97,12 @@ class AdapterTable:
         Raises:
             ModelError: One cannot be loaded.
         """
-        for number, (name, folder) in enumerate(folders.items()):
-            slot = self._slots[number % len(self._slots)]
+        for name, folder in folders.items():
             try:
-                self._begin_load(slot, find_adapter(name, Path(folder)))
+                adapter = find_adapter(name, Path(folder))
             except ModelError as error:
                 raise ModelError(_cannot(name, str(error))) from None
+            slot = self._begin_load(self._fitting(adapter), adapter)
             if slot.loading is not None:
                 slot.loading.exception()
             if (fault := self._end_load(slot)) is not None:
@@ -167,13 +174,13 @@ class AdapterTable:
         Returns:
             Why it cannot be loaded, in which case no other adapter loses its slot; None if it may be possible.
         """
-        loaded = [slot for slot in self._slots if slot.loading is None]
+        loaded = self._fitting(adapter)
         if idle := [slot for slot in loaded if slot.index not in in_use]:
             try:
                 adapter_files(Path(adapter.folder))
             except ModelError as missing:
                 return _cannot(adapter.name, str(missing))
-            self._begin_load(min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number)), adapter)
+            self._begin_load(idle, adapter)
         elif busy := [slot for slot in loaded if not slot.is_draining]:
             min(busy, key=lambda slot: slot.load_number).is_draining = True
         return None
@@ -183,10 +190,19 @@ class AdapterTable:
         on_device = {scheduled.request.adapter_slot for step in launched for scheduled in step.requests}
         return on_device | {request.adapter_slot for request in self._scheduler.requests.values()}
 
-    def _begin_load(self, slot: _Slot, adapter: Adapter) -> None:
+    def _fitting(self, adapter: Adapter) -> list[_Slot]:
+        """The slots with room for an adapter that none is being loaded into; if none has room, the load will say so."""
+        last = self.num_with_modules if adapter.has_modules and self.num_with_modules else len(self._slots)
+        return [slot for slot in self._slots[:last] if slot.loading is None]
+
+    def _begin_load(self, idle: Sequence[_Slot], adapter: Adapter) -> _Slot:
+        """Load into an empty slot, or else the one used least recently; room for modules is left to who needs it."""
+        last = 0 if adapter.has_modules else self.num_with_modules
+        slot = min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number, slot.index <= last))
         self._number += 1
         slot.adapter, slot.load_number, slot.use_number = adapter, self._number, self._number
         slot.loading = self._executor.load_adapter(slot.index, Path(adapter.folder))
+        return slot
 
     def _end_load(self, slot: _Slot) -> str | None:
         """Take what has been loaded into use, or empty the slot and return the fault."""

@@ -6,6 +6,7 @@ as the one before it. Imports neither side.
 
 import hashlib
 import pathlib
+import re
 from collections.abc import Collection
 from stat import S_ISREG
 
@@ -19,6 +20,10 @@ MAX_LORAS = 256
 """Most slots of a model."""
 MAX_FOLDER_CHARS = 4096
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MAX_HEADER_BYTES = 100_000_000
+"""As in safetensors: eight bytes with the size of a header in JSON come before it."""
+_OWN_MODULE = re.compile(rb'"(?![^"]*(?:lora_|base_layer))[^"]+\.weight":')
+"""In the header, the name of a weight that is part of no low-rank adapter."""
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
@@ -28,11 +33,13 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
         name: What clients call it.
         folder: Absolute.
         content: A digest of what the files hold, wherever they are. Cached prefixes are those of one content.
+        has_modules: Whether it has whole modules of its own, and not A and B alone.
     """
 
     name: str
     folder: str
     content: str
+    has_modules: bool = False
 
 
 def adapter_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -61,12 +68,15 @@ def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
     """
     digest = hashlib.blake2b(digest_size=16)
     try:
-        for path in adapter_files(folder):
+        files = adapter_files(folder)
+        for path in files:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "blake2b").digest())
+        with files[-1].open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
     except OSError as error:
         raise _unreadable(folder, error) from None
-    return Adapter(name, str(folder), digest.hexdigest())
+    return Adapter(name, str(folder), digest.hexdigest(), _OWN_MODULE.search(header) is not None)
 
 
 def _unreadable(folder: pathlib.Path, error: Exception) -> ModelError:

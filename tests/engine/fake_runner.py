@@ -185,6 +185,7 @@ def make_engine(
     drafter: object = None,
     tier: HostTier | None = None,
     max_loras: int = 0,
+    lora_modules_to_save: int = 0,
     num_kept_states: int | None = None,
     least_stop: int = 4,
 ) -> FakeEngine:
@@ -221,6 +222,7 @@ def make_engine(
         max_num_waiting=max_num_waiting,
         eos_token_ids=eos_token_ids,
         max_loras=max_loras,
+        lora_modules_to_save=lora_modules_to_save,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )

@@ -167,6 +167,23 @@ def test_what_is_gone_takes_no_ones_slot(site: Site) -> None:
     assert len(site.loads) == 2
 
 
+def test_adapters_with_modules_of_their_own_take_the_slots_with_room_for_them(tmp_path: Path) -> None:
+    """And others take these last, so that they stay free."""
+    site = Site(tmp_path, 3, lora_modules_to_save=1)
+    header = b'{"base_model.model.lm_head.weight":{"dtype":"F32"}}'
+    for name in ("m", "n"):
+        folder = Path(adapter(tmp_path, name).folder)
+        (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for name in ("a", "m", "b", "n"):  # a is used least recently when n comes
+        site.ask(name)
+        faults(site.engine)
+        site.end_load()
+        assert list(faults(site.engine).values()) == [None]
+        while site.engine.has_work:
+            site.step()
+    assert site.loads == [(2, "a"), (1, "m"), (3, "b"), (1, "n")]
+
+
 def test_prefixes_are_shared_within_one_content_of_an_adapter(site: Site) -> None:
     def hits() -> int:
         faults(site.engine)

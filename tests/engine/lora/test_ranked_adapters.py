@@ -22,6 +22,12 @@ __all__ = ["keep_threads"]
         ("llama", {"num_key_value_heads": 1}, {}, {"tensor_parallel_size": 2}),
         ("phi3", {}, {"target_modules": r".*(qkv_proj|down_proj|embed_tokens|lm_head)"}, {"tensor_parallel_size": 2}),
         ("deepseek_v2", {}, {"target_modules": r".*(q_proj|o_proj)"}, {"pipeline_parallel_size": 2}),
+        (
+            "llama",
+            {"tie_word_embeddings": True},
+            {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+            {"tensor_parallel_size": 2, "lora_modules_to_save": 2},
+        ),
     ],
 )
 def test_answers_are_those_of_peft(
