@@ -255,6 +255,9 @@ class Settings(BaseModel):
     asked for. Default: as many as lora has, at most 16."""
     max_lora_rank: int = Field(default=64, ge=1, le=512)
     """Largest rank of an adapter; memory is kept for it."""
+    lora_modules_to_save: int = Field(default=0, ge=0, le=MAX_LORAS)
+    """How many of max_loras may be adapters with an embedding or an output head of their own (`modules_to_save` of
+    PEFT); memory for whole matrices is kept for them."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
     speculative: str | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from weft.engine.core.pending_grammars import Ready
 from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
-from weft.engine.shared.adapters import Adapter, AdapterUse, find_adapter
+from weft.engine.shared.adapters import Adapter, AdapterUse, adapter_files, find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import RejectReason
 from weft.engine.step.executor import Executor
@@ -31,7 +31,7 @@ _Key = tuple[int, int]
 class _Slot:
     index: int  # from 1; 0 stands for the model itself
     adapter: Adapter | None = None  # what it holds, or will hold once it is loaded; None: nothing
-    loading: "Future[None] | None" = None  # None: it is loaded, or empty
+    loading: "Future[str] | None" = None  # None: it is loaded, or empty
     load_number: int = 0
     use_number: int = 0
     is_draining: bool = False
@@ -46,8 +46,15 @@ class _Waiting:
 class AdapterTable:
     """Owner of the slots and of the requests that wait for their adapter."""
 
-    def __init__(self, num_slots: int, scheduler: Scheduler, executor: Executor[Any]) -> None:
-        """Start with empty slots. The executor is asked only if there are any."""
+    def __init__(
+        self, num_slots: int, scheduler: Scheduler, executor: Executor[Any], num_with_modules: int = 0
+    ) -> None:
+        """Start with empty slots. The executor is asked only if there are any.
+
+        Args:
+            num_with_modules: How many of them, from the first on, have room for modules of an adapter's own.
+        """
+        self.num_with_modules = num_with_modules
         self._slots = [_Slot(index) for index in range(1, num_slots + 1)]
         self._scheduler = scheduler
         self._executor = executor
@@ -90,12 +97,12 @@ class AdapterTable:
         Raises:
             ModelError: One cannot be loaded.
         """
-        for number, (name, folder) in enumerate(folders.items()):
-            slot = self._slots[number % len(self._slots)]
+        for name, folder in folders.items():
             try:
-                self._begin_load(slot, find_adapter(name, Path(folder)))
+                adapter = find_adapter(name, Path(folder))
             except ModelError as error:
                 raise ModelError(_cannot(name, str(error))) from None
+            slot = self._begin_load(self._fitting(adapter), adapter)
             if slot.loading is not None:
                 slot.loading.exception()
             if (fault := self._end_load(slot)) is not None:
@@ -167,11 +174,13 @@ class AdapterTable:
         Returns:
             Why it cannot be loaded, in which case no other adapter loses its slot; None if it may be possible.
         """
-        loaded = [slot for slot in self._slots if slot.loading is None]
+        loaded = self._fitting(adapter)
         if idle := [slot for slot in loaded if slot.index not in in_use]:
-            if (fault := _fault(adapter)) is not None:
-                return _cannot(adapter.name, fault)
-            self._begin_load(min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number)), adapter)
+            try:
+                adapter_files(Path(adapter.folder))
+            except ModelError as missing:
+                return _cannot(adapter.name, str(missing))
+            self._begin_load(idle, adapter)
         elif busy := [slot for slot in loaded if not slot.is_draining]:
             min(busy, key=lambda slot: slot.load_number).is_draining = True
         return None
@@ -181,20 +190,32 @@ class AdapterTable:
         on_device = {scheduled.request.adapter_slot for step in launched for scheduled in step.requests}
         return on_device | {request.adapter_slot for request in self._scheduler.requests.values()}
 
-    def _begin_load(self, slot: _Slot, adapter: Adapter) -> None:
+    def _fitting(self, adapter: Adapter) -> list[_Slot]:
+        """The slots with room for an adapter that none is being loaded into; if none has room, the load will say so."""
+        last = self.num_with_modules if adapter.has_modules and self.num_with_modules else len(self._slots)
+        return [slot for slot in self._slots[:last] if slot.loading is None]
+
+    def _begin_load(self, idle: Sequence[_Slot], adapter: Adapter) -> _Slot:
+        """Load into an empty slot, or else the one used least recently; room for modules is left to who needs it."""
+        last = 0 if adapter.has_modules else self.num_with_modules
+        slot = min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number, slot.index <= last))
         self._number += 1
         slot.adapter, slot.load_number, slot.use_number = adapter, self._number, self._number
         slot.loading = self._executor.load_adapter(slot.index, Path(adapter.folder))
+        return slot
 
     def _end_load(self, slot: _Slot) -> str | None:
         """Take what has been loaded into use, or empty the slot and return the fault."""
         adapter, loading = slot.adapter, slot.loading
         assert adapter is not None and loading is not None
-        slot.loading = None
-        if (fault := _fault(adapter, loading.exception())) is None:
+        slot.loading, error = None, loading.exception()
+        if error is None and loading.result() == adapter.content:
             self._scheduler.counters.lora_loads += 1
             return None
         slot.adapter = None
+        fault = f"the files in {adapter.folder} have changed; load it again with load_inplace"
+        if error is not None:
+            fault = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
         logger.error("%s", _cannot(adapter.name, fault))
         return _cannot(adapter.name, fault)
 
@@ -233,15 +254,3 @@ class AdapterTable:
 
 def _cannot(name: str, fault: str) -> str:
     return f"the adapter {name} cannot be loaded: {fault}"
-
-
-def _fault(adapter: Adapter, error: BaseException | None = None) -> str | None:
-    """Why an adapter cannot be used, whose load may have ended with an error; None if it can."""
-    if error is not None:
-        return str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
-    try:
-        found = find_adapter(adapter.name, Path(adapter.folder))
-    except ModelError as missing:
-        return str(missing)
-    changed = f"the files in {adapter.folder} have changed; load it again with load_inplace"
-    return changed if found != adapter else None

@@ -48,6 +48,7 @@ class Engine(Generic[Launched]):
         max_num_waiting: int,
         eos_token_ids: tuple[int, ...] = (),
         max_loras: int = 0,
+        lora_modules_to_save: int = 0,
         overlap: bool = False,
         drafters: Sequence[Drafter] = (),
         grammars: PendingGrammars | None = None,
@@ -66,6 +67,7 @@ class Engine(Generic[Launched]):
             max_num_waiting: Most requests that wait; further ones are rejected.
             eos_token_ids: End an output unless the request ignores them.
             max_loras: Slots of the executor for adapters. A batch refers to them by index, from 1.
+            lora_modules_to_save: The first so many of them have room for modules of an adapter's own.
             overlap: Launch a step before the one before it is collected.
             drafters: Sources of drafts, the best first; empty for plain decoding.
             grammars: Where requests wait for their grammar; None rejects requests with a grammar.
@@ -81,7 +83,7 @@ class Engine(Generic[Launched]):
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
-        self.pending = Pending(grammars, AdapterTable(max_loras, scheduler, executor))
+        self.pending = Pending(grammars, AdapterTable(max_loras, scheduler, executor, lora_modules_to_save))
         self._masks = masks
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
         self._vectors = vectors

@@ -60,7 +60,7 @@ class AdaptedActivation:
 class AdaptedEmbedding:
     """An embedding: the columns of a that belong to the ids take the place of its inputs."""
 
-    def __init__(self, inner: Layer, site: "EmbeddingSite", step: AdapterStep) -> None:
+    def __init__(self, inner: Layer, site: Site, step: AdapterStep) -> None:
         """Take the layer without adapters."""
         self.inner, self.site, self.step = inner, site, step
 

@@ -10,17 +10,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.engine.lora.adapted_layers import EmbeddingSite
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
+from weft.engine.lora.saved_modules import SavedLimits, SavedSite, replaced, table
 from weft.engine.lora.stacked_experts import is_stacked, split
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site
-from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, turned_embedding
+from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, saved_bytes, turned_embedding
 from weft.engine.models.specs import DecoderSpec
+from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.weights.refs import ExpertsRef, WeightRef
@@ -28,9 +29,9 @@ from weft.engine.weights.refs import ExpertsRef, WeightRef
 MakeSite = Callable[[WeightRef, int, int], Site]
 """Makes the site of a matrix: the most deltas of an adapter there, and the bytes that all slots will take."""
 
-_TENSOR = re.compile(r"base_model\.model\.(.{1,400})\.(lora_(?:embedding_)?[AB]|base_layer)(?:\.weight)?")
+_TENSOR = re.compile(r"base_model\.model\.(.{1,400}?)\.(lora_(?:embedding_)?[AB]|base_layer|weight)(?:\.weight)?")
+_ROWS_AT_ONCE = 4096
 
-_S = TypeVar("_S", bound=Site)
 _Pair = tuple[torch.Tensor, torch.Tensor]
 """A and B, in float32, B times the scale."""
 
@@ -47,17 +48,21 @@ class Adapters:
         device: torch.device,
         dtype: torch.dtype,
         make: MakeSite,
+        saved: SavedLimits | None = None,
     ) -> None:
         """Begin without adapters and without sites, which an `AdapterKit` asks for as it makes layers.
 
         Args:
             kept_rank: What sites pad the largest rank to.
+            saved: For whole matrices of adapters; None: there may be none.
         """
         self.step = AdapterStep(device)
         self._targets, self._max_loras, self._max_rank, self._kept_rank = targets, max_loras, max_rank, kept_rank
         self._device = torch.empty(0, device=device).device  # with its index: another thread begins with the first GPU
-        self._dtype, self._make = dtype, make
+        self._dtype, self._make, self._saved = dtype, make, saved
         self._sites: list[tuple[WeightRef, tuple[str, ...], Site]] = []
+        self._num_saved = saved.num_slots if saved else 0
+        self._saved_sites: list[tuple[WeightRef, str, SavedSite]] = []
         self._reader = ThreadPoolExecutor(1, "adapters")
 
     @property
@@ -71,7 +76,7 @@ class Adapters:
 
     def head_site(self, ref: WeightRef) -> Site:
         """The same for an output head that shares the matrix of the embedding."""
-        return self._matrix(ref, (self._targets.tied_head,))
+        return self._matrix(ref, (self._targets.head,))
 
     def expert_sites(self, ref: ExpertsRef) -> list[Site]:
         """A place for adapters of each expert; none if the checkpoint does not have experts one by one."""
@@ -80,17 +85,28 @@ class Adapters:
         named = (tuple(name.format(number) for name in ref.matrix.names) for number in range(ref.num_experts))
         return [self._matrix(replace(ref.matrix, names=names), names) for names in named]
 
-    def embedding_site(self, ref: WeightRef) -> EmbeddingSite:
+    def embedding_site(self, ref: WeightRef) -> Site:
         """A place for adapters of an embedding, whose a has a column for each id."""
         turned = turned_embedding(ref)
         expander = self._make(replace(turned, in_features=self._max_rank, share=None), 1, 0)
-        return self._keep(turned, ref.names, EmbeddingSite(expander, self._max_rank, self._num_bytes(turned)))
+        site = EmbeddingSite(expander, self._max_rank, self._num_bytes(turned))
+        return self._keep(turned, ref.names, self._replaceable(ref, ref.names, site))
 
     def _matrix(self, ref: WeightRef, names: tuple[str, ...]) -> Site:
         num_deltas = sum(len(projection.runs) for projection in projections(ref, names))
-        return self._keep(ref, names, self._make(ref, num_deltas, self._num_bytes(ref)))
+        site = self._make(ref, num_deltas, self._num_bytes(ref))
+        return self._keep(ref, names, self._replaceable(ref, names, site))
 
-    def _keep(self, ref: WeightRef, names: tuple[str, ...], site: _S) -> _S:
+    def _replaceable(self, ref: WeightRef, names: tuple[str, ...], site: Site) -> Site:
+        """The site, with room for whole matrices if these may be in place of this one."""
+        if self._saved is None or not {*names} <= self._targets.ends:
+            return site
+        make = table if names == (self._targets.embedding,) else self._saved.make_head
+        saved = SavedSite(site, make, self._saved.num_slots * saved_bytes(ref, self._dtype))
+        self._saved_sites.append((ref, names[0], saved))
+        return saved
+
+    def _keep(self, ref: WeightRef, names: tuple[str, ...], site: Site) -> Site:
         self._sites.append((ref, names, site))
         return site
 
@@ -99,7 +115,9 @@ class Adapters:
 
     def planned_bytes(self, spec: DecoderSpec) -> int:
         """Memory of all slots at all matrices of a decoder."""
-        return self._max_loras * self._kept_rank * rank_bytes(spec, self._dtype)
+        ends = [ref for ref in (spec.embedding, spec.head or spec.embedding) if ref]
+        num_bytes = self._num_saved * sum(saved_bytes(ref, self._dtype) for ref in ends)
+        return num_bytes + self._max_loras * self._kept_rank * rank_bytes(spec, self._dtype)
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
         """Compute the batch in here."""
@@ -109,22 +127,31 @@ class Adapters:
         """From now on the output head gets only these tokens of the step."""
         self.step.keep(indices, replaces=True)
 
-    def load(self, slot: int, folder: Path) -> "Future[None]":
+    def load(self, slot: int, folder: Path) -> "Future[str]":
         """See `Executor.load_adapter`."""
         assert 1 <= slot <= self._max_loras, f"slots are 1 to {self._max_loras}"
         return self._reader.submit(self._load, slot, folder)
 
-    def _load(self, slot: int, folder: Path) -> None:
+    def _load(self, slot: int, folder: Path) -> str:
         config = read_adapter_config(folder, self._max_rank)
         with torch.inference_mode():
-            pairs = self._read(folder / TENSORS_FILE, config)
+            pairs, saved = self._read(folder / TENSORS_FILE, config)
+            if saved and slot > self._num_saved:
+                asked = (
+                    f"lora_modules_to_save must be at least {min(slot, self._num_saved + 1)}, but is {self._num_saved}"
+                )
+                raise ModelError(f"{folder}: for the adapter's own {' and '.join(saved)}, {asked}")
             for ref, names, site in self._sites:
                 site.put(slot, list(self._deltas(ref, names, pairs)))
+            for ref, name, each in self._saved_sites:
+                for projection in projections(ref, (name,)) if name in saved else ():
+                    each.save(slot, saved[name][projection.rows].to(self._device, self._dtype))
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
+        return find_adapter("", folder).content  # last: if it is what it was before, so was all that was read
 
-    def _read(self, path: Path, config: AdapterConfig) -> dict[str, _Pair]:
-        """A and B of every projection that the adapter has, by its name in the model."""
+    def _read(self, path: Path, config: AdapterConfig) -> tuple[dict[str, _Pair], dict[str, torch.Tensor]]:
+        """A and B of every projection that the adapter has, by its name in the model; then its own whole matrices."""
         here = {name for _, names, _ in self._sites for name in names}
         found: dict[str, dict[str, torch.Tensor]] = {}
         modules: dict[str, str] = {}
@@ -137,6 +164,10 @@ class Adapters:
                     if match and target is None and is_stacked(match[1]):
                         stacks.setdefault(match[1], {})[match[2]] = file.get_tensor(stored)
                         continue
+                    is_whole = match and match[2] == "weight" and "lora_" not in stored
+                    if is_whole and (target is None or target.name not in self._targets.ends):
+                        served = "of whole modules only an embedding of tokens and an output head are served"
+                        raise ModelError(f"{path}: tensor {stored}: {served}; merge the adapter into its model")
                     if match is None or target is None:
                         raise ModelError(f"{path}: tensor {stored} belongs to no matrix of the model")
                     if target.name not in here and target.is_here:
@@ -161,10 +192,15 @@ class Adapters:
                 found[name], modules[name] = part, parameter
         if not found:
             raise ModelError(f"{path}: holds no tensors")
-        return {
+        weights = {modules[name]: parts.pop("weight") for name, parts in found.items() if "weight" in parts}
+        for module, weight in weights.items():
+            self._check(f"{path}: tensor weight of {module}", weight)
+        pairs = {
             name: self._pair(path, modules[name], name, parts, config.scale_of(modules[name]))
             for name, parts in found.items()
+            if parts
         }
+        return pairs, replaced(path, weights, config, self._targets)
 
     def _pair(self, path: Path, module: str, name: str, parts: Mapping[str, torch.Tensor], scale: float) -> _Pair:
         base = parts.get("base_layer")
@@ -175,12 +211,13 @@ class Adapters:
                 raise ModelError(f"{path}: tensor {kind} of {module} is missing")
         pair = parts["lora_A"].float(), parts["lora_B"].float() * scale
         for kind, values in zip(("lora_A", "lora_B"), pair, strict=True):
-            if not bool(values.to(self._dtype).isfinite().all()):
-                raise ModelError(
-                    f"{path}: tensor {kind} of {module} holds values that are not finite numbers, or not in "
-                    f"{str(self._dtype).removeprefix('torch.')} after they are scaled by alpha and rank"
-                )
+            self._check(f"{path}: tensor {kind} of {module}", values, " after they are scaled by alpha and rank")
         return pair
+
+    def _check(self, tensor: str, values: torch.Tensor, when: str = "") -> None:
+        if not all(bool(rows.to(self._dtype).isfinite().all()) for rows in torch.split(values, _ROWS_AT_ONCE)):
+            name = str(self._dtype).removeprefix("torch.")
+            raise ModelError(f"{tensor} holds values that are not finite numbers, or not in {name}{when}")
 
     def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[Delta]:
         """What the adapter adds to the outputs of a matrix: for each projection, one for each run of its outputs."""
@@ -189,7 +226,7 @@ class Adapters:
         for projection in projections(ref, names):
             if projection.name in pairs:
                 a, b = pairs[projection.name]
-                a = a[:, columns].to(self._device, self._dtype)
+                a = a[:, columns].to(self._device, self._dtype, copy=True)  # the file may be mapped
                 b = b[projection.rows] * scales[projection.places].unsqueeze(1)
                 for first, run in zip(projection.runs, b.split_with_sizes(projection.run_sizes), strict=True):
                     yield Delta(first, a, run.to(self._device, self._dtype))

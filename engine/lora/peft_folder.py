@@ -20,7 +20,6 @@ _MAX_PATTERN, _MAX_REPEATS = 200, 3
 """Length of a pattern and repetitions in it: with these bounds, and without groups, matching a name is quick."""
 
 _REFUSED = {
-    "modules_to_save": "whole modules in place of the model's would need a copy of them for each adapter",
     "trainable_token_indices": "rows of the embedding are not replaced",
     "layer_replication": "the model's layers are not repeated",
     "alora_invocation_tokens": "an adapter is used for all tokens of a request",
@@ -42,6 +41,8 @@ class AdapterConfig:
         rank, alpha: Of every module that no pattern names.
         is_rank_stabilised: Whether sums are divided by the root of the rank (Kalajdzievski, 2023), not by the rank.
         ranks, alphas: By a pattern for the end of a module's name, the first one that matches.
+        modules_to_save: Ends of the names of modules that the adapter has in place of the model's.
+        ensures_tying: Whether a replaced embedding is also the output head, if these are tied.
     """
 
     rank: int
@@ -49,6 +50,8 @@ class AdapterConfig:
     is_rank_stabilised: bool = False
     ranks: Mapping[str, float] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
+    modules_to_save: tuple[str, ...] = ()
+    ensures_tying: bool = False
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by its name in the model."""
@@ -90,6 +93,8 @@ def read_adapter_config(folder: Path, max_rank: int | None = None) -> AdapterCon
         fields.flag("use_rslora", False),
         _patterns(fields, "rank_pattern", path),
         _patterns(fields, "alpha_pattern", path),
+        fields.texts("modules_to_save"),
+        fields.flag("ensure_weight_tying", False),
     )
     largest = max(config.rank, *map(int, config.ranks.values())) if config.ranks else config.rank
     if max_rank is not None and largest > max_rank:

@@ -34,6 +34,7 @@ class Target:
         """That of an adapter's tensor of this kind; None if there is no such tensor of this projection."""
         shapes = {
             "base_layer": [self.out_features, self.in_features],
+            "weight": [self.out_features, self.in_features],
             "lora_A": None if self.is_embedding else [rank, self.in_features],
             "lora_B": None if self.is_embedding else [self.out_features, rank],
             "lora_embedding_A": [rank, self.out_features] if self.is_embedding else None,
@@ -53,7 +54,8 @@ class Targets:
             whole: The whole model.
             part: What this process computes.
         """
-        self.tied_head = config.switches.names.head
+        self.embedding, self.head = config.switches.names.embedding, config.switches.names.head
+        self.ends = {self.embedding, self.head}
         self.experts = [weight for weight in whole.weights if isinstance(weight, ExpertsRef)]
         self._folder = folder
         here = {name for name, _, _ in _projections(part)}
@@ -62,12 +64,15 @@ class Targets:
             name: Target(name, size, inputs, name in embeddings, name in here)
             for name, size, inputs in _projections(whole)
         }
-        self._tied_to: str | None = None
+        self.tied_to: str | None = None
+        """The embedding whose matrix is also the output head; None if the head has its own."""
         if whole.head is None and whole.embedding is not None:
-            self._tied_to = whole.embedding.names[0]
-            head = replace(self._targets[self._tied_to], name=self.tied_head, is_embedding=False)
-            self._targets[self.tied_head] = head
-        self._short = {shortened(name): name for name in self._targets}
+            self.tied_to = whole.embedding.names[0]
+            head = replace(self._targets[self.tied_to], name=self.head, is_embedding=False)
+            self._targets[self.head] = head
+        self._short = {shortened(name): name for name in self._targets} | {
+            "lm_head": self.head
+        }  # as transformers 5 says
 
     def find(self, module: str) -> Target | None:
         """The projection that a module of transformers holds; None if the model has no such projection."""
@@ -78,7 +83,7 @@ class Targets:
         """Whether a projection of the checkpoint has these values."""
         try:
             checkpoint = CheckpointSource(self._folder, torch.device("cpu"))
-            stored = f"{name}.weight" if checkpoint.has(f"{name}.weight") else f"{self._tied_to}.weight"
+            stored = f"{name}.weight" if checkpoint.has(f"{name}.weight") else f"{self.tied_to}.weight"
             own = checkpoint.read(stored)
             return torch.equal(own, values.to(own.dtype))  # in float32 both would take gigabytes
         except ModelError:
@@ -147,3 +152,8 @@ def rank_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
     if spec.head is None and spec.embedding is not None:
         values += rank_values(spec.embedding)
     return values * dtype.itemsize
+
+
+def saved_bytes(ref: WeightRef, dtype: torch.dtype) -> int:
+    """Bytes of a matrix that an adapter has in place of the one of the model."""
+    return ref.out_features * ref.in_features * dtype.itemsize

@@ -2,11 +2,13 @@
 
 from weft.engine.kernels.cpu import adapters as native_adapters
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.cpu.packed import PANEL
 from weft.engine.kernels.torch.adapters import TorchSite
 from weft.engine.layers.kit import LayerKit
 from weft.engine.lora.adapters import Adapters, MakeSite
+from weft.engine.lora.saved_modules import MakeHead, SavedLimits
 from weft.engine.lora.step_rows import Site
 from weft.engine.lora.targets import Targets
 from weft.engine.models.config import ModelConfig
@@ -32,7 +34,16 @@ def choose_adapters(
         raise ModelError(f"max_lora_rank must be 1 to {native_adapters.MAX_RANK}, got {options.max_lora_rank}")
     targets = Targets(model, config.model, whole, part)
     limits = options.max_loras, options.max_lora_rank, _kept_rank(config, kit)
-    return Adapters(targets, *limits, config.device, config.dtype, _site_maker(config, kit))
+    num_saved = min(options.lora_modules_to_save, options.max_loras)
+    saved = SavedLimits(num_saved, _head_maker(kit)) if num_saved else None
+    return Adapters(targets, *limits, config.device, config.dtype, _site_maker(config, kit), saved)
+
+
+def _head_maker(kit: LayerKit) -> MakeHead:
+    native = library.load() if isinstance(kit, NativeKit) else None
+    if native:
+        return lambda weight: NativeLinear(native, weight, None, is_beside_steps=True).to_float32
+    return lambda weight: kit.router(weight, None).to_float32
 
 
 def _kept_rank(config: EngineConfig, kit: LayerKit) -> int:

@@ -56,9 +56,15 @@ class LoadAdapter(NamedTuple):
 
 
 class AdapterEnd(NamedTuple):
-    """What became of `LoadAdapter` on another rank: why it cannot load its part, or None."""
+    """What became of `LoadAdapter` on another rank.
+
+    Attributes:
+        fault: Why it cannot load its part; None if it has.
+        content: The `Adapter.content` that it read.
+    """
 
     fault: str | None
+    content: str = ""
 
 
 Message = Ended | RankTask | MemoryPlan | Batch | LoadAdapter | AdapterEnd | ReadBlock | WriteBlock | Progress | Fault

@@ -133,7 +133,7 @@ class ModelRunner(Executor[LaunchedStep]):
         return (self._follower is not None and self._follower.prepare()) or is_recording  # both models in turn
 
     @override
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
         assert self._adapters is not None
         return self._adapters.load(slot, folder)
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.framing import frame, receive, receive_exactly
 from weft.engine.shared.machine_facts import package_version
@@ -73,15 +74,15 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 def facts(options: EngineOptions) -> dict[str, str]:
-    """What must be the same on all machines, by name. Reads a little of every file of the weights and adapters."""
+    """What must be the same on all machines, by name. Reads a little of every file of the weights."""
     asked = {name: str(value) for name, value in msgspec.structs.asdict(options).items() if name not in _OWN}
     versions = {name: package_version(name) or "" for name in ("weft", "torch")}
-    adapters = {f"adapter {name}": _fingerprint(Path(folder), "adapter_") for name, folder in options.lora.items()}
+    adapters = {f"adapter {name}": find_adapter(name, Path(folder)).content for name, folder in options.lora.items()}
     return {**versions, "model": _fingerprint(Path(options.model)), **adapters, **asked}
 
 
-def _fingerprint(model: Path, prefix: str = "") -> str:
-    config, elsewhere = describe(model / f"{prefix}config.json")
+def _fingerprint(model: Path) -> str:
+    config, elsewhere = describe(model / "config.json")
     digest = hashlib.blake2b(config, digest_size=8)
     inside = sorted(path for pattern in ("*.safetensors", "*.bin") for path in model.glob(pattern))
     for path in (*inside, *elsewhere):

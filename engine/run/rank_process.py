@@ -70,10 +70,10 @@ def main(fd: int, parent: int, model: str) -> int:
         return 0
 
 
-def _tell_end(link: Link, loading: "Future[None]") -> None:
+def _tell_end(link: Link, loading: "Future[str]") -> None:
     error = loading.exception()
     with contextlib.suppress(OSError):  # the engine has ended
-        link.send(AdapterEnd(None if error is None else first_line(error)))
+        link.send(AdapterEnd(None, loading.result()) if error is None else AdapterEnd(first_line(error)))
 
 
 def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:

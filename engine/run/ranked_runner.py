@@ -24,6 +24,7 @@ from weft.engine.run.links import LoadAdapter
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.run.ranks import PATIENCE_S, Ranks
 from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
@@ -67,17 +68,20 @@ class RankedRunner(ModelRunner):
             os._exit(1)
 
     @override
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
         """See `ModelRunner`; every rank reads its part of the adapter."""
         self._ranks.send(LoadAdapter(slot, folder))
         return self._checker.submit(self._check, super().load_adapter(slot, folder))
 
-    def _check(self, loading: "Future[None]") -> None:
+    def _check(self, loading: "Future[str]") -> str:
         """Wait for all ranks, whatever becomes of the first one's part."""
         try:
-            self._ranks.check_adapter()
+            contents = self._ranks.check_adapter()
         finally:
-            loading.result()
+            content = loading.result()
+        if rank := next((rank for rank, other in enumerate(contents, 1) if other != content), None):
+            raise ModelError(f"rank {rank} finds other files there than the first rank")
+        return content
 
     @override
     def prepare(self) -> bool:

@@ -105,7 +105,7 @@ class Ranks:
         self._links: list[Link] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._loading: list[threading.Event] = []
-        self._adapter_ends: list[SimpleQueue[str | None]] = []
+        self._adapter_ends: list[SimpleQueue[AdapterEnd]] = []
         self._lock = threading.Lock()
         self._is_closed = False
         for _ in options.ranks_here[1:]:
@@ -143,16 +143,19 @@ class Ranks:
             for link in self._links:
                 link.send_frame(encoded)
 
-    def check_adapter(self) -> None:
-        """Wait until all others have ended a load of an adapter; loads end in the order in which they were sent.
+    def check_adapter(self) -> list[str]:
+        """Wait until all others have ended a load of an adapter, and return the contents that they read.
+
+        Loads end in the order in which they were sent.
 
         Raises:
             ModelError: One cannot load its part.
         """
-        faults = [ends.get() for ends in self._adapter_ends]
-        for rank, fault in enumerate(faults, 1):
-            if fault is not None:
-                raise ModelError(f"rank {rank}: {fault}")
+        ended = [ends.get() for ends in self._adapter_ends]
+        for rank, end in enumerate(ended, 1):
+            if end.fault is not None:
+                raise ModelError(f"rank {rank}: {end.fault}")
+        return [end.content for end in ended]
 
     def send_each(self, messages: Sequence[ReadBlock | WriteBlock]) -> None:
         """Give each of the others its own message. Any thread may; all ranks get what others send in one order."""
@@ -184,14 +187,14 @@ class Ranks:
                 elif message == Progress(is_loaded=True):
                     loaded.set()
                 elif isinstance(message, AdapterEnd):
-                    self._adapter_ends[rank - 1].put(message.fault)
+                    self._adapter_ends[rank - 1].put(message)
             else:
                 self._end(f"{name} makes no progress while it loads its part")
         except TimeoutError as error:
             said = f": {error}"
         except (EOFError, OSError, ValueError):
             pass
-        self._adapter_ends[rank - 1].put("it has ended")  # nobody shall wait for it
+        self._adapter_ends[rank - 1].put(AdapterEnd("it has ended"))  # nobody shall wait for it
         code = process.wait() if process else code
         if not self._is_closed:
             logger.error("%s has ended (%d)%s, and the engine ends with it", name, code, said)

@@ -79,10 +79,10 @@ class SimulatedDevice:
     def check_device(self) -> None:
         """It never fails."""
 
-    def load_adapter(self, slot: int, folder: pathlib.Path) -> "Future[None]":
+    def load_adapter(self, slot: int, folder: pathlib.Path) -> "Future[str]":
         """Takes no time."""
-        loaded: Future[None] = Future()
-        loaded.set_result(None)
+        loaded: Future[str] = Future()
+        loaded.set_result("")
         return loaded
 
 

@@ -135,6 +135,7 @@ def start(
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
         max_loras=options.max_loras,
+        lora_modules_to_save=options.lora_modules_to_save,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
         grammars=_grammars(config, model_config),

@@ -1,4 +1,4 @@
-"""LoRA adapters as both sides know them: a name, a folder, and what its files were when the name was given to them.
+"""LoRA adapters as both sides know them: a name, a folder, and what its files held when the name was given to them.
 
 A server process sends all three with every request, so an engine needs no table of names, and a new one knows as much
 as the one before it. Imports neither side.
@@ -6,6 +6,7 @@ as the one before it. Imports neither side.
 
 import hashlib
 import pathlib
+import re
 from collections.abc import Collection
 from stat import S_ISREG
 
@@ -19,6 +20,10 @@ MAX_LORAS = 256
 """Most slots of a model."""
 MAX_FOLDER_CHARS = 4096
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MAX_HEADER_BYTES = 100_000_000
+"""As in safetensors: eight bytes with the size of a header in JSON come before it."""
+_OWN_MODULE = re.compile(rb'"(?![^"]*(?:lora_|base_layer))[^"]+\.weight":')
+"""In the header, the name of a weight that is part of no low-rank adapter."""
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
@@ -27,32 +32,55 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: What clients call it.
         folder: Absolute.
-        content: Differs when a file in the folder has changed. Cached prefixes are those of one content.
+        content: A digest of what the files hold, wherever they are. Cached prefixes are those of one content.
+        has_modules: Whether it has whole modules of its own, and not A and B alone.
     """
 
     name: str
     folder: str
     content: str
+    has_modules: bool = False
+
+
+def adapter_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of the adapter in a folder, none of which is opened.
+
+    Raises:
+        ModelError: One is missing.
+    """
+    files = [folder / name for name in _FILES]
+    try:
+        for file in files:
+            if not S_ISREG(file.stat().st_mode):  # to read a pipe would take for ever
+                raise ModelError(f"{file} is no regular file")
+    except FileNotFoundError:
+        raise ModelError(f"no {file.name} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
+        raise _unreadable(folder, error) from None
+    return files
 
 
 def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
-    """The adapter in a folder as it is now. Opens no file.
+    """The adapter in a folder as it is now. Reads its files whole.
 
     Raises:
         ModelError: There is none.
     """
-    digest = hashlib.blake2s(str(folder).encode("utf-8", "surrogateescape"), digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     try:
-        for name_of_file in _FILES:
-            stat = (folder / name_of_file).stat()
-            if not S_ISREG(stat.st_mode):  # to read a pipe would take for ever
-                raise ModelError(f"{folder / name_of_file} is no regular file")
-            digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
-    except FileNotFoundError:
-        raise ModelError(f"no {name_of_file} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
-    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
-        raise ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return Adapter(name, str(folder), digest.hexdigest())
+        files = adapter_files(folder)
+        for path in files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+        with files[-1].open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    return Adapter(name, str(folder), digest.hexdigest(), _OWN_MODULE.search(header) is not None)
+
+
+def _unreadable(folder: pathlib.Path, error: Exception) -> ModelError:
+    return ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 class AdapterUse(msgspec.Struct, frozen=True):

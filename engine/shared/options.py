@@ -52,6 +52,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         lora: Folders of adapters that are loaded before requests are served, by name.
         max_loras: Adapters that are ready at once; 0 for none.
         max_lora_rank: Largest rank of an adapter.
+        lora_modules_to_save: How many of the adapters that are ready at once may have modules of their own.
     """
 
     model: str
@@ -95,6 +96,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     lora: dict[str, str] = {}
     max_loras: int = 0
     max_lora_rank: int = 64
+    lora_modules_to_save: int = 0
 
     @property
     def num_ranks(self) -> int:

@@ -32,10 +32,10 @@ class Executor(Protocol[Launched]):
         """Spend idle time on work that steps would wait for; returns whether more is left."""
         ...
 
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
         """Read an adapter in the background and put it in a slot, from 1, that no request of a step in flight uses.
 
-        The future fails with ModelError if the folder holds no adapter of this model.
+        The future brings the `Adapter.content` that was read. It fails with ModelError if this is not one of the model.
         """
         ...
 

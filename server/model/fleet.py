@@ -12,6 +12,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import msgspec
@@ -84,14 +85,13 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 def first_state(settings: Settings) -> FleetState:
-    """The state before anything is started."""
+    """The state before anything is started. Reads the files of adapters."""
     models = {name: ModelState("loading" if e.load == "always" else "unloaded") for name, e in settings.fleet.items()}
     aliases = {alias: name for name, entry in settings.fleet.items() for alias in entry.aliases}
-    adapters = {
-        adapter: ServedAdapter(name, _found(adapter, pathlib.Path(folder)))
-        for name in settings.fleet
-        for adapter, folder in settings.for_model(name).lora.items()
-    }
+    loras = [(model, *lora) for model in settings.fleet for lora in settings.for_model(model).lora.items()]
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda lora: ServedAdapter(lora[0], _found(lora[1], pathlib.Path(lora[2]))), loras)
+        adapters = {name: served for (_, name, _), served in zip(loras, found, strict=True)}
     return FleetState(models, aliases, adapters)
 
 
@@ -150,7 +150,8 @@ class Fleet:
         self._path = runtime_dir / STATE_NAME
         self._asks = runtime_dir / ASKS_NAME
         self._seen: tuple[int, int] | None = None  # inode and time of what was read; None: nothing yet
-        self._state = first_state(settings)
+        self._settings = settings
+        self._state: FleetState | None = None
 
     def read(self) -> FleetState:
         """The latest state."""
@@ -159,6 +160,8 @@ class Fleet:
             if (stat.st_ino, stat.st_mtime_ns) != self._seen:
                 self._state = msgspec.json.decode(self._path.read_bytes(), type=FleetState)
                 self._seen = stat.st_ino, stat.st_mtime_ns
+        if self._state is None:
+            self._state = first_state(self._settings)
         return self._state
 
     def ask(self, ask: Ask) -> None:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 from weft.engine.models.families.registry import identify
-from weft.engine.shared.adapters import find_adapter
+from weft.engine.shared.adapters import adapter_files
 from weft.engine.shared.errors import ModelError
 from weft.server.gguf.file import GgufError, parts
 from weft.server.gguf.folder import DEFAULT_TAG, choose, made_folder, stem
@@ -147,9 +147,10 @@ def _resolve_adapter(name: str, source: str) -> pathlib.Path:
     if not folder.is_dir() and is_hub_id(source):
         folder = _download(source, setting, ADAPTER_PATTERNS)
     try:
-        return pathlib.Path(find_adapter(name, folder.resolve()).folder)
+        adapter_files(folder := folder.resolve())
     except ModelError as error:
         raise StartError(f"{setting}: {error}") from None
+    return folder
 
 
 def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:

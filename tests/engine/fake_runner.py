@@ -70,7 +70,7 @@ class FakeRunner:
         self.num_computed_tokens = 0
         self.num_unprepared = 0
         self.batches: list[Batch] = []
-        self.loads: list[tuple[int, str, Future[None]]] = []
+        self.loads: list[tuple[int, str, Future[str]]] = []
 
     def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:
         self.batches.append(batch)
@@ -107,7 +107,7 @@ class FakeRunner:
             raise self.error
         return StepResult(launched.token_ids, launched.logprobs, launched.scores)
 
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
         """The test ends the load."""
         self.loads.append((slot, folder.name, future := Future()))
         return future
@@ -185,6 +185,7 @@ def make_engine(
     drafter: object = None,
     tier: HostTier | None = None,
     max_loras: int = 0,
+    lora_modules_to_save: int = 0,
     num_kept_states: int | None = None,
     least_stop: int = 4,
 ) -> FakeEngine:
@@ -221,6 +222,7 @@ def make_engine(
         max_num_waiting=max_num_waiting,
         eos_token_ids=eos_token_ids,
         max_loras=max_loras,
+        lora_modules_to_save=lora_modules_to_save,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )

@@ -33,9 +33,9 @@ class AdaptingRunner:
         self._runner = runner
         self.adapters: list[list[int] | None] = []
 
-    def load_adapter(self, slot: int, folder: Path) -> "Future[None]":
-        loaded: Future[None] = Future()
-        loaded.set_result(None)
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
+        loaded: Future[str] = Future()
+        loaded.set_result(find_adapter("", folder).content)
         return loaded
 
     def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:

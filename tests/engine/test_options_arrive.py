@@ -68,6 +68,7 @@ SEEN = {
     "speculative": Seen("ngram", lambda s: "NgramDrafter" in drafters(s), True),
     "max_num_waiting": Seen(7, lambda s: s.engine._max_num_waiting, 7),
     "max_loras": Seen(2, lambda s: s.engine.pending.adapters.num_slots, 2),
+    "lora_modules_to_save": Seen(1, lambda s: s.engine.pending.adapters.num_with_modules, 1),
     "load_format": Seen("dummy", lambda s: bool(embedded(s).abs().max() < 0.2), True),
 }
 REFUSED_ON_A_CPU = {

@@ -209,6 +209,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "lora": {"a": "/a"},
     "max_loras": 3,
     "max_lora_rank": 8,
+    "lora_modules_to_save": 2,
 }
 
 

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import allocate
-from weft.engine.kernels.cpu.packed import PANEL
+from weft.engine.kernels.cpu.packed import PANEL, panels
 from weft.engine.lora.step_rows import Delta, Site, StepRows
 
 MAX_RANK = 512
@@ -121,7 +120,5 @@ class NativeSite(Site):
 
         By torch's operations only, since native functions take calls from one thread at a time.
         """
-        num_outputs, num_inputs = matrix.shape
-        padded = F.pad(matrix, (0, -num_inputs % multiple, 0, -num_outputs % PANEL))
-        pairs = padded.view(-1, PANEL, padded.size(1) // 2, 2).transpose(1, 2)
+        pairs = panels(matrix, multiple)
         return self._memory.take(pairs.numel()).view(pairs.shape).copy_(pairs)

@@ -120,11 +120,13 @@ class NativeLinear(Linear):
         *,
         is_gated: bool = False,
         storage: Storage = "bfloat16",
+        is_beside_steps: bool = False,
     ) -> None:
         """Pack a weight (out_features, in_features); the halves of a gated one are packed separately.
 
         Args:
             weight: Plain, or in groups of the form that `storage` is.
+            is_beside_steps: See `pack`.
         """
         parts = weight.chunk(2) if is_gated else (weight,)
         self.out_features, self.in_features = parts[0].shape
@@ -133,7 +135,8 @@ class NativeLinear(Linear):
         # Kept: for a small model, the page faults of fresh memory for 64 rows of logits cost more than all other work.
         self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
-        self.matrix = pack(library, parts, len(parts), (self.out_features, self.in_features), storage)
+        shape = self.out_features, self.in_features
+        self.matrix = pack(library, parts, len(parts), shape, storage, is_beside_steps=is_beside_steps)
         self._join = library.function("weft_gate", _POINTER, _SIZE, _SIZE, _POINTER)
         self._matrix = self.in_features, *self.matrix.arguments, self.out_features, self.bias_pointer
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from weft.engine.kernels.cpu.grouped import Form, GroupedRows, round_rows
 from weft.engine.kernels.cpu.library import NativeLibrary
@@ -69,10 +70,16 @@ def pack(
     num_parts: int,
     shape: tuple[int, int],
     storage: Storage,
+    *,
+    is_beside_steps: bool = False,
 ) -> PackedMatrix:
     """Pack num_parts parts of this shape, (out_features, in_features), one after another.
 
     Plain parts are rounded to what the storage says; parts in groups have its form.
+
+    Args:
+        is_beside_steps: Whether another thread may run steps: plain bfloat16 is then packed by torch, since native
+            functions take calls from one thread at a time.
     """
     out_features, in_features = shape
     padded = -(-out_features // PANEL) * PANEL
@@ -92,8 +99,23 @@ def pack(
         else:
             assert isinstance(part, torch.Tensor)
             plain = part.contiguous()
-            pack_plain(plain.data_ptr(), *plain.shape, targets[0].data_ptr())
+            if is_beside_steps:
+                pairs = panels(plain, TILE)
+                targets[0].view(pairs.shape).copy_(pairs)
+            else:
+                pack_plain(plain.data_ptr(), *plain.shape, targets[0].data_ptr())
     epilogue = (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
     multiply = library.function(f"weft_linear{suffix}", _POINTER, _SIZE, _SIZE, _SIZE, *matrix, *epilogue)
     gather = library.function(f"weft_gather_rows{suffix}", *matrix, _SIZE, _POINTER, _SIZE, _POINTER)
     return PackedMatrix(multiply, gather, tensors, form.code if form else 0)
+
+
+def panels(matrix: torch.Tensor, multiple: int) -> torch.Tensor:
+    """A matrix (out_features, in_features) in panels of pairs of inputs, which are padded to a multiple.
+
+    Returns:
+        (num_panels, num_pairs, PANEL, 2)
+    """
+    num_outputs, num_inputs = matrix.shape
+    padded = F.pad(matrix, (0, -num_inputs % multiple, 0, -num_outputs % PANEL))
+    return padded.view(-1, PANEL, padded.size(1) // 2, 2).transpose(1, 2)

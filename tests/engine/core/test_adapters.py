@@ -1,6 +1,5 @@
 """Which adapter is in which slot: who waits for one, who leaves for it, and that nobody else waits."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,8 @@ class Site:
         return [(slot, name) for slot, name, _ in self.fake.runner.loads]
 
     def end_load(self, index: int = -1, error: Exception | None = None) -> None:
-        future = self.fake.runner.loads[index][2]
-        future.set_exception(error) if error else future.set_result(None)
+        _, name, future = self.fake.runner.loads[index]
+        future.set_exception(error) if error else future.set_result(adapter(self.folder, name).content)
 
     def step(self) -> set[int]:
         """The requests that a step brought further."""
@@ -143,7 +142,7 @@ def test_files_that_changed_are_not_used_under_the_old_content(site: Site) -> No
     site.ask("a")
     faults(site.engine)
     config = site.folder / "a" / "adapter_config.json"
-    os.utime(config, (1, 1))  # while it is being loaded
+    config.write_text("{}")  # while it is being loaded
     site.end_load()
     changed = f"the files in {config.parent} have changed; load it again with load_inplace"
     assert faults(site.engine) == {0: f"the adapter a cannot be loaded: {changed}"}
@@ -168,6 +167,23 @@ def test_what_is_gone_takes_no_ones_slot(site: Site) -> None:
     assert len(site.loads) == 2
 
 
+def test_adapters_with_modules_of_their_own_take_the_slots_with_room_for_them(tmp_path: Path) -> None:
+    """And others take these last, so that they stay free."""
+    site = Site(tmp_path, 3, lora_modules_to_save=1)
+    header = b'{"base_model.model.lm_head.weight":{"dtype":"F32"}}'
+    for name in ("m", "n"):
+        folder = Path(adapter(tmp_path, name).folder)
+        (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for name in ("a", "m", "b", "n"):  # a is used least recently when n comes
+        site.ask(name)
+        faults(site.engine)
+        site.end_load()
+        assert list(faults(site.engine).values()) == [None]
+        while site.engine.has_work:
+            site.step()
+    assert site.loads == [(2, "a"), (1, "m"), (3, "b"), (1, "n")]
+
+
 def test_prefixes_are_shared_within_one_content_of_an_adapter(site: Site) -> None:
     def hits() -> int:
         faults(site.engine)
@@ -185,7 +201,7 @@ def test_prefixes_are_shared_within_one_content_of_an_adapter(site: Site) -> Non
     assert hits() == 0
     site.ask("a")
     assert hits() == 4
-    os.utime(site.folder / "a" / "adapter_config.json", (1, 1))
+    (site.folder / "a" / "adapter_config.json").write_text("{}")
     site.ask("a")
     assert hits() == 4
 

@@ -22,7 +22,7 @@ PROMPTS = [[5, 9, 17, 30, 8, 11, 40], [7] * 19, [50, 3, 22], [12, 13, 14, 15, 16
 
 
 def write_adapter(model: Path, folder: Path, seed: int = 0, **config: Any) -> Any:
-    """Write an adapter with random A and B; returns PEFT's model in float32."""
+    """Write an adapter with random A and B, and modules; returns PEFT's model in float32."""
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | config
@@ -32,7 +32,7 @@ def write_adapter(model: Path, folder: Path, seed: int = 0, **config: Any) -> An
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
+            if "lora_" in name or "modules_to_save" in name:
                 parameter.normal_(0, 0.3)
         adapted.save_pretrained(folder)
     return adapted

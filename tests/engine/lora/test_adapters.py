@@ -1,5 +1,6 @@
 """Loading adapters into slots: what is refused changes nothing, a slot can be filled again, and memory is counted."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from weft.engine.lora.peft_folder import read_adapter_config
 from weft.engine.run import print_plan
 from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions, FinishReason
+from weft.engine.shared.messages import AddRequest, EngineOptions, FinishReason, RequestOutput
 
 Tensors = dict[str, torch.Tensor]
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -55,6 +56,44 @@ def test_a_slot_is_filled_again_and_a_refused_folder_changes_nothing(model: Path
     spoil(lambda changed: None)
     engine._executor.load_adapter(1, tmp_path / "two").result()
     check(run(engine, [add(2, "a", PROMPTS[2])])[2, 0], PROMPTS[2], two)
+
+
+def test_other_bytes_of_the_same_path_size_and_time_meet_no_blocks_of_the_first(model: Path, tmp_path: Path) -> None:
+    """The identity of an adapter was made of these, so that the blocks of other weights were taken for its own."""
+
+    def write(seed: int) -> tuple[Any, list[tuple[str, int]]]:
+        reference = write_adapter(model, tmp_path, seed)
+        files = sorted(tmp_path.glob("adapter_*"))
+        for file in files:
+            os.utime(file, (1, 1))
+        ADAPTERS["a"] = find_adapter("a", tmp_path)
+        return reference, [(file.name, file.stat().st_size) for file in files]
+
+    def answer(request: AddRequest) -> str | None:
+        """Why there is none; None if there is one."""
+        ready = [] if engine.add(0, request) else engine.take_ready()
+        while engine.pending.adapters:
+            ready += engine.take_ready()
+        outputs.update(run(engine, []))
+        return ready[0].fault if ready else None
+
+    def num_hits(number: int) -> int:
+        before = engine.scheduler.counters.prefix_cache_hits
+        assert answer(add(number, "a", prompt, prompt_logprobs=None)) is None
+        return engine.scheduler.counters.prefix_cache_hits - before
+
+    prompt, outputs = list(range(5, 45)), dict[tuple[int, int], RequestOutput]()
+    _, files = write(1)
+    engine, first = start_engine(model, {"a": tmp_path}), ADAPTERS["a"]
+    assert (num_hits(0), num_hits(1) > 0) == (0, True)
+    two, again = write(2)
+    assert (again, ADAPTERS["a"] != first) == (files, True)
+    assert (num_hits(2), num_hits(3) > 0) == (0, True)
+    assert answer(add(4, "a", prompt)) is None
+    check(outputs[4, 0], prompt, two)
+    assert outputs[0, 0].token_ids == outputs[1, 0].token_ids != outputs[2, 0].token_ids
+    ADAPTERS["a"] = first
+    assert "have changed; load it again with load_inplace" in (answer(add(5, "a", prompt)) or "")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +156,16 @@ def test_a_broken_file_is_refused(model: Path, engine: "Engine[Any]", tmp_path: 
     (tmp_path / "adapter_model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors: not readable"):
         engine._executor.load_adapter(1, tmp_path).result()
+
+
+def test_a_file_that_is_overwritten_changes_nothing_that_is_loaded(model: Path, tmp_path: Path) -> None:
+    """A in float32 was read from the file in every step."""
+    reference = write_adapter(model, tmp_path)
+    engine = start_engine(model, {"a": tmp_path})
+    file = tmp_path / "adapter_model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    check(run(engine, [add(0, "a", PROMPTS[0])])[0, 0], PROMPTS[0], reference)
 
 
 def test_an_embedding_beside_the_adapter_must_be_the_models(model: Path, engine: "Engine[Any]", tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ PATTERNS = {
         ("llama", PATTERNS | {"layers_to_transform": None}),
         ("llama", {"target_modules": ["embed_tokens", "lm_head", "o_proj"]}),
         ("phi3", {}),
-        ("gpt_neox", {"target_modules": ["query_key_value", "dense_h_to_4h", "embed_in", "embed_out"]}),
+        ("gpt_neox", {"target_modules": ["query_key_value", "dense_h_to_4h", "embed_in", "lm_head"]}),
         ("gpt2", {"target_modules": ["c_attn", "c_fc", "c_proj", "wte", "lm_head"], "fan_in_fan_out": True}),
         ("gemma2", {"target_modules": ["q_proj", "k_proj", "up_proj", "embed_tokens"]}),
     ],

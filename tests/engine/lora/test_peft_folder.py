@@ -40,7 +40,7 @@ def test_scales_are_those_of_peft(tmp_path: Path) -> None:
         ({"use_qalora": True}, "use_qalora is not served"),
         ({"bias": "lora_only"}, "bias lora_only is not served"),
         ({"lora_bias": True}, "lora_bias is not served"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is not served: whole modules"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save must be a list of strings"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices is not served"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is not served"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not served"),

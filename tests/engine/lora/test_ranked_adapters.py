@@ -9,6 +9,8 @@ import pytest
 from tests.architectures.checkpoints import write
 from tests.engine.lora.adapters_for_tests import check_all, start_engine, write_adapter
 from tests.engine.run.test_ranks import ForkedRank, keep_threads
+from weft.engine.lora import adapters
+from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.errors import ModelError
 
 __all__ = ["keep_threads"]
@@ -20,6 +22,12 @@ __all__ = ["keep_threads"]
         ("llama", {"num_key_value_heads": 1}, {}, {"tensor_parallel_size": 2}),
         ("phi3", {}, {"target_modules": r".*(qkv_proj|down_proj|embed_tokens|lm_head)"}, {"tensor_parallel_size": 2}),
         ("deepseek_v2", {}, {"target_modules": r".*(q_proj|o_proj)"}, {"pipeline_parallel_size": 2}),
+        (
+            "llama",
+            {"tie_word_embeddings": True},
+            {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+            {"tensor_parallel_size": 2, "lora_modules_to_save": 2},
+        ),
     ],
 )
 def test_answers_are_those_of_peft(
@@ -40,6 +48,7 @@ def test_answers_are_those_of_peft(
         check_all(engine, references)
         if model == "deepseek_v2":
             check_a_fault_of_a_later_rank(engine, folder, tmp_path / "bad")
+            check_other_files_on_a_rank(engine, tmp_path / "one", monkeypatch)
             check_all(engine, references)
     finally:
         engine._executor.close()
@@ -49,4 +58,11 @@ def check_a_fault_of_a_later_rank(engine: Any, model: Path, folder: Path) -> Non
     """It ended the rank, and so the engine, once the adapter was used."""
     write_adapter(model, folder, target_modules=["kv_b_proj"], layers_to_transform=[1])
     with pytest.raises(ModelError, match=r"^rank 1: .*kv_b_proj.* adapters of this matrix are not served"):
+        engine._executor.load_adapter(3, folder).result()
+
+
+def check_other_files_on_a_rank(engine: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each machine has files of its own, and a part of each adapter was computed from either."""
+    monkeypatch.setattr(adapters, "find_adapter", lambda name, folder: Adapter(name, str(folder), "other"))
+    with pytest.raises(ModelError, match=r"^rank 1 finds other files there than the first rank$"):
         engine._executor.load_adapter(3, folder).result()

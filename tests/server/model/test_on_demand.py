@@ -10,6 +10,7 @@ import pytest
 
 from weft.engine.shared.messages import AddRequest, SamplingParams, TokensInput
 from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
+from weft.server.model import fleet as fleet_module
 from weft.server.model.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, first_state, publish, take_asks
 from weft.server.model.live_models import LiveModels
 from weft.server.model.on_demand_client import OnDemandClient
@@ -70,6 +71,15 @@ def test_state_is_read_again_when_it_was_replaced_and_equal_asks_are_one(folder:
     assert list(take_asks(folder)) == [Ask("load", "b")]
     assert list(take_asks(folder)) == []
     Fleet(folder / "gone", SETTINGS).ask(Ask("load", "b"))  # nobody can obey, and nobody fails
+
+
+def test_what_the_supervisor_has_said_is_not_found_out_again(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every server process would read all files of adapters."""
+    told(folder, READY)
+    monkeypatch.setattr(fleet_module, "first_state", None)
+    assert Fleet(folder, SETTINGS).read().models["b"] == READY
 
 
 def test_names_follow_the_aliases(folder: pathlib.Path) -> None:

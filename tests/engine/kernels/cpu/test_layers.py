@@ -51,6 +51,13 @@ def test_linear(library: NativeLibrary, out_features: int, in_features: int, has
         assert_close(sums, exact + residual.double())
 
 
+def test_what_is_packed_beside_steps_is_packed_alike(library: NativeLibrary) -> None:
+    for shape in ((50, 40), (64, 64)):
+        weight = random(*shape)
+        plain, beside = (NativeLinear(library, weight, None, is_beside_steps=is_beside) for is_beside in (False, True))
+        assert torch.equal(plain.matrix.tensors[0], beside.matrix.tensors[0])
+
+
 @pytest.mark.parametrize(("inner", "in_features"), SIZES)
 def test_gated(library: NativeLibrary, inner: int, in_features: int) -> None:
     torch.manual_seed(0)
