@@ -56,6 +56,8 @@ def build_app(
     check_settings(settings)
     if gpus is None:
         gpus = num_ranks(settings) if settings.device == "cuda" else 0
+    if gpus % settings.nnodes:
+        raise StartError(f"gpus: must be a multiple of nnodes, {settings.nnodes}, got {gpus}")
     gpus //= settings.nnodes
     replicas: dict[str, Any] = {"num_replicas": min_replicas}
     if max_replicas > min_replicas:

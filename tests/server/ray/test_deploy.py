@@ -162,6 +162,8 @@ def test_ranks_get_their_gpus_on_one_machine() -> None:
 def test_bounds_of_replicas_are_checked() -> None:
     with pytest.raises(StartError, match="replicas: must be at least 1 and in order, got 2 to 1"):
         deployment(Settings(), min_replicas=2, max_replicas=1)
+    with pytest.raises(StartError, match="gpus: must be a multiple of nnodes, 2, got 3"):  # of which one was left out
+        deployment(Settings(nnodes=2, tensor_parallel_size=2), gpus=3)
 
 
 def test_prompts_that_begin_alike_have_text_that_begins_alike() -> None:
