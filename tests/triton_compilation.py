@@ -28,7 +28,7 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
 
     kinds, names = types | dict.fromkeys(constants, "constexpr"), kernel.arg_names
-    sizes = ("stride", "size", "row_bytes")
+    sizes = ("stride", "size", "row_bytes", "columns")
     aligned = [name for name, kind in types.items() if kind.startswith("*") or name.endswith(sizes)]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = triton.compiler.ASTSource(kernel, {name: kinds[name] for name in names}, constants, attributes)
