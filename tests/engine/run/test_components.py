@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.architectures.checkpoints import write
 from tests.checkpoints import Checkpoint, write_config
 from tests.engine.requests_for_tests import add_request
 from tests.triton_interpreter import needs_triton, run_interpreted
@@ -238,6 +239,20 @@ def test_right_kernels_are_far_from_the_tolerance_and_wrong_ones_behind_it(
                 judge = described.reference()
             assert judge(outputs) < described.tolerance / 2
             assert judge([output.roll(1, 0) for output in outputs]) > described.tolerance * 10
+
+
+@pytest.mark.parametrize("name", ["exaone", "mpt", "mamba", "falcon_mamba"])
+def test_rounding_is_no_fault_where_norms_have_other_names_or_states_multiply(tmp_path: Path, name: str) -> None:
+    """Changes of a block were small beside their inputs, whose rounding was taken for a fault: native was not used."""
+    model = load_model_config(write(name, tmp_path))
+    config = engine_config.resolve(EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16"), model)
+    described = components._COMPONENTS["cpu"]["layers"]("layers", model, config)
+    assert described is not None and described.reference is not None
+    (candidate,) = described.candidates
+    by_torch = dataclasses.replace(config, kernels={"layers": "torch", "attention": "torch"})
+    with torch.inference_mode():
+        outputs = candidate.make.func(by_torch).outputs()  # type: ignore[attr-defined]
+        assert described.reference()(outputs) < described.tolerance
 
 
 @needs_native
