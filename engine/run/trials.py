@@ -318,7 +318,10 @@ def _reference_config(config: EngineConfig) -> EngineConfig:
 
 
 class RandomWeights(RandomSource):
-    """Matrices that keep the size of their inputs, so that every part of a block counts, and norms that vary."""
+    """Matrices that keep the size of their inputs, so that every part of a block counts, and norms that vary.
+
+    What skips the sums of a state space outweighs them, since they magnify rounding.
+    """
 
     _POOL_SIZE = (1 << 18) + 1
     head_norm = 1.0
@@ -327,12 +330,13 @@ class RandomWeights(RandomSource):
     def fill(
         self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
     ) -> None:
-        if name.endswith("norm.weight"):
+        is_skip = name.endswith(".D")
+        if is_skip or name.endswith("norm.weight") or (name.endswith(".weight") and target.dim() == 1):
             values = torch.empty(target.shape, dtype=self._pool.dtype, device=target.device)
-            super().fill(name.removesuffix("norm.weight"), values)
-            size = self.head_norm if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            super().fill(name.removesuffix(".weight"), values)
+            size = self.head_norm if name.endswith(("q_norm.weight", "k_norm.weight")) else 16.0 if is_skip else 1.0
             target.copy_(values.mul_(8).add_(self._norm_weight).mul_(size))
             return
         super().fill(name, target, item, part)
-        if target.dim() == 2:  # a power of two changes no digit, so that all dtypes hold the same values
-            target.mul_(2.0 ** round(math.log2(50 / math.sqrt(target.size(1)))))
+        if target.dim() > 1:  # a power of two changes no digit, so that all dtypes hold the same values
+            target.mul_(2.0 ** round(math.log2(50 / math.sqrt(target[0].numel()))))

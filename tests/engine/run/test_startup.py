@@ -3,7 +3,7 @@
 import io
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,6 +288,7 @@ def static_caches(
     config: EngineConfig,
     num_heads: int,
     num_states: int | None = None,
+    scales: Mapping[int, torch.Tensor] | None = None,
 ) -> Caches:
     return Caches(StaticBackend(paged_groups(groups), num_blocks, config.block_size, config.max_num_batched_tokens))
 

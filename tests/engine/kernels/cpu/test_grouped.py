@@ -252,7 +252,7 @@ def test_groups_without_zero_points_fit_a_form_with_offsets() -> None:
 @pytest.mark.parametrize(
     "groups",
     [
-        Groups(torch.zeros(4, 64), torch.ones(4, 2), None, 4, 32),
+        Groups(torch.zeros(4, 64, dtype=torch.float8_e4m3fn), torch.ones(4, 2), None, 8, 32),
         Groups(torch.zeros(4, 48, dtype=torch.int8), torch.ones(4, 1), None, 4, 48),
         Groups(torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2), None, 4, 32, torch.arange(64) % 2),
     ],

@@ -23,6 +23,7 @@ from weft.engine.kernels.triton.packed_layers import PackedLinear
 from weft.engine.kernels.triton.triton_kit import TritonKit
 from weft.engine.layers.ordered import OrderedLinear
 from weft.engine.layers.parts import Linear
+from weft.engine.layers.routing import Gating
 from weft.engine.models.config import load_model_config
 from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
@@ -150,13 +151,16 @@ def test_experts_of_ranks_stay_packed(tmp_path: Path) -> None:
     """If a rank began inside of a group, they were dequantized, and took four times the memory that was planned."""
     model = load_model_config(folder := write_gpt_oss(tmp_path, 96))
     kit = TritonKit(quantization=model.quantization)
-    for ref in shard(decoder_spec(model), 1, 2).weights:
-        if isinstance(ref, ExpertsRef):
+    experts = [ref for ref in shard(decoder_spec(model), 1, 2).weights if isinstance(ref, ExpertsRef)]
+    for gate_up, down in zip(experts[::2], experts[1::2], strict=True):
+        taken = 0
+        for ref in (gate_up, down):
             found = kit.packed_experts(ref, reader(folder))
             assert found is not None
-            assert sum(part.nbytes for part in found if part is not None) == kit.experts_bytes(ref, torch.float32)
+            taken += sum(part.nbytes for part in found if part is not None)
             weight, _ = next(iter(reader(folder).experts(ref)))
             torch.testing.assert_close(found[0].unpack(torch.float32, num_rows=len(weight)), weight, atol=0, rtol=1e-3)
+        assert taken == kit.experts_bytes(gate_up, down, Gating(), torch.float32)
 
 
 def test_parts_begin_at_multiples_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
