@@ -45,7 +45,7 @@ def packed_parts(model: ModelConfig, config: EngineConfig) -> dict[str, PackedPa
             is_expert = isinstance(ref, ExpertsRef)
             matrix = ref.matrix if isinstance(ref, ExpertsRef) else ref
             small = WeightRef(matrix.names[:1], (min(matrix.out_features, _MOST_OUTPUTS),), matrix.in_features)
-            if form := kit.packed_form(matrix):
+            if form := kit.packed_form(matrix, is_expert=is_expert):
                 found.setdefault(f"{form}{' of experts' * is_expert}", PackedPart(small, is_expert))
     return found
 

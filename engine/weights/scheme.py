@@ -65,9 +65,16 @@ class Quantization:
             return None
         return next((scheme for pattern, scheme in self.rules if pattern.match(module)), None)
 
-    def is_scattered(self, names: Iterable[str]) -> bool:
-        """Whether groups of these matrices, or of experts with these names, are of any inputs."""
-        return any(scheme.is_scattered for name in names if (scheme := self.expected(name.format(0))))
+    def kept_schemes(self, names: Iterable[str], *, in_order: bool) -> list[Scheme]:
+        """The schemes of matrices, or of experts, with these names; empty if one of them has to be kept plain.
+
+        Args:
+            in_order: Whether groups must be of neighbours: for a part of the inputs, and for experts, which all get the
+                same ones.
+        """
+        found = [self.expected(name.format(0)) for name in names]
+        schemes = [scheme for scheme in found if scheme and not (in_order and scheme.is_scattered)]
+        return schemes if len(schemes) == len(found) else []
 
     def scheme(self, module: str) -> Scheme:
         """That of a module, which the checkpoint has quantized."""

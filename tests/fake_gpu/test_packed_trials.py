@@ -1,15 +1,17 @@
 """Trials of packed matrices on a GPU that is not there."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.architectures.checkpoints import write
+from tests.checkpoints import Checkpoint, write_config
 from tests.fake_gpu.gpu import FakeGpu
 from weft.engine.models.config import load_model_config
+from weft.engine.run import components, packed_trials
 from weft.engine.run import config as engine_config
-from weft.engine.run import packed_trials
 from weft.engine.run.packed_trials import PackedTrials, packed_parts
 from weft.engine.shared.messages import EngineOptions
 
@@ -29,3 +31,18 @@ def test_what_is_timed_can_be_recorded(tmp_path: Path, monkeypatch: pytest.Monke
         gpu.cuda.waits.clear()
         trial.run()
     assert gpu.cuda.waits == []
+
+
+def test_experts_that_will_be_plain_are_not_tried_packed(tmp_path: Path) -> None:
+    """Those with `desc_act` are: the trial failed, and then all other matrices were dequantized, too."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
+    folder = write_config(Checkpoint("qwen3_moe", sizes), tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    stored = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True}
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": stored}))
+    model = load_model_config(folder)
+    options = EngineOptions(model=str(folder), device="cuda", dtype="bfloat16")
+    with FakeGpu(compiles=False):
+        config = engine_config.resolve(options, model)
+        assert {part.is_expert for part in packed_parts(model, config).values()} == {False}
+        assert components._COMPONENTS["cuda"]["experts"]("experts", model, config) is not None

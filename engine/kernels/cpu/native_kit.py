@@ -73,9 +73,10 @@ class NativeKit(TorchKit):
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        return self._bytes(ref, self._stored_form(ref) or self._plain_storage(ref), dtype)
+        return self._bytes(ref, self._stored_form(ref), dtype)
 
-    def _bytes(self, ref: WeightRef, storage: Storage, dtype: torch.dtype) -> int:
+    def _bytes(self, ref: WeightRef, form: Form | None, dtype: torch.dtype) -> int:
+        storage = form or self._plain_storage(ref)
         if isinstance(storage, Form):
             bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
             return storage.num_bytes(ref.out_features, ref.in_features) + bias_bytes
@@ -85,25 +86,21 @@ class NativeKit(TorchKit):
     def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
         if not experts.supports(gate_up, gating):
             return super().experts_bytes(gate_up, down, gating, dtype)
-        matrices = [(ref.num_experts, ref.matrix, self._expert_form(ref.matrix)) for ref in (gate_up, down)]
         return sum(
-            number * self._bytes(matrix, form or self._plain_storage(matrix), dtype)
-            for number, matrix, form in matrices
+            ref.num_experts * self._bytes(ref.matrix, self._expert_form(ref.matrix), dtype) for ref in (gate_up, down)
         )
 
-    def _stored_form(self, ref: WeightRef) -> Form | None:
+    def _stored_form(self, ref: WeightRef, *, is_expert: bool = False) -> Form | None:
         """That in which a matrix is kept as the checkpoint has it, as far as config.json says; None for plain ones."""
-        if self._quantization is None or ref.scales or (ref.is_cut and self._quantization.is_scattered(ref.names)):
+        if self._quantization is None or ref.scales:
             return None
-        schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
-        forms = [form for scheme in schemes if scheme and (form := form_of(scheme, ref.in_features))]
-        form = common_form(forms) if len(forms) == len(schemes) else None
+        schemes = self._quantization.kept_schemes(ref.names, in_order=ref.is_cut or is_expert)
+        forms = [form for scheme in schemes if (form := form_of(scheme, ref.in_features))]
+        form = common_form(forms) if forms and len(forms) == len(schemes) else None
         return None if form is None or self._forms.is_wrong(form) else form
 
     def _expert_form(self, ref: WeightRef) -> Form | None:
-        """As `_stored_form`; all experts get the same inputs, in one order."""
-        form = self._stored_form(ref)
-        return None if form and self._quantization and self._quantization.is_scattered(ref.names) else form
+        return self._stored_form(ref, is_expert=True)
 
     def _plain_storage(self, ref: WeightRef) -> Storage:
         """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""

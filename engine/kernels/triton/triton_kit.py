@@ -100,25 +100,22 @@ class TritonKit(TorchKit):
             return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
         return super()._matrix(weight, bias)
 
-    def packed_form(self, ref: WeightRef) -> Form | None:
+    def packed_form(self, ref: WeightRef, *, is_expert: bool = False) -> Form | None:
         """How a matrix will be kept, as far as config.json says how the checkpoint has it; None for plain."""
         form = _STORED.get(self._storage)
         if form is not None:
             return form if form.supports(ref.in_features) else None
-        if self._quantization is None or (ref.is_cut and self._quantization.is_scattered(ref.names)):
+        if self._quantization is None or ref.scales:
             return None
         sizes = ref.in_features, ref.share.first_input if ref.share else 0
-        schemes = [self._quantization.expected(name.format(0)) for name in ref.names]
-        return common_form([form_of(scheme, *sizes) if scheme else None for scheme in schemes])
-
-    def _expert_form(self, ref: WeightRef) -> Form | None:
-        """As `packed_form`; all experts get the same inputs, in one order."""
-        is_scattered = self._quantization is not None and self._quantization.is_scattered(ref.names)
-        return None if is_scattered else self.packed_form(ref)
+        schemes = self._quantization.kept_schemes(ref.names, in_order=ref.is_cut or is_expert)
+        return common_form([form_of(scheme, *sizes) for scheme in schemes]) if schemes else None
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        form = self.packed_form(ref)
+        return self._bytes(ref, self.packed_form(ref), dtype)
+
+    def _bytes(self, ref: WeightRef, form: Form | None, dtype: torch.dtype) -> int:
         if form is None:
             return super().linear_bytes(ref, dtype)
         return form.num_bytes(ref.out_features, ref.in_features) + ref.out_features * ref.has_bias * dtype.itemsize
@@ -130,9 +127,7 @@ class TritonKit(TorchKit):
     @override
     def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
         return sum(
-            ref.num_experts * self.linear_bytes(ref.matrix, dtype)
-            if self._expert_form(ref.matrix)
-            else ref.num_values * dtype.itemsize
+            ref.num_experts * self._bytes(ref.matrix, self.packed_form(ref.matrix, is_expert=True), dtype)
             for ref in (gate_up, down)
         )
 
@@ -176,7 +171,7 @@ class TritonKit(TorchKit):
         Raises:
             ModelError: Some are in another form than the first.
         """
-        form = self._expert_form(ref.matrix)
+        form = self.packed_form(ref.matrix, is_expert=True)
         if form is None:
             return None
         experts: Iterator[tuple[PackedMatrix | None, torch.Tensor | None]]
@@ -198,12 +193,11 @@ class TritonKit(TorchKit):
 
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
-        if self._experts == "torch" and self.packed_form(gate_up.matrix) is self.packed_form(down.matrix) is None:
+        first, last = (self.packed_experts(ref, reader) for ref in (gate_up, down))
+        if self._experts == "torch" and first is last is None:
             return super().experts(gate_up, down, reader, gating)
-        first = self.packed_experts(gate_up, reader) or stack(gate_up, reader)
-        last = self.packed_experts(down, reader) or stack(down, reader)
         return TritonExperts(
-            *(*first, *last, gating),
+            *(*(first or stack(gate_up, reader)), *(last or stack(down, reader)), gating),
             is_deterministic=self._linear is TiledLinear,
             is_dependent=self._is_dependent,
             is_grouped=self._experts != "triton",

@@ -1,6 +1,7 @@
 """The checks of packed_parity.py in Triton's interpreter; test_packed.py runs this file in a process of its own."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from weft.engine.shared.messages import EngineOptions
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.rounding import Storage
+from weft.engine.weights.scheme import Quantization, Scheme
 from weft.server.gguf.folder import made_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a sigmoid that is 0
@@ -161,6 +163,13 @@ def test_experts_of_ranks_stay_packed(tmp_path: Path) -> None:
             weight, _ = next(iter(reader(folder).experts(ref)))
             torch.testing.assert_close(found[0].unpack(torch.float32, num_rows=len(weight)), weight, atol=0, rtol=1e-3)
         assert taken == kit.experts_bytes(gate_up, down, Gating(), torch.float32)
+
+
+def test_a_matrix_that_is_scaled_while_it_is_read_is_planned_plain() -> None:
+    """No reader has its groups; it was planned at a quarter of what it takes."""
+    kit = TritonKit(quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
+    ref = WeightRef(("m",), (64,), 64)
+    assert kit.linear_bytes(ref, torch.float16) < kit.linear_bytes(replace(ref, scales=(0.5,)), torch.float16) == 8192
 
 
 def test_parts_begin_at_multiples_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
