@@ -64,7 +64,7 @@ class TriedForms:
     def _error(self, form: Form, groups: Groups) -> float:
         """The largest of any row of products, or of weights; NaN if some are no numbers."""
         outputs = torch.arange(min(_NUM_OUTPUTS, len(groups.values)))
-        tile = groups.part(outputs, slice(_NUM_INPUTS))
+        tile = groups.part(outputs, slice(_NUM_INPUTS)).without_table()
         found = rows_of(tile, form)
         assert found is not None, "the whole matrix has this form"
         linear, exact = NativeLinear(self._library, found[1], None, storage=form), tile.dequantize(torch.float32)
