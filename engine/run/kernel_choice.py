@@ -62,8 +62,8 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     """Weft's own layers if they can compute the model, native on the CPU and Triton on CUDA, else torch's.
 
     Raises:
-        ModelError: The layers that are named, quantized matrices, or deterministic results on a CPU, which only Weft's
-            own layers have, are not possible for this model here.
+        ModelError: The layers that are named, quantized matrices, or deterministic results, which only Weft's own
+            layers have, are not possible for this model here.
     """
     named = config.kernels.get("layers")
     native = library.load() if named != "torch" and supports_layers(model, config.dtype, config.device) else None
@@ -78,8 +78,10 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
         raise ModelError(lacks.format("quantization", config.options.quantization))
     if config.options.quantization != "none" and products == "torch":
         raise ModelError(f"quantization {config.options.quantization} needs packed_products triton, got torch")
-    if config.options.deterministic and config.device.type == "cpu":
-        raise ModelError(_NOT_DETERMINISTIC.format("layers"))
+    by_torch = [name for name in ("experts", "adapters") if config.kernels.get(name) == "torch"]
+    by_torch += ["layers"] * (config.device.type == "cpu")
+    if config.options.deterministic and by_torch:
+        raise ModelError(_NOT_DETERMINISTIC.format(by_torch[0]))
     if has_triton(config.device):
         from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed without CUDA
 

@@ -79,6 +79,18 @@ def test_quantization_on_a_gpu_needs_triton_and_what_it_multiplies(monkeypatch: 
         choose_kit(model, dataclasses.replace(config, kernels={"packed_products": "torch"}))
 
 
+@pytest.mark.parametrize("component", ["experts", "adapters"])
+def test_deterministic_is_refused_if_torch_computes_rows_together(
+    monkeypatch: pytest.MonkeyPatch, component: str
+) -> None:
+    """What torch makes of a row depends on how many an expert or an adapter has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model, options = load_model_config(DEMO), EngineOptions(model=str(DEMO), device="cuda", deterministic=True)
+    config = engine_config.resolve(options, model)
+    with pytest.raises(ModelError, match=f"^deterministic is for Weft's own {component}, and there is none"):
+        choose_kit(model, dataclasses.replace(config, kernels={component: "torch"}))
+
+
 def test_int8_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: None)
     assert "torch" in choose(DEMO).name
