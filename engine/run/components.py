@@ -23,6 +23,7 @@ from weft.engine.kernels.triton.attention_tiles import tile_names
 from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.facts import ModelFacts
+from weft.engine.models.specs import PartSpec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.experts_trials import ExpertsTrials
@@ -38,6 +39,7 @@ from weft.engine.run.trials import (
     num_heads,
     paged_specs,
     tried_block,
+    tried_blocks,
 )
 from weft.engine.shared.errors import ModelError
 
@@ -260,7 +262,7 @@ def _packed_products(name: str, model: ModelConfig, config: EngineConfig) -> Com
 
 def _experts(name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
     """Products of experts that are plain; None if there are none."""
-    spec = experts_of(tried_block(model, config))
+    spec = next(filter(None, map(experts_of, tried_blocks(model, config))), None)
     if spec is None or not has_triton(config.device):
         return None
     from weft.engine.kernels.triton.experts import has_grouped  # not installed without CUDA
@@ -270,7 +272,7 @@ def _experts(name: str, model: ModelConfig, config: EngineConfig) -> Component |
         return None
     is_grouped = has_grouped(config.device, config.dtype) and not config.options.deterministic
     names = ("grouped", "triton") if is_grouped else ("triton",)
-    trials, shapes = ExpertsTrials(model, config, spec), _block_text(model, config)
+    trials, shapes = ExpertsTrials(model, config, spec), _block_text(model, config, spec)
     return _component(name, names, trials, shapes, _TOLERANCES[config.dtype], config)
 
 
@@ -353,8 +355,8 @@ def _attention_text(model: ModelConfig, config: EngineConfig) -> str:
     return f"{heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
 
 
-def _block_text(model: ModelConfig, config: EngineConfig) -> str:
-    digest = hashlib.blake2b(repr(tried_block(model, config)).encode(), digest_size=4).hexdigest()
+def _block_text(model: ModelConfig, config: EngineConfig, part: PartSpec | None = None) -> str:
+    digest = hashlib.blake2b(repr(part or tried_block(model, config)).encode(), digest_size=4).hexdigest()
     sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model, config)}, block {digest}"
     return f"{sizes}, {_dtype_text(config)}"
 

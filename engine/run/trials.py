@@ -278,11 +278,16 @@ def tried_spec(model: ModelConfig, config: EngineConfig) -> DecoderSpec:
     return shard(decoder_spec(model), config.rank, config.options.tensor_parallel_size, has_sums=False)
 
 
+def tried_blocks(model: ModelConfig, config: EngineConfig) -> list[BlockSpec]:
+    """All blocks, without inputs for each layer; experts are chosen steadily."""
+    blocks = (spec.block if isinstance(spec, LayeredSpec) else spec for spec in tried_spec(model, config).blocks)
+    return [with_steady_routing(block) for block in blocks]
+
+
 def tried_block(model: ModelConfig, config: EngineConfig) -> BlockSpec:
-    """The first block with a cache and experts, which are chosen steadily, or else the first with a cache."""
-    specs = [spec for spec in tried_spec(model, config).blocks if spec.caches]
-    blocks = [spec.block if isinstance(spec, LayeredSpec) else spec for spec in specs]
-    return with_steady_routing(next(filter(experts_of, blocks), blocks[0]))
+    """The first block with a cache and experts, or else the first with a cache."""
+    blocks = [block for block in tried_blocks(model, config) if block.caches]
+    return next(filter(experts_of, blocks), blocks[0])
 
 
 def experts_of(block: BlockSpec) -> ExpertsSpec | None:

@@ -360,3 +360,17 @@ def test_the_block_with_experts_is_tried(tmp_path: Path) -> None:
     first, tried = decoder_spec(model).blocks[0], trials.tried_block(model, engine_config.resolve(OPTIONS, model))
     assert isinstance(first, PreNormSpec) and not isinstance(first.feed_forward, ExpertsSpec)
     assert isinstance(tried, PreNormSpec) and isinstance(tried.feed_forward, ExpertsSpec)
+
+
+@needs_triton
+def test_experts_of_blocks_without_a_cache_are_compared_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of Nemotron-H have one part each, and nothing chose what multiplies their experts."""
+    monkeypatch.setattr(components, "has_triton", lambda device: True)
+    monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
+    sizes = {"layers_block_type": ["mamba", "moe", "attention"], "head_dim": 12, "mamba_num_heads": 6, "n_groups": 2}
+    folder = write_config(Checkpoint("nemotron_h", sizes | {"mamba_head_dim": 16}), tmp_path / "model")
+    model = load_model_config(folder)
+    config = engine_config.resolve(changed(model=str(folder), dtype="float16"), model)
+    assert components._COMPONENTS["cuda"]["experts"]("experts", model, config) is not None
