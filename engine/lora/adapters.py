@@ -137,9 +137,7 @@ class Adapters:
         with torch.inference_mode():
             pairs, saved = self._read(folder / TENSORS_FILE, config)
             if saved and slot > self._num_saved:
-                asked = (
-                    f"lora_modules_to_save must be at least {min(slot, self._num_saved + 1)}, but is {self._num_saved}"
-                )
+                asked = f"lora_modules_to_save must be at least {self._num_saved + 1}, but is {self._num_saved}"
                 raise ModelError(f"{folder}: for the adapter's own {' and '.join(saved)}, {asked}")
             for ref, names, site in self._sites:
                 site.put(slot, list(self._deltas(ref, names, pairs)))

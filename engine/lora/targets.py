@@ -70,9 +70,8 @@ class Targets:
             self.tied_to = whole.embedding.names[0]
             head = replace(self._targets[self.tied_to], name=self.head, is_embedding=False)
             self._targets[self.head] = head
-        self._short = {shortened(name): name for name in self._targets} | {
-            "lm_head": self.head
-        }  # as transformers 5 says
+        self._short = {shortened(name): name for name in self._targets}
+        self._short["lm_head"] = self.head  # as transformers 5 says
 
     def find(self, module: str) -> Target | None:
         """The projection that a module of transformers holds; None if the model has no such projection."""
