@@ -49,6 +49,7 @@ def test_ratios_are_of_medians() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "SCRATCH", tmp_path)
     arguments = ["--texts", "20", "--tokens", "16", "--calls", "3", "--runs", "1", "--dtypes", "float32"]

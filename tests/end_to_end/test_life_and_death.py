@@ -124,7 +124,7 @@ def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve, long_mode
     assert len(replies) == 2
 
 
-@pytest.mark.parametrize("has_work", [True, False])
+@pytest.mark.parametrize("has_work", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_engine_that_hangs_is_not_healthy(serve: Serve, has_work: bool) -> None:
     """One that hung without work looked idle for ever, even while a request waited for its answer."""
     server = serve(WEFT_STALL_TIMEOUT_S="5")

@@ -19,7 +19,9 @@ def is_there(pid: int) -> bool:
     return pathlib.Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("setting", ["WEFT_TENSOR_PARALLEL_SIZE", "WEFT_PIPELINE_PARALLEL_SIZE"])
+@pytest.mark.parametrize(
+    "setting", ["WEFT_TENSOR_PARALLEL_SIZE", pytest.param("WEFT_PIPELINE_PARALLEL_SIZE", marks=pytest.mark.slow)]
+)
 def test_an_engine_does_not_outlive_a_rank(serve: Serve, long_model: str, setting: str) -> None:
     server = serve(long_model, WEFT_STALL_TIMEOUT_S="2", **{setting: "2"})
     assert ", 2 ranks, " in server.log.read_text()

@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -133,6 +134,14 @@ def test_costs_of_other_options_and_other_files_are_refused(tmp_path: pathlib.Pa
         costs_for(EngineOptions(model="m"), file)
 
 
+MEASURES_SHORTLY = """
+import runpy
+from weft.engine.run import measure_costs
+measure_costs.measure.__defaults__ = (1.0,)
+runpy.run_module("weft.engine.run.simulate", run_name="__main__")
+"""
+
+
 def test_the_process_measures_once_and_answers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(CHECKPOINTS["llama3"], tmp_path / "model")
     options = EngineOptions(model=str(tmp_path / "model"), device="cpu", kv_cache_memory=1 << 20)
@@ -141,7 +150,7 @@ def test_the_process_measures_once_and_answers(tmp_path: pathlib.Path, monkeypat
     file = tmp_path / "costs.json"
     told = []
     for _ in range(2):
-        command = python_command("weft.engine.run.simulate", str(file))
+        command = [sys.executable, "-P", "-c", MEASURES_SHORTLY, str(file)]
         done = subprocess.run(command, input=sent, capture_output=True, check=True)
         told.append((done.stdout, done.stderr))
     (answers, log), (again, quiet) = told
