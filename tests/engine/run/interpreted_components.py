@@ -70,7 +70,8 @@ def test_triton_is_right_and_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_few_rows_have_three_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In float16, since the interpreter reads bfloat16 in a product as integers; times are invented, the first wins."""
     names = "norm_and_activation", "few_row_products"
-    settled = settle(monkeypatch, tmp_path, *names, dtype="float16")["few_row_products"]
+    folder = write_architecture("llama", tmp_path / "model")
+    settled = settle(monkeypatch, tmp_path, *names, dtype="float16", model_folder=folder)["few_row_products"]
     assert [verdict.candidate for verdict in settled.verdicts] == ["triton", "triton-2", "cublas"]
     assert all(verdict.seconds and verdict.error is not None and not verdict.fault for verdict in settled.verdicts)
     assert settled.chosen == "triton"
