@@ -138,7 +138,7 @@ class ChatTemplate:
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
         """Use the template's name of the system role, its forms, and both names of an earlier answer's reasoning.
 
-        A key without a value is left out, because templates test whether it is there.
+        Another key without a value is left out, because templates test whether it is there.
         """
         adapted = {name: value for name, value in message.items() if value is not None}
         if adapted.get("role") == "developer" and not self._knows_developer:

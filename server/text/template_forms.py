@@ -1,7 +1,8 @@
 """The forms in which a chat template takes messages.
 
 Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
-instead, or arguments as JSON text. Which of them a template wants is tried once, with a short chat.
+instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null. Which of them a
+template wants is tried once, with a short chat.
 """
 
 import json
@@ -21,13 +22,17 @@ class MessageForms:
     Attributes:
         takes_parts: It shows content as a list of parts only.
         takes_json: It shows the arguments of calls as JSON text only.
+        takes_null: It shows calls only where content is null.
     """
 
     takes_parts: bool
     takes_json: bool
+    takes_null: bool
 
     def applied(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message in these forms."""
+        """The message in these forms. Without content it is empty: templates read it as text of any turn."""
+        if message.get("content") is None:
+            message = {**message, "content": None if self.takes_null and message.get("tool_calls") else ""}
         if self.takes_parts and isinstance(message.get("content"), str):
             message = {**message, "content": _parts(message["content"])}
         if self.takes_json and isinstance(message.get("tool_calls"), list):
@@ -37,13 +42,15 @@ class MessageForms:
 
 def wanted_forms(template: jinja2.Template) -> MessageForms:
     """Try which forms the template shows; those in which messages come, if it shows them."""
-    takes_parts = not _shows(template, _chat(_PROBE)) and _shows(template, _chat(_parts(_PROBE)))
-    content = _parts("x") if takes_parts else "x"
-    arguments = {"x": _PROBE}
-    takes_json = not _shows(template, _chat(content, arguments)) and _shows(
-        template, _chat(content, json.dumps(arguments))
-    )
-    return MessageForms(takes_parts, takes_json)
+    takes_parts = not _shows(template, [_question(_PROBE)]) and _shows(template, [_question(_parts(_PROBE))])
+    tried = [
+        MessageForms(takes_parts, takes_json, takes_null)
+        for takes_null in (False, True)
+        for takes_json in (False, True)
+    ]
+    call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
+    chat = [_question("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    return next((forms for forms in tried if _shows(template, [forms.applied(turn) for turn in chat])), tried[0])
 
 
 def _shows(template: jinja2.Template, messages: list[dict[str, Any]]) -> bool:
@@ -54,11 +61,8 @@ def _shows(template: jinja2.Template, messages: list[dict[str, Any]]) -> bool:
         return False
 
 
-def _chat(content: object, arguments: object = None) -> list[dict[str, Any]]:
-    """A question; with arguments, a call as its answer."""
-    user = {"role": "user", "content": content}
-    call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    return [user] if arguments is None else [user, {"role": "assistant", "content": content, "tool_calls": [call]}]
+def _question(content: object) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def _parts(text: str) -> list[dict[str, str]]:
