@@ -20,7 +20,7 @@ class CacheBreakpoint(WireModel):
 
 
 class ContentPart(WireModel):
-    """One part of a message's content; `weft.server.request.messages` decides which types are accepted."""
+    """One part of a message's content; which types are accepted depends on the role."""
 
     type: Text
     text: Text | None = None

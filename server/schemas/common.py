@@ -60,7 +60,7 @@ class StreamOptions(WireModel):
 
 
 class PromptCacheOptions(WireModel):
-    """How a request uses the prefix cache; `weft.server.request.cache_options` decides which `ttl` are accepted."""
+    """How a request uses the prefix cache; `ttl` is 30m or 12h."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Text | None = None

@@ -23,7 +23,7 @@ MAX_CHOICES = 255
 
 
 class DecisionPart(WireModel):
-    """One part of a content; `weft.server.request.decision_input` decides which types are accepted where."""
+    """One part of a content; which types are accepted depends on its place."""
 
     type: Text
     text: Text | None = None

@@ -19,7 +19,7 @@ class CacheControl(WireModel):
 
 
 class Block(WireModel):
-    """One block of a content; `weft.server.request.anthropic_body` decides which types are accepted."""
+    """One block of a content; which types are accepted depends on its message."""
 
     type: Text
     text: Text | None = None

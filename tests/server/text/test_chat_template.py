@@ -123,11 +123,11 @@ def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], template: 
     for prompt in (True, False):
         outcomes = [
             _outcome(
-                lambda prompt=prompt, messages=messages: reference.apply_chat_template(
-                    messages, chat_template=source, add_generation_prompt=prompt, return_dict=False, **kwargs
+                lambda prompt=prompt, given=given: reference.apply_chat_template(
+                    given, chat_template=source, add_generation_prompt=prompt, return_dict=False, **kwargs
                 )
             )
-            for messages in (messages, with_text)
+            for given in (messages, with_text)
         ]
         expected = next((outcome for outcome in outcomes if outcome != "refused"), "refused")
         assert expected == _outcome(
@@ -195,7 +195,7 @@ def test_developer_is_system_unless_the_template_knows_it() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "{%- set content = message.content %}{%- if '</think>' in message.content %}{{ 1 / 0 }}{%- endif %}{{ content }}",
+        "{%- if '</think>' in message.content %}{{ 1 / 0 }}{%- endif %}{{ message.content }}",
         "{{ message['content'] + '' }}",
         "{{ message.content.split('</think>')[-1] }}",
         "{{ message.content | trim }}",
@@ -213,7 +213,8 @@ def test_a_template_that_tells_calls_by_null_gets_null() -> None:
     """The templates of DeepSeek V3 and R1 show calls only then, their arguments as text."""
     source = (
         "{% for m in messages %}{% if m['content'] is none %}{% for call in m['tool_calls'] %}"
-        "{{ '<call>' + call['function']['arguments'] }}{% endfor %}{% else %}{{ m['content'] + ';' }}{% endif %}{% endfor %}"
+        "{{ '<call>' + call['function']['arguments'] }}{% endfor %}"
+        "{% else %}{{ m['content'] + ';' }}{% endif %}{% endfor %}"
     )
     for missing in ({}, {"content": None}):
         chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", **missing, "tool_calls": [_CALL]}]
