@@ -26,9 +26,9 @@ import numpy as np
 from benchmarks import sources
 from benchmarks.front_end_engine import StepTable
 from weft.server.run.child import Child, python_command
-from weft.server.run.runtime_folder import engine_folder, runtime_folder
-from weft.server.run.supervisor import listen, ready_file
 from weft.server.settings import Settings
+from weft.server.supervise.runtime_folder import engine_folder, runtime_folder
+from weft.server.supervise.supervisor import listen, ready_file
 from weft.server.text.tokenizer import Tokenizer
 
 CHECKPOINT = pathlib.Path(__file__).parents[1] / "server" / "demo_model"
@@ -188,7 +188,7 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
         folder = engine_folder(runtime_dir, 0)
         arguments = (str(folder), str(token_id), str(steps_per_s))
         engine = Child("engine", python_command("benchmarks.front_end_engine", *arguments), environment)
-        command = python_command("weft.server.run.process", str(runtime_dir), str(fd))
+        command = python_command("weft.server.app.process", str(runtime_dir), str(fd))
         server = Child("server", command, environment, (fd,), settings)
         try:
             for child, its_cores in ((engine, others), (server, cores[-1:])):

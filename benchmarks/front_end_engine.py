@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.engine.run.server_link import ServerLink
+from weft.engine.loop.server_link import ServerLink
 from weft.engine.shared.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -25,7 +25,7 @@ from weft.engine.shared.messages import (
     ToEngine,
     TokensOutput,
 )
-from weft.engine.shared.status_page import Status, StatusPage
+from weft.engine.wire.status_page import Status, StatusPage
 
 INFO = EngineInfo("e", "Fake", 1536, 1 << 20, (2,), "cpu", "float32", "sdpa", 16, 256, 1024, 8192)
 MAX_NUM_STEPS = 1 << 20

@@ -23,11 +23,11 @@ from benchmarks.compare import machine
 from tests.engine.kernels.test_cache_quality import Fp8Cache, Int8Cache
 from tests.engine.quality import FOLDER, growth_of_perplexity, held_out_chats, log_probabilities
 from tests.engine.weights.test_quantized import LIBRARIES, OWN
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.cpu.library import NativeLibrary, load
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import load_model_config
-from weft.engine.models.tensor_names import decoder_spec
 
 SCRATCH = pathlib.Path("build/bench")
 NAMES = {

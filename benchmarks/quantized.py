@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks.architectures.steps import Peer, Steps
 from benchmarks.compare import machine
 from tests.gguf_files import add_metadata, add_tokenizer, random_blocks
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.models.config import load_model_config
-from weft.engine.models.tensor_names import decoder_spec
 from weft.server.gguf.folder import made_folder
 
 SCRATCH = pathlib.Path("build/bench")

@@ -35,9 +35,9 @@ from benchmarks.offload import metric
 from weft.engine.run.simulate import prompt_ids
 from weft.engine.shared.options import EngineOptions
 from weft.engine.shared.simulation import Arrive, Finished, StepCosts
+from weft.server.cli.simulate import Outcome, Simulator, TraceLine
 from weft.server.ray.policy import PrefixPolicy, ReplicaView
 from weft.server.run.checkpoint import DEMO_MODEL
-from weft.server.terminal.simulate import Outcome, Simulator, TraceLine
 
 SCRATCH = pathlib.Path("build/bench")
 START_S = 300.0

@@ -13,10 +13,10 @@ import random
 import statistics
 import time
 
-from weft.engine.core.engine import Engine
-from weft.engine.run.startup import start
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start.startup import start
 
 MEAN_RUN = 8
 """Ids in a corrupted run, on average."""

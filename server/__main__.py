@@ -25,7 +25,7 @@ def main() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the supervisor waits for it
     if any(argument.startswith("--api-key") for argument in sys.argv):
         _hide_values("--api-key")
-    from weft.server.terminal.cli import app
+    from weft.server.cli.commands import app
 
     if not is_serving:
         for signum, handler in before.items():

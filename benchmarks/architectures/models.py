@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe.specs import DecoderSpec
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.models.config import load_model_config
-from weft.engine.models.specs import DecoderSpec
-from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.refs import ExpertsRef
 
 VALUE_BYTES = 2

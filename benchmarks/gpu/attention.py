@@ -8,12 +8,12 @@ import torch
 from benchmarks.gpu.ceilings import seconds
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder
+from weft.engine import config as engine_config
 from weft.engine.cache.specs import CacheGroup
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.models.config import load_model_config
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import config as engine_config
-from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.kernel_choice import choose_kit, make_backend
+from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.shared.messages import EngineOptions
 
 

@@ -19,10 +19,10 @@ from benchmarks.gpu import time_split
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import Work, model_folder, read_work
 from benchmarks.gpu.report import ENGINE
-from weft.engine.core.engine import Engine
-from weft.engine.run.startup import Started, start
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start.startup import Started, start
 
 Feature = Literal["graphs", "overlap"]
 

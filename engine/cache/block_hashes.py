@@ -9,7 +9,7 @@ import os
 from array import array
 from collections.abc import Sequence
 
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 from weft.engine.shared.adapters import Adapter
 
 _HASH_BYTES = 16

@@ -15,7 +15,7 @@ from typing_extensions import override
 from weft.engine.cache.block_hashes import BlockHashes
 from weft.engine.cache.block_pool import BlockPool
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):

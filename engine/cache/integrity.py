@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 
 
 def check_references(

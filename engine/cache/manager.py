@@ -25,7 +25,7 @@ from weft.engine.cache.shared_tier import SharedOffload
 from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.cache.state_stops import LEAST_TOKENS, awaited_stop, is_stop, next_stop, stops_of
 from weft.engine.cache.tier import BlockTier, CachedBlock
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 
 
 @dataclass(slots=True)

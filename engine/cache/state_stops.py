@@ -12,7 +12,7 @@ Each costs a step and the memory of a state, so there are few:
 
 from collections.abc import Mapping
 
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 
 LEAST_TOKENS = 256
 """Fewest tokens that a stop saves. To compute them takes about as long as the step that the stop costs: on a GPU both

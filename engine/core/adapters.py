@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.engine.core.pending_grammars import Ready
-from weft.engine.core.request import Request, RequestStatus
-from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.request import Request, RequestStatus
+from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.shared.adapters import Adapter, AdapterUse, adapter_files, find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import RejectReason

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.background import gives_way
-from weft.engine.core.request import Request
 from weft.engine.core.waiting_queue import WaitingQueue
+from weft.engine.request import Request
 
 BLOCKS_PER_STEP = 4096
 """Most blocks of waiting prompts that are hashed or found between two steps while something runs: about 10 ms."""

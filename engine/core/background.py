@@ -1,7 +1,7 @@
 """Lets background requests give way: they wait, or are preempted, while any other request runs or waits."""
 
-from weft.engine.core.request import Request
 from weft.engine.core.waiting_queue import WaitingQueue
+from weft.engine.request import Request
 from weft.engine.shared.background import is_background
 
 

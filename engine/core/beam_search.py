@@ -14,8 +14,8 @@ from collections.abc import Container
 
 from weft.engine.core.beams import Beam, Beams
 from weft.engine.core.output_collector import Outputs
-from weft.engine.core.request import Request, RequestKey, RequestStatus
-from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from weft.engine.request import Request, RequestKey, RequestStatus
+from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.shared.messages import AddRequest, BeamOptions, FinishReason, TokenLogprobs, TokensOutput
 from weft.engine.shared.sampling_params import MAX_BEAMS, SamplingParams
 from weft.engine.step.step_result import StepResult

@@ -7,7 +7,7 @@ for its log-probability. Such requests need a row for every id, so their forced 
 
 from itertools import takewhile
 
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 from weft.engine.speculation.pace import MAX_NUM_DRAFTS
 
 

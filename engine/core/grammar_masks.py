@@ -4,7 +4,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
+from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.step.masks import RowMasks
 
 

@@ -1,6 +1,6 @@
 """Holds all unfinished requests by key, and the choices of each, so that an abort finds them at once."""
 
-from weft.engine.core.request import Request, RequestKey
+from weft.engine.request import Request, RequestKey
 
 
 class LiveRequests(dict[RequestKey, Request]):

@@ -6,12 +6,12 @@ Forks pending choices. Changes queues and blocks only through the scheduler.
 
 import logging
 
-from weft.engine.core.batch_builder import scored_range
 from weft.engine.core.forced_ids import certain_token_ids
-from weft.engine.core.pooled_requests import give
-from weft.engine.core.request import Request, RequestStatus
-from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.core.verify_drafts import count_drafts, num_accepted_drafts
+from weft.engine.request import Request, RequestStatus
+from weft.engine.schedule.batch_builder import scored_range
+from weft.engine.schedule.pooled_requests import give
+from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.step.step_result import StepResult
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from weft.engine.core.adapters import AdapterTable
 from weft.engine.core.check_request import RejectedError
 from weft.engine.core.pending_grammars import PendingGrammars, Ready
-from weft.engine.core.request import Request
-from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.guidance.compiler import InvalidGrammarError
+from weft.engine.request import Request
+from weft.engine.schedule.scheduler import ScheduledStep
 from weft.engine.shared.messages import RejectReason
 
 

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 
-from weft.engine.core.request import Request
 from weft.engine.guidance.compiler import GrammarCompiler, InvalidGrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.request import Request
 from weft.engine.shared.messages import RejectReason
 
 logger = logging.getLogger(__name__)

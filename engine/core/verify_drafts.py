@@ -1,6 +1,6 @@
 """Verifies drafts against what was sampled: a draft is accepted while plain decoding samples the same ids."""
 
-from weft.engine.core.scheduler import ScheduledRequest, Scheduler
+from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
 from weft.engine.shared.messages import TokensOutput
 from weft.engine.speculation.drafters import PredictionDrafter
 

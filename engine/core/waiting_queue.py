@@ -9,7 +9,7 @@ Every operation is O(log n) for each request that it concerns. None of them look
 from collections.abc import Iterator
 
 from weft.engine.core.indexed_heap import IndexedHeap
-from weft.engine.core.request import Request, RequestKey, RequestStatus
+from weft.engine.request import Request, RequestKey, RequestStatus
 from weft.engine.shared.background import is_background
 
 AGE_S = 30.0

@@ -17,9 +17,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.fallback.attention_calls import RECORDING, RecordedCalls, record
 from weft.engine.fallback.packing import can_pack
+from weft.engine.fields import Fields
 from weft.engine.models.config import read_dtype, read_eos_token_ids
 from weft.engine.models.facts import ModelFacts
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import Identity
 from weft.engine.shared.errors import ModelError
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from weft.engine.describe.specs import DecoderSpec
 from weft.engine.lora.adapted_layers import EmbeddingSite
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
 from weft.engine.lora.saved_modules import SavedLimits, SavedSite, replaced, table
 from weft.engine.lora.stacked_experts import is_stacked, split
 from weft.engine.lora.step_rows import AdapterStep, Delta, Site
 from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, saved_bytes, turned_embedding
-from weft.engine.models.specs import DecoderSpec
 from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch, Ints

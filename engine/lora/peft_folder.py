@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 from weft.engine.shared.errors import ModelError
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"

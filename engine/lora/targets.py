@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from weft.engine.describe.specs import DecoderSpec
 from weft.engine.models.config import ModelConfig
-from weft.engine.models.specs import DecoderSpec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.refs import ExpertsRef, Run, Share, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, shortened, text_name

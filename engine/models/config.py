@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from typing_extensions import override
 
+from weft.engine.fields import Fields
 from weft.engine.layers.gated import ACTIVATIONS, ALIASES
 from weft.engine.layers.rotary import RopeConfig
 from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.family import FamilySwitches
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import Identity, identify
 from weft.engine.models.rope import longest_context, read_ropes
 from weft.engine.shared.errors import ModelError

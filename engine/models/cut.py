@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from weft.engine.models.specs import NormSpec, OutputSpec
+from weft.engine.describe.specs import NormSpec, OutputSpec
 from weft.engine.weights.refs import Run, Share, TensorRef, WeightRef
 
 

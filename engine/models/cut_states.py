@@ -6,6 +6,7 @@ A mixer that cannot be cut is returned as it is.
 from dataclasses import replace
 
 from weft.engine.cache.specs import StateSpec
+from weft.engine.describe.specs import MixerSpec
 from weft.engine.models.cut import Cut, rows
 from weft.engine.models.linear_attention import (
     ConvolutionSpec,
@@ -14,7 +15,6 @@ from weft.engine.models.linear_attention import (
     ShortConvolutionSpec,
 )
 from weft.engine.models.mamba import Mamba2Spec, MambaSpec
-from weft.engine.models.specs import MixerSpec
 
 
 def gated_delta(cut: Cut, mixer: GatedDeltaSpec) -> MixerSpec:

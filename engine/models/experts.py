@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
+from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward, unchanged
 from weft.engine.layers.chained import scaled
@@ -14,7 +15,6 @@ from weft.engine.layers.parts import Layer
 from weft.engine.layers.routing import Gating, Routing
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.experts import ExpertSwitches
-from weft.engine.models.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, RowOrder, TensorRef, WeightRef
 

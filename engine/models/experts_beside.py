@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from typing_extensions import override
 
+from weft.engine.describe.specs import FeedForwardSpec, NormSpec
+from weft.engine.describe.tensor_names import dense_spec, norm_spec
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward
 from weft.engine.layers.experts_beside import ExpertsBeside
@@ -12,8 +14,6 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.experts import ExpertsSpec
 from weft.engine.models.families.gemma4 import Gemma4Experts
-from weft.engine.models.specs import FeedForwardSpec, NormSpec
-from weft.engine.models.tensor_names import dense_spec, norm_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import TensorRef
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe.specs import DecoderSpec
 from weft.engine.models.cut import Cut
-from weft.engine.models.specs import DecoderSpec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.refs import WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, misshapen

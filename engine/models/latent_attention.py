@@ -6,14 +6,14 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
+from weft.engine.describe.tensor_names import output_spec
 from weft.engine.layers.block import Mixer
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.latent_attention import LatentAttention, LatentSizes
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.latent import LatentSwitches
-from weft.engine.models.specs import MixerSpec, NormSpec, OutputSpec
-from weft.engine.models.tensor_names import output_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
+from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec, OutputSpec
+from weft.engine.describe.tensor_names import norm_spec, output_spec
 from weft.engine.layers.block import Block
 from weft.engine.layers.gated import ungated
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.layer_inputs import LayeredBlock, LayerInputs
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.gemma4 import Gemma4Layers
-from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec, OutputSpec
-from weft.engine.models.tensor_names import norm_spec, output_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import TensorRef, WeightRef
 

@@ -6,6 +6,8 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import StateSpec
+from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
+from weft.engine.describe.tensor_names import attention_spec, output_spec
 from weft.engine.layers.block import Attention, Mixer
 from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.gated import ACTIVATIONS
@@ -21,8 +23,6 @@ from weft.engine.models.families.linear_attention import (
     GatedRecurrenceSwitches,
     ShortConvolutionSwitches,
 )
-from weft.engine.models.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
-from weft.engine.models.tensor_names import attention_spec, output_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
 

@@ -13,6 +13,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from weft.engine.describe.specs import DecoderSpec, build_norm
+from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.gguf.tensors import GgufSource
 from weft.engine.layers.all_ranks import embedding_of_all_ranks, of_all_ids
 from weft.engine.layers.block import unchanged
 from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
@@ -25,13 +28,10 @@ from weft.engine.layers.tuned_attention import TemperatureTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.sharding import shard, whole_parts
-from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.stages import ONLY_STAGE, Stage
-from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.decoded import DecodedSource
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
-from weft.engine.weights.gguf import GgufSource
 from weft.engine.weights.refs import WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 

@@ -6,6 +6,8 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import StateSpec
+from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
+from weft.engine.describe.tensor_names import output_spec
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import Mixer, unchanged
 from weft.engine.layers.chained import ChainedLinear
@@ -15,8 +17,6 @@ from weft.engine.layers.state_space import StateSpace
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.mamba import Mamba2Switches, MambaSwitches
 from weft.engine.models.linear_attention import ConvolutionSpec, convolution_spec
-from weft.engine.models.specs import MixerSpec, NormSpec, OutputSpec
-from weft.engine.models.tensor_names import output_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import TensorRef, WeightRef
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.layers.rotary import (
     NO_ROPE,
     LinearScaling,
@@ -19,7 +20,6 @@ from weft.engine.layers.rotary import (
     YarnScaling,
 )
 from weft.engine.models.families.family import FamilySwitches
-from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
 
 _DEFAULT_THETA = 10_000.0

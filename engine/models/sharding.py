@@ -13,6 +13,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
+from weft.engine.describe.specs import (
+    AttentionSpec,
+    BlockSpec,
+    DecoderSpec,
+    DenseSpec,
+    FeedForwardSpec,
+    HeadNormsSpec,
+    MixerSpec,
+    ParallelSpec,
+    PartSpec,
+    PostNormSpec,
+    PreNormSpec,
+)
 from weft.engine.models import cut_states
 from weft.engine.models.cut import Cut, head_norm, rows
 from weft.engine.models.experts import ExpertsSpec
@@ -27,19 +40,6 @@ from weft.engine.models.linear_attention import (
 )
 from weft.engine.models.mamba import Mamba2Spec, MambaSpec, ParallelMixersSpec
 from weft.engine.models.shared_attention import ReadingSpec, SharingSpec
-from weft.engine.models.specs import (
-    AttentionSpec,
-    BlockSpec,
-    DecoderSpec,
-    DenseSpec,
-    FeedForwardSpec,
-    HeadNormsSpec,
-    MixerSpec,
-    ParallelSpec,
-    PartSpec,
-    PostNormSpec,
-    PreNormSpec,
-)
 from weft.engine.models.tuned_attention import TunedAttentionSpec
 from weft.engine.weights.refs import Run
 

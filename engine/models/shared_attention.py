@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
+from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec
+from weft.engine.describe.tensor_names import attention_spec
 from weft.engine.layers.block import Attention, Mixer
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.shared_attention import NormedValues, ReadingAttention, SharingAttention
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.gemma4 import Gemma4Attention
-from weft.engine.models.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec
-from weft.engine.models.tensor_names import attention_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import WeightRef
 

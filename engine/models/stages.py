@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.describe.specs import BlockSpec, DecoderSpec
 from weft.engine.models.layer_inputs import LayeredSpec, LayerInputsSpec
 from weft.engine.models.shared_attention import ReadingSpec
-from weft.engine.models.specs import BlockSpec, DecoderSpec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
+from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec
+from weft.engine.describe.tensor_names import attention_spec
 from weft.engine.layers.block import Attention, Mixer
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.tuned_attention import TunedAttention
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.tuned_attention import AttentionSwitches
-from weft.engine.models.specs import AttentionSpec, MixerSpec, NormSpec
-from weft.engine.models.tensor_names import attention_spec
 from weft.engine.weights.formats import WeightReader
 
 

@@ -18,10 +18,10 @@ from functools import partial
 import torch
 from typing_extensions import override
 
+from weft.engine.cache.block_files import BlockFiles, Key
 from weft.engine.cache.tier import BlockTier, CachedBlock, LoadStoppedError
 from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.block_files import BlockFiles, Key
-from weft.engine.shared.status_page import Counters
+from weft.engine.wire.status_page import Counters
 
 _BUFFER_BYTES = 256 << 20
 """Most bytes on their way to disk, where the memory of the host is not a tier of its own."""

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.engine.cache.block_files import BlockFiles, file_bytes
 from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.block_files import BlockFiles, file_bytes
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.memory import format_size

@@ -1,5 +1,7 @@
 """Chooses what computes the adapters of a model, and plans their memory, before the model is loaded."""
 
+from weft.engine.config import EngineConfig
+from weft.engine.describe.specs import DecoderSpec
 from weft.engine.kernels.cpu import adapters as native_adapters
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.layers import NativeLinear
@@ -12,8 +14,6 @@ from weft.engine.lora.saved_modules import MakeHead, SavedLimits
 from weft.engine.lora.step_rows import Site
 from weft.engine.lora.targets import Targets
 from weft.engine.models.config import ModelConfig
-from weft.engine.models.specs import DecoderSpec
-from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import has_triton
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.refs import WeightRef

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from weft.engine.config import EngineConfig
 from weft.engine.kernels.torch.adapters import TorchSite
 from weft.engine.kernels.triton.adapters import TritonSite
 from weft.engine.lora.step_rows import Delta, Site, StepRows
 from weft.engine.models.config import ModelConfig
-from weft.engine.run.config import EngineConfig
 from weft.engine.run.settle import Judge, Trial, relative_errors
-from weft.engine.run.trials import Trials
+from weft.engine.tune.trials import Trials
 
 _SLOTS = np.array([0, 1, 2] * 20)
 """Of the rows: more of an adapter than a tile has, and some of none."""

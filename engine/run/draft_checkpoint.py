@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from msgspec.structs import replace as replace_fields
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec
+from weft.engine.config import EngineConfig
+from weft.engine.memory_plan import estimate_activations_bytes
 from weft.engine.models.facts import ModelFacts
-from weft.engine.run.config import EngineConfig
-from weft.engine.run.memory_plan import estimate_activations_bytes
-from weft.engine.run.model_choice import ModelPlan, plan_model, read_model
 from weft.engine.shared.errors import ModelError
+from weft.engine.start.model_choice import ModelPlan, plan_model, read_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
-from weft.engine.core.batch_builder import build_batch
-from weft.engine.core.request import Request
-from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
-from weft.engine.run.model_runner import Follower, ModelRunner
+from weft.engine.request import Request
+from weft.engine.runner.model_runner import Follower, ModelRunner
+from weft.engine.schedule.batch_builder import build_batch
+from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.speculation.pace import Pace
 from weft.engine.step.batch import Batch
 

@@ -41,7 +41,7 @@ class EventPublisher:
         try:
             import zmq  # not installed without the extra
 
-            from weft.engine.run.event_replay import EventReplay
+            from weft.engine.cache.event_replay import EventReplay
         except ImportError:
             raise ModelError("kv_events needs a package more: pip install 'weft[events]'") from None
         self._context = zmq.Context()

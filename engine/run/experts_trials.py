@@ -5,14 +5,14 @@ from collections.abc import Callable
 import torch
 from typing_extensions import override
 
+from weft.engine.config import EngineConfig
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.experts import ExpertsSpec
-from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.settle import Judge, Trial, relative_errors
-from weft.engine.run.trials import RandomWeights, Trials
+from weft.engine.tune.trials import RandomWeights, Trials
 from weft.engine.weights.formats import DenseReader
 
 _ROWS = (1, 1024, 64)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec, paged_groups
+from weft.engine.config import EngineConfig, has_fp8
 from weft.engine.fallback.contexts import ContextBackend
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
@@ -30,7 +31,6 @@ from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.layers.attention import AttentionBackend
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
-from weft.engine.run.config import EngineConfig, has_fp8
 from weft.engine.sampling.in_graph import GraphSampler
 from weft.engine.sampling.logits_processors import apply_penalties
 from weft.engine.sampling.sampler import SamplingKit

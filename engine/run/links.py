@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from msgspec.msgpack import Decoder, Encoder
 
+from weft.engine.config import EngineConfig
+from weft.engine.memory_plan import MemoryPlan
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
-from weft.engine.run.config import EngineConfig
-from weft.engine.run.memory_plan import MemoryPlan
-from weft.engine.run.nodes import Ended
+from weft.engine.ranks.nodes import Ended
 from weft.engine.shared.framing import frame, receive
 from weft.engine.step.batch import Batch
 

@@ -11,18 +11,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from weft.engine import config as engine_config
 from weft.engine.cache.specs import PagedKV, StateSpec
-from weft.engine.core.engine import Engine
 from weft.engine.core.step_cost import StepCostModel, StepLoad
-from weft.engine.run import config as engine_config
-from weft.engine.run.model_choice import read_model
-from weft.engine.run.model_runner import LaunchedStep
-from weft.engine.run.startup import start
+from weft.engine.loop.engine import Engine
+from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, TokensInput
 from weft.engine.shared.options import EngineOptions
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.simulation import StepCosts
+from weft.engine.start.model_choice import read_model
+from weft.engine.start.startup import start
 
 logger = logging.getLogger(__name__)
 

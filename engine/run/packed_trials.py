@@ -10,12 +10,12 @@ from typing import NamedTuple, cast
 import torch
 from typing_extensions import override
 
+from weft.engine.config import EngineConfig
 from weft.engine.kernels.triton.triton_kit import TritonKit
 from weft.engine.models.config import ModelConfig
-from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.settle import Judge, Trial, relative_errors
-from weft.engine.run.trials import Trials, tried_spec
+from weft.engine.tune.trials import Trials, tried_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.groups import FP4, Groups
 from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef

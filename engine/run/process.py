@@ -21,13 +21,12 @@ from msgspec.structs import replace
 
 from weft.engine.core.check_request import RejectedError
 from weft.engine.core.output_collector import Outputs
-from weft.engine.core.scheduler import ScheduledStep
+from weft.engine.loop.server_link import ServerLink
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint
 from weft.engine.run.event_publisher import open_publisher
-from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
-from weft.engine.run.startup import Started, start
 from weft.engine.run.stored_prompts import StoredPrompts
+from weft.engine.schedule.scheduler import ScheduledStep
 from weft.engine.shared import logs
 from weft.engine.shared.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
 from weft.engine.shared.errors import ModelError
@@ -45,8 +44,9 @@ from weft.engine.shared.messages import (
     RejectReason,
     ToEngine,
 )
-from weft.engine.shared.status_page import MAX_NAME_BYTES, Status, StatusPage
+from weft.engine.start.startup import Started, start
 from weft.engine.step.out_of_memory import is_out_of_memory
+from weft.engine.wire.status_page import MAX_NAME_BYTES, Status, StatusPage
 
 logger = logging.getLogger(__name__)
 

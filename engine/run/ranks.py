@@ -25,12 +25,12 @@ import torch.distributed as dist
 from msgspec.structs import replace as replace_fields
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its list
 
+from weft.engine.config import EngineConfig
 from weft.engine.layers.all_ranks import StageRanks
+from weft.engine.memory_plan import MemoryPlan
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
-from weft.engine.run.config import EngineConfig
+from weft.engine.ranks.nodes import Ended, Gathering, interface, start_rank
 from weft.engine.run.links import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, encode
-from weft.engine.run.memory_plan import MemoryPlan
-from weft.engine.run.nodes import Ended, Gathering, interface, start_rank
 from weft.engine.shared.errors import ModelError
 from weft.engine.step.batch import Batch
 

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from weft.engine.config import EngineConfig
 from weft.engine.kernels.torch import filters
 from weft.engine.models.facts import ModelFacts
-from weft.engine.run.config import EngineConfig
-from weft.engine.run.dummy_batch import dummy_batch, penalised
 from weft.engine.run.kernel_choice import choose_sampling
 from weft.engine.run.settle import Judge, Outputs, Trial
-from weft.engine.run.trials import Trials
+from weft.engine.runner.dummy_batch import dummy_batch, penalised
 from weft.engine.sampling.logits_processors import edit_logits
 from weft.engine.sampling.sampler import sample
 from weft.engine.step.batch import SamplingBatch
 from weft.engine.step.transfer import to_device
+from weft.engine.tune.trials import Trials
 
 
 class SamplerTrials(Trials):

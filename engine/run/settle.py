@@ -1,6 +1,6 @@
 """Chooses at start-up what computes each component: the fastest candidate of those that compute what torch computes.
 
-Knows no kernel: `engine/run/components.py` says what is compared. A candidate that cannot be used or gives a wrong
+Knows no kernel: `engine/tune/components.py` says what is compared. A candidate that cannot be used or gives a wrong
 result is listed with the reason and never chosen, so it costs speed, not answers. Choices are kept in a file. For a
 component that is found there, or that a setting decides, nothing runs.
 """

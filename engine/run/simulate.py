@@ -16,12 +16,12 @@ import torch
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheSpec, PagedKV, StateSpec
 from weft.engine.core.check_request import RejectedError
-from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
-from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.loop.engine import Engine
 from weft.engine.run.measure_costs import measure
 from weft.engine.run.process import cannot_load, follow_parent
+from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.shared import logs
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, TokensInput, TokensOutput

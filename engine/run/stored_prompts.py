@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.output_collector import Outputs
-from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
+from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 
 @dataclass(slots=True)

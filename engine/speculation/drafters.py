@@ -23,7 +23,7 @@ class Drafting:
 
 
 class DraftedRequest(Protocol):
-    """What these drafters read of a request; see `weft.engine.core.request.Request`."""
+    """What these drafters read of a request; see `weft.engine.request.Request`."""
 
     token_ids: list[int]
     prediction: TokenHistory | None

@@ -18,7 +18,7 @@ Launched = TypeVar("Launched")
 
 
 class Executor(Protocol[Launched]):
-    """Computes batches. `weft.engine.run.model_runner.ModelRunner` is the executor of one rank."""
+    """Computes batches. `weft.engine.runner.model_runner.ModelRunner` is the executor of one rank."""
 
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> Launched:
         """Queue a step. masks are for the rows that follow a grammar; sampling waits for them."""

@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.groups import Groups
 from weft.engine.weights.stored import StoredWeight

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 from typing_extensions import override
 
-from weft.engine.weights import awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, modelopt, mxfp4, torchao
+from weft.engine.gguf import tensors as gguf
+from weft.engine.weights import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4, torchao
 from weft.engine.weights.formats import Part, TensorSource
 from weft.engine.weights.groups import Groups
 from weft.engine.weights.scheme import Quantization
@@ -21,7 +22,7 @@ _DECODERS: Mapping[str, Callable[[StoredWeight], Groups | None]] = {
     "bitsandbytes": bitsandbytes.decode,
     "torchao": torchao.decode,
     "modelopt": modelopt.decode,
-    "gguf": gguf.decode,
+    "gguf": gguf.decode_gguf,
 }
 
 _UNUSED = (

@@ -11,7 +11,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import NoReturn
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.scheme import Quantization, Scheme
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from typing_extensions import override
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import Part, TensorSource
 from weft.engine.weights.upload import PinnedUpload

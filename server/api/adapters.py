@@ -28,11 +28,11 @@ from weft.server.errors import (
     shown,
 )
 from weft.server.http.context import ServerContext, get_context
-from weft.server.model.fleet import Ask, FleetState, ServedAdapter, adapter_fault
 from weft.server.model.served_model import ServedModel
-from weft.server.request.body import BodyRoute
+from weft.server.models.fleet import Ask, FleetState, ServedAdapter, adapter_fault
 from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.schemas.models import LoadAdapterBody, UnloadAdapterBody
+from weft.server.task.body import BodyRoute
 
 Context = Annotated[ServerContext, Depends(get_context)]
 router = APIRouter(route_class=BodyRoute)

@@ -12,11 +12,11 @@ from weft.server.batch.lines import ENDPOINTS
 from weft.server.batch.record import KIND, WINDOW_S, batch_json, batch_row, new_batch
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
-from weft.server.request.body import BodyRoute
 from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.request.page import list_answer, read_page
 from weft.server.schemas.stored import BatchBody
 from weft.server.store.transaction import Row, Transaction
+from weft.server.task.body import BodyRoute
 
 MAX_METADATA = 16
 router = APIRouter()

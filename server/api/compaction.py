@@ -20,7 +20,6 @@ from weft.server.generate.partial_answer import complete
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.render.responses import usage_of
-from weft.server.request.body import BodyRoute
 from weft.server.request.fields import ACCEPTED_IN_RESPONSES, REFUSED_IN_COMPACT, ignored_header
 from weft.server.request.gathered_items import gathered_items
 from weft.server.request.read_body import read_task
@@ -35,6 +34,7 @@ from weft.server.schemas.responses import (
 )
 from weft.server.store.responses import item_id
 from weft.server.store.sealing import Sealer
+from weft.server.task.body import BodyRoute
 
 MAX_SUMMARY_TOKENS = 1024
 INSTRUCTION = (

@@ -12,9 +12,9 @@ from weft.server.http.begun_stream import begun_while_loading
 from weft.server.http.context import ServerContext, get_context
 from weft.server.render.common import render_options, stream_error
 from weft.server.render.completions import CompletionRenderer
-from weft.server.request.body import BodyRoute
 from weft.server.request.completion_task import completion_task, shown_logprobs
 from weft.server.schemas.completions import CompletionBody
+from weft.server.task.body import BodyRoute
 
 router = APIRouter(route_class=BodyRoute)
 

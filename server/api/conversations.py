@@ -14,7 +14,6 @@ from starlette.responses import Response
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
-from weft.server.request.body import BodyRoute
 from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.request.include import read_include, with_included
 from weft.server.request.page import json_answer, read_page
@@ -34,6 +33,7 @@ from weft.server.store.conversations import (
 )
 from weft.server.store.sealing import Sealer
 from weft.server.store.transaction import Row, Transaction
+from weft.server.task.body import BodyRoute
 
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)

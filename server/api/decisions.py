@@ -19,7 +19,6 @@ from weft.server.generate.decide import decide
 from weft.server.http.context import ServerContext, get_context
 from weft.server.render.decision_shapes import render_sglang, render_systemone
 from weft.server.render.decisions import render_decision
-from weft.server.request.body import BodyRoute
 from weft.server.request.cache_options import find_breakpoints, uses_cache
 from weft.server.request.decision_input import chat_of
 from weft.server.request.decision_questions import Asked, read_questions
@@ -33,12 +32,13 @@ from weft.server.request.fields import (
 )
 from weft.server.request.messages import template_messages
 from weft.server.request.read_body import read_task
-from weft.server.request.task import Chat, OutputWishes, Texts
 from weft.server.request.validation import as_missing_body
 from weft.server.schemas.chat_completions import Message
 from weft.server.schemas.common import GenerationBody
 from weft.server.schemas.decision_shapes import AnyDecisionBody, JsonText, SystemOneBody
 from weft.server.schemas.decisions import DecisionBody
+from weft.server.task.body import BodyRoute
+from weft.server.task.task import Chat, OutputWishes, Texts
 from weft.server.text.chat_template import TemplateOptions
 
 

@@ -14,11 +14,11 @@ from weft.server.generate.vectors import VectorCall, Vectors
 from weft.server.http.context import ServerContext, get_context
 from weft.server.model.served_model import ServedModel
 from weft.server.render.vectors import embedding, hidden, values_of
-from weft.server.request.body import BodyRoute
 from weft.server.request.fields import ignored_header
 from weft.server.request.validation import check_range
 from weft.server.request.vector_inputs import InputEncoder, as_list, prompted, require_task
 from weft.server.schemas.vectors import Class, ClassifyBody, Embedding, EmbeddingBody, Hidden, PoolingBody, VectorList
+from weft.server.task.body import BodyRoute
 
 router = APIRouter(route_class=BodyRoute)
 Context = Annotated[ServerContext, Depends(get_context)]

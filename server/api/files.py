@@ -19,7 +19,6 @@ from weft.server.errors import (
 )
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
-from weft.server.request.body import CLIENT_CLOSED
 from weft.server.request.fields import ignored_header
 from weft.server.request.form import read_form
 from weft.server.request.page import json_answer, list_answer, read_page
@@ -27,6 +26,7 @@ from weft.server.request.validation import check_range
 from weft.server.schemas.stored import Purpose
 from weft.server.store.files import content_path, file_row, living, new_id, remove_contents, sweep
 from weft.server.store.transaction import Row
+from weft.server.task.body import CLIENT_CLOSED
 
 BATCH_FILE_S = 30 * 86400
 """A file for a batch expires after so long, if nothing else was asked."""

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from weft.server.generate.pipeline import respond
 from weft.server.http.context import ServerContext, get_context
 from weft.server.render.llama_cpp import LlamaCppRenderer
-from weft.server.request.body import BodyRoute
 from weft.server.request.completion_task import completion_task
 from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP, RENAMED, completion_of
 from weft.server.request.validation import renamed, renaming
 from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
+from weft.server.task.body import BodyRoute
 
 router = APIRouter(route_class=BodyRoute)
 

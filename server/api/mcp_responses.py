@@ -22,8 +22,8 @@ from weft.server.request.mcp_tools import (
     read_servers,
 )
 from weft.server.request.response_input import InputItem
-from weft.server.request.task import Task
 from weft.server.schemas.responses import ResponseBody, ResponseItem, ResponseObject
+from weft.server.task.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from weft.server.request.anthropic_body import (
     conversation,
     count_conversation,
 )
-from weft.server.request.body import BodyRoute
 from weft.server.request.chat_task import chat_task
 from weft.server.request.fields import ignored_header
-from weft.server.request.task import Task
 from weft.server.request.validation import renamed, renaming
 from weft.server.schemas.messages import CountTokensBody, MessagesBody, TokensCount
+from weft.server.task.body import BodyRoute
+from weft.server.task.task import Task
 
 router = APIRouter(route_class=BodyRoute)
 

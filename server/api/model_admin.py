@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from weft.server.errors import EngineRestartingError, InvalidRequestError, ModelFailedError, ModelLoadingError
 from weft.server.http.context import ServerContext, get_context
-from weft.server.model.fleet import ASK_EVERY_S, Ask, FleetState, ModelState, may_be_alias
-from weft.server.request.body import BodyRoute
+from weft.server.models.fleet import ASK_EVERY_S, Ask, FleetState, ModelState, may_be_alias
 from weft.server.schemas.models import AliasBody, ModelBody, ModelCondition
+from weft.server.task.body import BodyRoute
 
 LOOK_S = 0.03
 Context = Annotated[ServerContext, Depends(get_context)]

@@ -15,7 +15,6 @@ from weft.server.generate.pipeline import respond
 from weft.server.http.context import ServerContext, get_context
 from weft.server.model.served_model import ServedModel
 from weft.server.render.ollama import FRAMING, OllamaRenderer, time_text
-from weft.server.request.body import BodyRoute
 from weft.server.request.chat_task import chat_task
 from weft.server.request.completion_task import completion_task
 from weft.server.request.fim import fill_in
@@ -27,7 +26,6 @@ from weft.server.request.ollama_body import (
     chat_of_prompt,
     completion_of,
 )
-from weft.server.request.task import Task
 from weft.server.request.validation import renamed, renaming
 from weft.server.schemas.ollama import (
     MessageMember,
@@ -37,6 +35,8 @@ from weft.server.schemas.ollama import (
     OllamaGenerateBody,
     ShowBody,
 )
+from weft.server.task.body import BodyRoute
+from weft.server.task.task import Task
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose routes these are. Editors refuse older ones, so it is not Weft's own."""

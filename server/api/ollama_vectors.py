@@ -17,11 +17,11 @@ from weft.server.generate.vectors import VectorCall, Vectors
 from weft.server.http.context import ServerContext, get_context
 from weft.server.model.served_model import ServedModel
 from weft.server.render.vectors import values_of
-from weft.server.request.body import BodyRoute
 from weft.server.request.validation import renaming
 from weft.server.request.vector_inputs import InputEncoder, as_list, prompted, require_task
 from weft.server.schemas.ollama import OllamaEmbedBody, OllamaEmbedded, OllamaEmbedding, OllamaEmbeddingsBody
 from weft.server.schemas.vectors import VectorBody
+from weft.server.task.body import BodyRoute
 
 _RENAMED = {r"^truncate_prompt_tokens": "truncate"}
 

@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from weft.server.generate.prompts import PromptEncoder
 from weft.server.http.context import ServerContext, get_context
-from weft.server.request.body import BodyRoute
 from weft.server.request.chat_task import chat_task
 from weft.server.request.completion_task import completion_task
 from weft.server.request.fields import ignored_header
-from weft.server.request.task import Task
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
 from weft.server.schemas.tokenize import RenderedPrompt
+from weft.server.task.body import BodyRoute
+from weft.server.task.task import Task
 
 router = APIRouter(route_class=BodyRoute)
 

@@ -16,10 +16,10 @@ from weft.server.errors import InvalidRequestError, UnsupportedValueError
 from weft.server.generate.vectors import VectorCall, Vectors
 from weft.server.http.context import ServerContext, get_context
 from weft.server.render.vectors import cosine, values_of
-from weft.server.request.body import BodyRoute
 from weft.server.request.validation import check_range
 from weft.server.request.vector_inputs import MAX_INPUTS, Input, InputEncoder, prompted, require_task
 from weft.server.schemas.vectors import Ranked, Ranking, RerankBody, Score, ScoreBody, VectorList
+from weft.server.task.body import BodyRoute
 
 router = APIRouter(route_class=BodyRoute)
 Context = Annotated[ServerContext, Depends(get_context)]

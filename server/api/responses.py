@@ -29,13 +29,7 @@ from weft.server.http.context import ServerContext, get_context
 from weft.server.http.sse import EventStream
 from weft.server.model.served_model import ServedModel
 from weft.server.render.responses import ResponseOptions, ResponseRenderer, error_event
-from weft.server.request.body import BodyRoute
-from weft.server.request.fields import (
-    ACCEPTED_IN_RESPONSES,
-    REFUSED_IN_RESPONSES,
-    ignored_fields,
-    ignored_header,
-)
+from weft.server.request.fields import ACCEPTED_IN_RESPONSES, REFUSED_IN_RESPONSES, ignored_fields, ignored_header
 from weft.server.request.gathered_items import GatheredItems, conversation_id, gathered_items
 from weft.server.request.mcp_tools import NO_HOSTED, HostedTools
 from weft.server.request.read_body import read_task
@@ -47,7 +41,6 @@ from weft.server.request.response_options import (
     read_wishes,
     template_options,
 )
-from weft.server.request.task import Chat, OutputWishes, Task
 from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.responses import ResponseBody, ResponseObject, ResponseTool
 from weft.server.store.conversations import extend, grown
@@ -55,6 +48,8 @@ from weft.server.store.conversations import load as load_conversation
 from weft.server.store.responses import StoredResponse
 from weft.server.store.sealing import Sealer
 from weft.server.store.transaction import Transaction
+from weft.server.task.body import BodyRoute
+from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.text.long_text import Room, TextTooLongError
 
 router = APIRouter(route_class=BodyRoute)

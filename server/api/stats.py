@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from weft.engine.shared.status_page import SHOWN, Status
+from weft.engine.wire.status_page import SHOWN, Status
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.http.context import VERSION, ServerContext, get_context
 from weft.server.schemas.stats import Stats, ThinkingSwitch

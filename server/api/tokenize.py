@@ -12,15 +12,15 @@ from weft.server.generate.prompts import encode_chat
 from weft.server.http.context import ServerContext, get_context
 from weft.server.http.workers import Workers
 from weft.server.model.served_model import ServedModel
-from weft.server.request.body import BodyRoute
 from weft.server.request.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
 from weft.server.request.messages import template_messages
-from weft.server.request.task import Chat, Task
 from weft.server.request.template_options import checked_kwargs, prompt_end
-from weft.server.request.tool_use import tool_use
 from weft.server.request.validation import check_range, check_token_ids
 from weft.server.schemas.chat_completions import ChatCompletionBody, Message
 from weft.server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from weft.server.task.body import BodyRoute
+from weft.server.task.task import Chat, Task
+from weft.server.task.tool_use import tool_use
 from weft.server.text.long_text import Room, TextTooLongError
 
 MIN_COUNTED_TOKENS = 1 << 16

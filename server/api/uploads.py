@@ -13,7 +13,6 @@ from starlette.responses import Response
 from weft.server.api.files import Context, expiry
 from weft.server.errors import InvalidRequestError, NotFoundError, StorageError, shown
 from weft.server.http.auth import tenant_of
-from weft.server.request.body import CLIENT_CLOSED, BodyRoute
 from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.request.form import read_form
 from weft.server.request.validation import check_range
@@ -21,6 +20,7 @@ from weft.server.schemas.stored import CompleteBody, UploadBody
 from weft.server.store.files import Content, content_path, file_row, join, new_id, remove_contents
 from weft.server.store.store import Store
 from weft.server.store.transaction import Row, Transaction
+from weft.server.task.body import CLIENT_CLOSED, BodyRoute
 
 LIFE_S = 3600
 """An upload that is not completed expires after so long."""

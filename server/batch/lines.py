@@ -15,7 +15,7 @@ import msgspec
 
 from weft.server.batch.record import fault
 from weft.server.errors import MalformedBodyError, shown
-from weft.server.request.body import check_amount
+from weft.server.task.body import check_amount
 
 ENDPOINTS: Mapping[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("generate",),

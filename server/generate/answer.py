@@ -24,8 +24,8 @@ from weft.server.errors import (
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Counts, End, Event, PromptReport, WholeChoice, whole_choice
 from weft.server.http.metrics import RequestTimer
-from weft.server.model.engine_client import EngineClient, Generation
-from weft.server.request.task import Prompt
+from weft.server.models.engine_client import EngineClient, Generation
+from weft.server.task.task import Prompt
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from weft.engine.shared.messages import FinishReason, TokenLogprobs, TokensOutput
 from weft.server.generate.events import End, Event, Part, Text, Token, TokenIds
 from weft.server.generate.parsed_choice import ParsedChoice
-from weft.server.request.task import TextOptions
+from weft.server.task.task import TextOptions
 from weft.server.text.stop_strings import StopStrings
 from weft.server.text.text_tokenizer import Detokenizer
 

@@ -25,7 +25,7 @@ from weft.server.generate.partial_answer import complete
 from weft.server.generate.prompts import pins_of
 from weft.server.http.context import ServerContext
 from weft.server.request.decision_questions import Asked
-from weft.server.request.task import Chat, Task, Texts
+from weft.server.task.task import Chat, Task, Texts
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
 from weft.server.text.long_text import Room, TextTooLongError
 from weft.server.text.text_tokenizer import TextTokenizer

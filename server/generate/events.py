@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from weft.engine.shared.messages import FinishReason, TokenLogprobs
 from weft.server.errors import ApiError
-from weft.server.request.task import Prompt
+from weft.server.task.task import Prompt
 
 
 class Part(enum.Enum):

@@ -16,7 +16,7 @@ from weft.server.formats import lark
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.parser import AnswerRules, OutputParser, ToolFormat
 from weft.server.formats.reasoning import ContentParser, ReasoningBlock, ReasoningFormat
-from weft.server.request.task import Chat, OutputWishes, Task
+from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.text.text_tokenizer import TextTokenizer
 
 NUM_TAIL_TOKENS = 32

@@ -21,7 +21,7 @@ from weft.server.generate.events import (
     Token,
     TokenIds,
 )
-from weft.server.request.task import TextOptions
+from weft.server.task.task import TextOptions
 from weft.server.text.stop_strings import StopStrings
 
 

@@ -6,7 +6,7 @@ from weft.server.generate.events import Report, WholeChoice
 from weft.server.generate.output_plan import naming_the_grammar
 from weft.server.generate.pipeline import new_answer
 from weft.server.http.context import ServerContext
-from weft.server.request.task import Task
+from weft.server.task.task import Task
 
 
 async def complete(task: Task, request: Request, context: ServerContext) -> tuple[list[WholeChoice], Report]:

@@ -25,7 +25,7 @@ from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 from weft.server.request.fields import ignored_header
-from weft.server.request.task import Chat, Prompt, Task, Texts
+from weft.server.task.task import Chat, Prompt, Task, Texts
 
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""

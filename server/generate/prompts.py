@@ -12,8 +12,8 @@ from weft.engine.shared.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.workers import LONG_SIZE, Workers
 from weft.server.request.cache_options import find_pins, marked
-from weft.server.request.task import Chat, Prompt, Task, Texts
 from weft.server.request.validation import check_range, check_token_ids
+from weft.server.task.task import Chat, Prompt, Task, Texts
 from weft.server.text.chat_template import ChatTemplateError
 from weft.server.text.long_text import Room, TextTooLongError
 from weft.server.text.text_tokenizer import TextTokenizer

@@ -22,9 +22,9 @@ from weft.server.generate.pipeline import new_answer
 from weft.server.http.context import ServerContext
 from weft.server.mcp.client import McpFailure, Outcome
 from weft.server.request.mcp_tools import ApprovedCall, Listing
-from weft.server.request.task import Task
-from weft.server.request.tool_use import HostedTool
 from weft.server.schemas.mcp import McpTool
+from weft.server.task.task import Task
+from weft.server.task.tool_use import HostedTool
 
 
 class ItemRenderer(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from weft.server.request.task import Chat
+from weft.server.task.task import Chat
 
 _KEPT_ROLES = frozenset({"system", "developer"})
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from weft.server.gguf.config import describe
-from weft.server.gguf.file import GgufError, GgufModel, parts, read_model
+from weft.engine.gguf.config import describe
+from weft.engine.gguf.file import GgufError, GgufModel, parts, read_model
 from weft.server.gguf.tokenizer import describe_tokenizer
 
 _UNUSED_S = 30 * 86_400.0

@@ -7,7 +7,7 @@ Names of ways to split: github.com/ggml-org/llama.cpp, `convert_hf_to_gguf_updat
 
 from collections.abc import Iterable
 
-from weft.server.gguf.file import GgufError, GgufModel
+from weft.engine.gguf.file import GgufError, GgufModel
 
 Json = dict[str, object]
 

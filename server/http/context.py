@@ -13,9 +13,9 @@ from weft.server.http.auth import ADMIN_PATHS
 from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.metrics import Metrics
 from weft.server.http.workers import Workers
-from weft.server.model.engine_client import EngineClient
-from weft.server.model.fleet import Fleet
 from weft.server.model.served_model import ServedModel
+from weft.server.models.engine_client import EngineClient
+from weft.server.models.fleet import Fleet
 from weft.server.settings import Settings
 from weft.server.store.store import Store
 

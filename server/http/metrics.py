@@ -23,13 +23,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from weft.engine.shared.messages import FinishReason, TokensOutput
-from weft.engine.shared.status_page import SHOWN, Counters, Status
+from weft.engine.wire.status_page import SHOWN, Counters, Status
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
-from weft.server.model.engine_client import EngineClient
-from weft.server.model.fleet import Fleet
 from weft.server.model.fleet_metrics import FleetCollector
 from weft.server.model.prefilling_client import Outcome, PrefillingClient
 from weft.server.model.served_model import ServedModel
+from weft.server.models.engine_client import EngineClient
+from weft.server.models.fleet import Fleet
 
 FLUSH_S = 1.0
 """Longest delay before an inter-token latency is counted, while tokens arrive."""

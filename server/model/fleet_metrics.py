@@ -7,7 +7,7 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from weft.server.model.fleet import Fleet, State
+from weft.server.models.fleet import Fleet, State
 
 
 class FleetCollector(Collector):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from weft.server.model.fleet import Fleet
 from weft.server.model.served_model import ServedModel
+from weft.server.models.fleet import Fleet
 
 
 class LiveModels(Mapping[str, ServedModel]):

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from weft.engine.shared.messages import AddRequest, EngineInfo
-from weft.engine.shared.status_page import Status
+from weft.engine.wire.status_page import Status
 from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
-from weft.server.model.engine_client import Generation, SocketEngineClient
-from weft.server.model.fleet import ASK_EVERY_S, Ask, Fleet, ModelState
+from weft.server.models.engine_client import Generation, SocketEngineClient
+from weft.server.models.fleet import ASK_EVERY_S, Ask, Fleet, ModelState
 
 _LOOK_S = 0.03
 

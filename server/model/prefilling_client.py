@@ -17,8 +17,8 @@ import httpx
 import msgspec
 
 from weft.engine.shared.messages import AddRequest, EngineInfo
-from weft.engine.shared.status_page import Status
-from weft.server.model.engine_client import EngineClient, Generation
+from weft.engine.wire.status_page import Status
+from weft.server.models.engine_client import EngineClient, Generation
 from weft.server.settings import Settings
 
 _CONNECT_S = 2.0

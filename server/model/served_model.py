@@ -8,9 +8,9 @@ from weft.engine.shared.adapters import Adapter
 from weft.engine.shared.messages import EngineInfo
 from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
-from weft.server.model.engine_client import EngineClient
 from weft.server.model.generation_defaults import GenerationDefaults, read_generation_defaults
 from weft.server.model.vector_prompts import NO_PROMPTS, VectorPrompts, read_vector_prompts
+from weft.server.models.engine_client import EngineClient
 from weft.server.settings import Settings
 from weft.server.text.text_tokenizer import TextTokenizer
 

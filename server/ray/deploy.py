@@ -14,8 +14,8 @@ from typing import Any
 
 from weft.server.ray import environment
 from weft.server.ray.replica import check_settings, num_ranks
-from weft.server.run.supervisor import page_url
 from weft.server.settings import Settings, StartError
+from weft.server.supervise.supervisor import page_url
 
 NAME, PREFILL_NAME = "weft", "weft-prefill"
 """Of the applications in Ray."""

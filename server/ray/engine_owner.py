@@ -16,11 +16,11 @@ import threading
 import time
 
 from weft.engine.shared import logs
-from weft.server.model.engine_client import SocketEngineClient
+from weft.server.models.engine_client import SocketEngineClient
 from weft.server.run.child import python_command
-from weft.server.run.runtime_folder import engine_folder
-from weft.server.run.supervisor import EXIT_CANNOT_START, FolderLostError, run_engine
 from weft.server.settings import Settings, StartError
+from weft.server.supervise.runtime_folder import engine_folder
+from weft.server.supervise.supervisor import EXIT_CANNOT_START, FolderLostError, run_engine
 
 POLL_S = 0.02
 MIN_PATIENCE_S = 60.0

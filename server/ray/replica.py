@@ -12,10 +12,10 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
-from weft.server.model.fleet import Fleet
 from weft.server.model.live_models import LiveModels
 from weft.server.model.prefilling_client import with_prefill
 from weft.server.model.served_model import served_model
+from weft.server.models.fleet import Fleet
 from weft.server.ray.engine_owner import EngineOwner
 from weft.server.run import checkpoint
 from weft.server.run.app import create_app

@@ -4,7 +4,6 @@ import json
 import secrets
 
 from weft.server.generate.events import CallArguments, CallClosed, CallOpened
-from weft.server.request.tool_use import CUSTOM_INPUT, ToolUse
 from weft.server.schemas.chat_completions import (
     AnsweredCall,
     AssistantMessage,
@@ -12,6 +11,7 @@ from weft.server.schemas.chat_completions import (
     CalledFunction,
     ChunkDelta,
 )
+from weft.server.task.tool_use import CUSTOM_INPUT, ToolUse
 
 
 class CallStream:

@@ -14,8 +14,8 @@ from weft.server.generate.events import End, Event, Reasoning, Report, Text, Tok
 from weft.server.http.sse import TextEvent, encode_event
 from weft.server.render.answered_calls import CallStream, add_calls
 from weft.server.render.common import FINISH_WORDS, OpenAIRenderer, RenderOptions, shown_tokens
-from weft.server.request.task import Task
 from weft.server.schemas import chat_completions as wire
+from weft.server.task.task import Task
 
 
 @dataclass(slots=True)

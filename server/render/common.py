@@ -16,10 +16,10 @@ from weft.server.errors import ApiError
 from weft.server.generate.events import Part, Report, Token
 from weft.server.http.context import VERSION
 from weft.server.http.sse import encode_event, error_event
-from weft.server.request.task import Task
 from weft.server.schemas.chat_completions import TokenLogprob, TopLogprob
 from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
 from weft.server.schemas.kv_transfer import KvTransfer
+from weft.server.task.task import Task
 from weft.server.text.text_tokenizer import TextTokenizer
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

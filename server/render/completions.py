@@ -13,8 +13,8 @@ from weft.server.generate.events import End, Event, Part, Report, Text, Token, T
 from weft.server.http.sse import TextEvent, encode_event
 from weft.server.render.common import FINISH_WORDS, MIN_LOGPROB, OpenAIRenderer, RenderOptions
 from weft.server.render.prompt_report import PromptEcho, echo_prompt
-from weft.server.request.task import Task
 from weft.server.schemas import completions as wire
+from weft.server.task.task import Task
 
 _Row = tuple[int, int, TokenLogprobs | None]
 """(token id, offset of its text, log-probabilities or None for the first token of a prompt)."""

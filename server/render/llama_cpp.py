@@ -14,8 +14,8 @@ from weft.server.http.error_shapes import llama_cpp_error
 from weft.server.http.sse import encode_event
 from weft.server.render.common import MIN_LOGPROB
 from weft.server.render.stopwatch import Stopwatch
-from weft.server.request.task import Task
 from weft.server.schemas.llama_cpp import CompletionProb, LlamaCppAnswer, Timings, TokenProb
+from weft.server.task.task import Task
 
 
 class LlamaCppRenderer:

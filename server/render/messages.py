@@ -27,8 +27,8 @@ from weft.server.generate.events import (
 )
 from weft.server.http.error_shapes import anthropic_error
 from weft.server.http.sse import Framing, TextEvent, encode_event
-from weft.server.request.task import Task
 from weft.server.schemas import messages as wire
+from weft.server.task.task import Task
 
 FRAMING = Framing(ping=b'event: ping\ndata: {"type": "ping"}\n\n', after_ping=b"")
 

@@ -15,8 +15,8 @@ from weft.server.http.error_shapes import ollama_error
 from weft.server.http.sse import Framing
 from weft.server.render.common import FINISH_WORDS
 from weft.server.render.stopwatch import Stopwatch
-from weft.server.request.task import Task
 from weft.server.schemas.ollama import MessageMember, OllamaAnswer, ToolCallFunction, ToolCallMember
+from weft.server.task.task import Task
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weft.server.request.task import Prompt
+from weft.server.task.task import Prompt
 from weft.server.text.text_tokenizer import TextTokenizer
 
 

@@ -30,10 +30,10 @@ from weft.server.http.sse import encode_event
 from weft.server.render.answered_calls import custom_input, new_call_id
 from weft.server.render.common import obfuscation, shown_tokens
 from weft.server.request.mcp_tools import ApprovedCall
-from weft.server.request.task import Task
 from weft.server.schemas import responses as wire
 from weft.server.schemas.mcp import McpApprovalRequestItem, McpCallItem, McpListToolsItem, McpTool
 from weft.server.store.responses import item_id
+from weft.server.task.task import Task
 
 _NO_ANSWERS = wire.ReasoningItem | McpListToolsItem | McpCallItem
 

@@ -13,14 +13,14 @@ from weft.server.request.fields import REFUSED_IN_CHAT
 from weft.server.request.messages import template_messages, text_of
 from weft.server.request.params import MAX_LOGPROBS, num_prompt_logprobs
 from weft.server.request.read_body import read_task
-from weft.server.request.structured_output import structure_of
-from weft.server.request.task import Chat, OutputWishes, Task
 from weft.server.request.template_options import template_options
 from weft.server.request.thinking import read_thinking
-from weft.server.request.tool_use import tool_use
 from weft.server.request.validation import check_range
 from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.task.structured_output import structure_of
+from weft.server.task.task import Chat, OutputWishes, Task
+from weft.server.task.tool_use import tool_use
 
 
 async def chat_task(

@@ -12,10 +12,10 @@ from weft.server.request.fields import REFUSED_IN_COMPLETIONS
 from weft.server.request.fim import FillIn, fill_in
 from weft.server.request.params import MAX_LOGPROBS, num_prompt_logprobs
 from weft.server.request.read_body import read_task
-from weft.server.request.structured_output import structure_of
-from weft.server.request.task import OutputWishes, Task, Texts
 from weft.server.request.validation import check_range
 from weft.server.schemas.completions import CompletionBody
+from weft.server.task.structured_output import structure_of
+from weft.server.task.task import OutputWishes, Task, Texts
 from weft.server.text.text_tokenizer import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16

@@ -15,12 +15,12 @@ from weft.server.errors import InvalidRequestError, UnsupportedParameterError, U
 from weft.server.formats.schema import SchemaError, guided_schema
 from weft.server.mcp.client import McpConnection, is_installed
 from weft.server.request.response_input import InputItem
-from weft.server.request.tool_use import MAX_TOOLS, HostedTool
 from weft.server.request.validation import required
 from weft.server.schemas.mcp import ApprovalFilter, McpTool, ToolFilter
 from weft.server.schemas.responses import ResponseItem, ResponseTool
 from weft.server.schemas.tools import FunctionDefinition
 from weft.server.settings import HeaderName, HeaderValue, McpServer, Settings
+from weft.server.task.tool_use import MAX_TOOLS, HostedTool
 
 MCP_MEMBERS = (
     *("server_label", "server_url", "server_description", "headers", "authorization"),

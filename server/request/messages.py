@@ -12,9 +12,9 @@ import msgspec
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.request.call_ids import fit_call_ids
-from weft.server.request.tool_use import CUSTOM_INPUT
 from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
+from weft.server.task.tool_use import CUSTOM_INPUT
 
 PART_SEPARATOR = "\n"
 """Joins the parts of a content."""

@@ -13,9 +13,9 @@ from weft.engine.shared.messages import EngineInfo
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.model.served_model import ServedModel
-from weft.server.request.task import TextOptions
 from weft.server.request.validation import check_range
 from weft.server.schemas.common import GenerationBody
+from weft.server.task.task import TextOptions
 from weft.server.text.text_tokenizer import TextTokenizer
 
 MAX_STOPS = 64

@@ -14,10 +14,10 @@ from weft.server.request.fields import ACCEPTED, ignored_fields
 from weft.server.request.kv_transfer import salt_of, stores_prompt
 from weft.server.request.params import build_sampling_params, build_text_options, check_common, num_to_look_at
 from weft.server.request.service_tier import service_of
-from weft.server.request.task import Chat, OutputWishes, Task, Texts
 from weft.server.request.template_options import honoured_by_template
 from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.common import GenerationBody
+from weft.server.task.task import Chat, OutputWishes, Task, Texts
 
 
 async def read_task(

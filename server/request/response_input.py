@@ -15,12 +15,12 @@ from weft.server.formats.parser import ToolFormat
 from weft.server.request.cache_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
 from weft.server.request.call_ids import fit_call_ids
 from weft.server.request.messages import PART_SEPARATOR, call_of, function_call
-from weft.server.request.tool_use import CUSTOM_INPUT
 from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import FunctionCall
 from weft.server.schemas.common import PromptCacheOptions
 from weft.server.schemas.responses import ResponseItem, ResponsePart
 from weft.server.store.responses import FIRST_INPUT, item_id
+from weft.server.task.tool_use import CUSTOM_INPUT
 
 _PREFIXES = {
     "message": "msg",

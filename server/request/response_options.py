@@ -8,11 +8,14 @@ from weft.server.errors import InvalidRequestError, UnsupportedParameterError, U
 from weft.server.formats.detection import OutputFormats
 from weft.server.request.mcp_tools import MCP_MEMBERS, NO_HOSTED, HostedTools
 from weft.server.request.params import MAX_LOGPROBS
-from weft.server.request.structured_output import Structure, json_structure
-from weft.server.request.task import OutputWishes
 from weft.server.request.template_options import checked_kwargs, prompt_end
 from weft.server.request.thinking import Thinking, thinking_of
-from weft.server.request.tool_use import (
+from weft.server.request.validation import check_range, required
+from weft.server.schemas.responses import FlatReference, ResponseBody, ResponseTool, ResponseToolChoice
+from weft.server.schemas.tools import FunctionDefinition, GrammarDefinition
+from weft.server.task.structured_output import Structure, json_structure
+from weft.server.task.task import OutputWishes
+from weft.server.task.tool_use import (
     MAX_TOOLS,
     Choice,
     HostedTool,
@@ -23,9 +26,6 @@ from weft.server.request.tool_use import (
     custom_function,
     use_of,
 )
-from weft.server.request.validation import check_range, required
-from weft.server.schemas.responses import FlatReference, ResponseBody, ResponseTool, ResponseToolChoice
-from weft.server.schemas.tools import FunctionDefinition, GrammarDefinition
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
 

@@ -37,8 +37,8 @@ from weft.server.http.middleware import (
 )
 from weft.server.http.origins import OriginMiddleware
 from weft.server.http.workers import Workers
-from weft.server.model.fleet import Fleet
 from weft.server.model.served_model import ServedModel
+from weft.server.models.fleet import Fleet
 from weft.server.request.validation import as_missing_body
 from weft.server.settings import Settings
 from weft.server.store.store import Store

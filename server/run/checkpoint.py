@@ -12,10 +12,10 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 
+from weft.engine.gguf.file import GgufError, parts
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.adapters import adapter_files
 from weft.engine.shared.errors import ModelError
-from weft.server.gguf.file import GgufError, parts
 from weft.server.gguf.folder import DEFAULT_TAG, choose, made_folder, stem
 from weft.server.run.child import python_command
 from weft.server.run.model_check import check_tokenizer
@@ -167,7 +167,7 @@ def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
 def _ask_engine(folder: pathlib.Path, setting: str, model_impl: str) -> None:
     """Refuse, in seconds, what transformers' modules cannot serve either. Weft's families need not be asked about."""
     if identify(folder, model_impl).switches is None:
-        command = [*python_command("weft.engine.run.check_model"), str(folder), model_impl]
+        command = [*python_command("weft.engine.start.check_model"), str(folder), model_impl]
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
         if asked.returncode == 2:
             raise StartError(f"{setting}: {asked.stderr.strip().splitlines()[-1]}")

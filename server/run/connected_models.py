@@ -4,14 +4,14 @@ import contextlib
 import pathlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from weft.server.model.engine_client import SocketEngineClient
-from weft.server.model.fleet import Fleet
 from weft.server.model.live_models import LiveModels
 from weft.server.model.on_demand_client import OnDemandClient
 from weft.server.model.prefilling_client import PrefillingClient, with_prefill
 from weft.server.model.served_model import ServedModel, served_model
-from weft.server.run.runtime_folder import engine_folder
+from weft.server.models.engine_client import SocketEngineClient
+from weft.server.models.fleet import Fleet
 from weft.server.settings import Settings
+from weft.server.supervise.runtime_folder import engine_folder
 from weft.server.text.tokenizer import Tokenizer
 
 

@@ -25,7 +25,7 @@ from weft.engine.shared.messages import (
     Leave,
     encode,
 )
-from weft.engine.shared.status_page import Status, StatusPage
+from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.run.child import Child
 from weft.server.run.watchdog import Watchdog
 

@@ -85,7 +85,7 @@ def read_memories(settings: Settings, names: Iterable[str]) -> dict[str, ModelMe
     """
     folders = {name: Path(settings.fleet[name].model or "") for name in names}
     options = [engine_options(settings.for_model(name), folder) for name, folder in folders.items()]
-    command = [*python_command("weft.engine.run.print_plan"), "--json"]
+    command = [*python_command("weft.engine.start.print_plan"), "--json"]
     done = subprocess.run(command, input=msgspec.json.encode(options), capture_output=True)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 
-from weft.engine.shared.status_page import Status, StatusPage
+from weft.engine.wire.status_page import Status, StatusPage
 
 _OVERSLEPT_S = 1.0
 """Waking up this much too late means that this process was stopped."""

@@ -20,13 +20,7 @@ from weft.server.schemas.common import (
     Text,
     WireModel,
 )
-from weft.server.schemas.mcp import (
-    AllowedTools,
-    McpApprovalRequestItem,
-    McpCallItem,
-    McpListToolsItem,
-    RequireApproval,
-)
+from weft.server.schemas.mcp import AllowedTools, McpApprovalRequestItem, McpCallItem, McpListToolsItem, RequireApproval
 from weft.server.schemas.tools import ToolName
 
 MAX_INPUT_ITEMS = 2**14

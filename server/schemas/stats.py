@@ -20,7 +20,7 @@ class Stats(msgspec.Struct):
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
         thinking: How to switch reasoning; null: there is no switch.
-        engine: One reading of the status page, with the names of `weft.engine.shared.status_page.Status`.
+        engine: One reading of the status page, with the names of `weft.engine.wire.status_page.Status`.
     """
 
     model: str

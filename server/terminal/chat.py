@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from weft.server.cli.chat_client import ChatClient, ChatError
 from weft.server.terminal.answer_display import LiveDisplay, PlainDisplay
-from weft.server.terminal.chat_client import ChatClient, ChatError
 from weft.server.terminal.conversation import CommandError, Conversation, run_command
 from weft.server.terminal.line_input import LineInput, history_path
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weft.server.terminal.chat_client import ChatClient, ChatError
+from weft.server.cli.chat_client import ChatClient, ChatError
 from weft.server.text.controls import strip_controls
 
 

@@ -19,14 +19,15 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
+from weft.engine.gguf.file import GgufError, parts
 from weft.engine.shared.machine_facts import MachineFacts, driver_version, package_version
-from weft.server.gguf.file import GgufError, parts
 from weft.server.http.connections import raise_file_limit
-from weft.server.run import checkpoint, runtime_folder, supervisor
+from weft.server.run import checkpoint
 from weft.server.run.checkpoint import DEMO_MODEL, gguf_on_hub, is_hub_id
 from weft.server.run.child import python_command
 from weft.server.run.model_check import check_tokenizer
 from weft.server.settings import Settings, StartError
+from weft.server.supervise import runtime_folder, supervisor
 from weft.server.terminal import check_machine, check_software
 from weft.server.terminal.finding import Finding
 
@@ -53,7 +54,7 @@ def run(settings: Settings) -> int:
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield all findings, the quick ones first."""
     names = importlib.metadata.metadata("weft")
-    command = python_command("weft.engine.run.machine_facts")
+    command = python_command("weft.engine.start.machine_facts")
     asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     yield check_software.check_python(platform.python_version(), names["Requires-Python"])
     requirements = [Requirement(text) for text in importlib.metadata.requires("weft") or [] if "extra ==" not in text]

@@ -4,7 +4,7 @@ import sys
 import time
 
 from weft.engine.shared.memory import format_size
-from weft.server.terminal.chat_client import ChatClient, ChatError
+from weft.server.cli.chat_client import ChatClient, ChatError
 from weft.server.terminal.table import align
 from weft.server.text.controls import strip_controls
 

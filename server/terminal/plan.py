@@ -31,7 +31,7 @@ def show_plan(settings: Settings) -> int:
     if len(settings.fleet) == 1:
         ((name, entry),) = settings.fleet.items()
         options = msgspec.json.encode(engine_options(settings.for_model(name), Path(entry.model or "")))
-        return subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode
+        return subprocess.run(python_command("weft.engine.start.print_plan"), input=options).returncode
     found = shares(settings)
     for name, fault in found.faults.items():
         print(f"weft: note: models: {name} cannot be loaded: {fault}", file=sys.stderr)

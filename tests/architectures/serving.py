@@ -11,15 +11,15 @@ from unittest.mock import patch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, Golden, golden
 from tests.engine.test_golden import PreemptingScheduler, run
-from weft.engine.core.engine import Engine
-from weft.engine.core.scheduler import Scheduler
 from weft.engine.fallback.contexts import ContextBackend
+from weft.engine.loop.engine import Engine
 from weft.engine.models.families.registry import identify
-from weft.engine.run.model_runner import LaunchedStep
-from weft.engine.run.startup import Started, start
+from weft.engine.runner.model_runner import LaunchedStep
+from weft.engine.schedule.scheduler import Scheduler
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start.startup import Started, start
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "refused"
 BY_REQUEST = "request by request, with caches of its own"

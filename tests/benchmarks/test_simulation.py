@@ -5,7 +5,7 @@ import pathlib
 
 from benchmarks.simulation import HASH_TOKENS, Round, make_trace, summary, table, write_model
 from weft.engine.shared.simulation import Finished
-from weft.server.terminal.simulate import Outcome
+from weft.server.cli.simulate import Outcome
 
 
 def test_errors_are_of_predictions_relative_to_what_was_measured() -> None:

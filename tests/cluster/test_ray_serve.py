@@ -307,12 +307,12 @@ def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
     use_two_machines(cluster, monkeypatch)
     cluster.deploy("--replicas", "1")
     (answer,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
-    (node,) = cluster.processes("weft.engine.run.node_process")
+    (node,) = cluster.processes("weft.engine.ranks.node_process")
     (rank,), engines = (cluster.processes(f"weft.engine.run.{name}process") for name in ("rank_", ""))
     os.kill(rank, signal.SIGKILL)
     eventually(lambda: cluster.processes("weft.engine.run.process") not in ([], engines), lambda: engines)
     (again,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
-    assert cluster.processes("weft.engine.run.node_process") == [node]
+    assert cluster.processes("weft.engine.ranks.node_process") == [node]
     monkeypatch.setenv("WEFT_NNODES", "1")
     monkeypatch.setenv("WEFT_PIPELINE_PARALLEL_SIZE", "1")
     with serving(tmp_path / "log", "--kv-cache-memory", "64MB") as server:
@@ -325,9 +325,9 @@ def test_an_upgrade_of_replicas_on_two_machines_loses_nothing(
 ) -> None:
     use_two_machines(cluster, monkeypatch)
     cluster.deploy("--replicas", "2")
-    before = cluster.processes("weft.engine.run.node_process")
+    before = cluster.processes("weft.engine.ranks.node_process")
     answers, _ = under_load(cluster, lambda: cluster.deploy("--replicas", "2", "--max-num-seqs", "8"))
-    after = cluster.processes("weft.engine.run.node_process")
+    after = cluster.processes("weft.engine.ranks.node_process")
     assert len(before) == len(after) == 2 and not set(before) & set(after)
     print(f"upgrade on two machines: {len(answers)} answers")
     assert [answer for answer in answers if answer.is_lost] == []

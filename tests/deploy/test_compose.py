@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from weft.server.run.supervisor import DRAIN_MARGIN_S
 from weft.server.settings import Settings
+from weft.server.supervise.supervisor import DRAIN_MARGIN_S
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 

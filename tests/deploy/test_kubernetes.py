@@ -15,8 +15,8 @@ import yaml
 
 from tests.server.conftest import Site
 from weft.server.ray import environment
-from weft.server.run.supervisor import DRAIN_MARGIN_S
 from weft.server.settings import FLAGS, Resolved, flag_name, resolve
+from weft.server.supervise.supervisor import DRAIN_MARGIN_S
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -32,7 +32,7 @@ LONG_CONTEXT = 98_304
 """Tokens: a request that may fill it outlasts any test, also on a fast machine."""
 
 
-ENGINE, SERVER = "weft.engine.run.process", "weft.server.run.process"
+ENGINE, SERVER = "weft.engine.run.process", "weft.server.app.process"
 """Modules that the children of `weft serve` run."""
 
 

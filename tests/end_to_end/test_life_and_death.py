@@ -15,7 +15,7 @@ import pytest
 
 from tests.end_to_end.conftest import ENGINE, SERVER, TIMEOUT_S, LiveServer, Serve
 from weft import server
-from weft.server.run.supervisor import EXIT_FORCED, REPEAT_S
+from weft.server.supervise.supervisor import EXIT_FORCED, REPEAT_S
 
 MODEL = "weft-demo"
 LONG: dict[str, Any] = {"prompt": "B" * 30, "max_tokens": 98_000, "ignore_eos": True, "temperature": 0}

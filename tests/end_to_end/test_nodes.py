@@ -11,7 +11,7 @@ from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, reserved_port, serv
 from tests.end_to_end.test_life_and_death import LONG, Stream, complete, eventually
 from tests.end_to_end.test_ranks import is_there
 
-NODE = "weft.engine.run.node_process"
+NODE = "weft.engine.ranks.node_process"
 TOKEN = "openssl rand -hex 32"
 
 

@@ -24,8 +24,8 @@ from weft.server.run.checkpoint import DEMO_MODEL
 TIGHT = """
 import sys
 from dataclasses import replace
-from weft.server.run import supervisor
-from weft.server.terminal.cli import app
+from weft.server.supervise import supervisor
+from weft.server.cli.commands import app
 plan = supervisor.shares
 def tight(settings):
     shares = plan(settings)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, reserved_port
 from tests.pseudo_terminal import PseudoTerminal
-from tests.server.terminal.scripted_server import END, Script, event, serving
-from weft.server.run.supervisor import REPEAT_S
+from tests.server.cli.scripted_server import END, Script, event, serving
+from weft.server.supervise.supervisor import REPEAT_S
 
 SUMMARY = re.compile(r"\d+ tokens, ([\d.,]+ tokens/s, )?first after \d+\.\d\d s")
 """Without a rate where all tokens came at once, as they do to a client that has to wait for its processor."""

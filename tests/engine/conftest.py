@@ -7,8 +7,8 @@ import torch
 
 from tests.checkpoints import CHECKPOINTS, WIDE_CHECKPOINTS, write_checkpoint
 from tests.engine.guidance.demo import DEMO_MODEL
-from weft.engine.core import speculator
 from weft.engine.kernels.cpu.library import NativeLibrary, load, runnable_variants
+from weft.engine.schedule import speculator
 
 
 @pytest.fixture(scope="session")

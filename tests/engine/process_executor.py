@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from weft.engine.run.startup import start
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.startup import start
 from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.step_result import StepResult

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request, make_request
 from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.request import Request, make_request
 from weft.engine.shared.messages import AddRequest, Guidance, ReasoningBudget, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.fake_runner import VOCAB_SIZE, FakeLaunched, FakeRunner, make_engine
 from tests.engine.process_executor import decode, encode
-from weft.engine.core.engine import Engine
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.adapters import Adapter, find_adapter
 from weft.engine.shared.messages import AddRequest, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams

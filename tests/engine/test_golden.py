@@ -18,20 +18,20 @@ import torch
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, load_reference, write_checkpoint
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import group_layers, paged_groups
-from weft.engine.core.engine import Engine
-from weft.engine.core.request import Request
-from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.loop.engine import Engine
 from weft.engine.models.config import load_model_config
 from weft.engine.models.facts import ModelFacts
 from weft.engine.models.loading import load_weights
-from weft.engine.run.model_choice import LoadedModel
-from weft.engine.run.model_runner import ModelRunner
+from weft.engine.request import Request
+from weft.engine.runner.model_runner import ModelRunner
+from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.shared.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start.model_choice import LoadedModel
 
 NUM_PROMPTS = 16
 NUM_OUTPUT_TOKENS = 10

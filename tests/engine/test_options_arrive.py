@@ -13,10 +13,10 @@ import torch
 from weft.engine.kernels.torch.sampling import pick_ids
 from weft.engine.models.decoder import Decoder
 from weft.engine.run import process
-from weft.engine.run.model_runner import ModelRunner
-from weft.engine.run.startup import Started, start
+from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.startup import Started, start
 
 
 @pytest.fixture(autouse=True)
@@ -104,9 +104,9 @@ OTHERS = {
     "lora",
     "max_lora_rank",
 }
-"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
-tests/engine/run/test_nodes.py, in tests/engine/run/test_node_process.py, in tests/faults/test_hung_engine.py, in
-tests/engine/offload/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py and
+"""Have tests of their own: below, in tests/engine/start/test_vector_model.py, in tests/engine/ranks/test_ranks.py, in
+tests/engine/ranks/test_nodes.py, in tests/engine/ranks/test_node_process.py, in tests/faults/test_hung_engine.py, in
+tests/engine/cache/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py and
 tests/end_to_end/test_adapters.py."""
 
 

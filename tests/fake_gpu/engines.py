@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.checkpoints import Checkpoint, write_config
 from tests.fake_gpu.gpu import FakeGpu
-from weft.engine.core.engine import Engine
-from weft.engine.run.startup import start
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.startup import start
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def beside(live_server: LiveServer) -> Iterator[list[httpx.Response]]:
 
 def test_eight_long_texts_hold_nobody_up(live_server: LiveServer, beside: list[httpx.Response], is_long: bool) -> None:
     """Each was encoded in full: 26 s to refuse eight of them, 21 s for a short request, 7.5 GB at the end."""
-    (pid,) = live_server.children("weft.server.run.process")
+    (pid,) = live_server.children("weft.server.app.process")
     text = WORDS * (150_000 if is_long else 45_000)
     body = json.dumps({"prompt": text, "max_tokens": 1}).encode()
     with ThreadPoolExecutor(8) as senders:
@@ -78,7 +78,7 @@ def test_a_large_body_beside_others(
     end: bytes,
 ) -> None:
     """100,000 messages held up the streams of others for 2.5 seconds of computing, 1.2 MB of empty texts for 2.7."""
-    (pid,) = live_server.children("weft.server.run.process")
+    (pid,) = live_server.children("weft.server.app.process")
     body = begin + item * ((30 if is_long else 4) * 1_000_000 // len(item)) + end
     reply = post(live_server, path, body)
     assert reply.status_code == 400

@@ -104,7 +104,7 @@ def test_a_full_server_answers_probes_and_refuses_the_rest(server: LiveServer, i
 
 
 def test_the_file_limit_is_raised(server: LiveServer) -> None:
-    (pid,) = server.children("weft.server.run.process")
+    (pid,) = server.children("weft.server.app.process")
     limits = pathlib.Path(f"/proc/{pid}/limits").read_text().splitlines()
     soft, hard = next(line for line in limits if line.startswith("Max open files")).split()[3:5]
     assert soft == hard

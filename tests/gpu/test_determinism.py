@@ -8,8 +8,8 @@ import pytest
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import golden
 from tests.gpu.harness import DEVICES, Entry, bits, start_engine
-from weft.engine.core.engine import Engine
 from weft.engine.kernels.cpu import library
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 

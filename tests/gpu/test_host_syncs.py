@@ -14,9 +14,9 @@ from tests.engine.guidance.demo import json_grammar
 from tests.engine.requests_for_tests import add_request
 from tests.gpu.harness import DEVICES, KINDS
 from weft import server
-from weft.engine.core.engine import Engine
-from weft.engine.run.startup import start
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import EngineOptions, Guidance
+from weft.engine.start.startup import start
 
 DEMO = Path(server.__file__).parent / "demo_model"
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}

@@ -8,7 +8,7 @@ import torch
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, start_engine
-from weft.engine.core.engine import Engine
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, FinishReason, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams

@@ -15,10 +15,10 @@ import pytest
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, PreemptingScheduler, golden, greedy
 from tests.gpu.harness import start_engine
-from weft.engine.core.engine import Engine
-from weft.engine.run import startup
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start import startup
 
 MAX_NUM_OPEN = 40
 LONGEST_PROMPT, LONGEST_OUTPUT = 150, 60

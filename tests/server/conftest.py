@@ -17,7 +17,7 @@ import uvicorn
 
 from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.shared.status_page import Status
+from weft.engine.wire.status_page import Status
 from weft.server.errors import EngineUnavailableError
 from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app

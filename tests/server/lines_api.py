@@ -18,8 +18,8 @@ from weft.server.generate.events import Event, Reasoning, Report, Text, WholeCho
 from weft.server.generate.pipeline import respond
 from weft.server.http.context import ServerContext, get_context
 from weft.server.request.service_tier import Service
-from weft.server.request.task import Chat, OutputWishes, Task
-from weft.server.request.tool_use import ToolUse
+from weft.server.task.task import Chat, OutputWishes, Task
+from weft.server.task.tool_use import ToolUse
 from weft.server.text.chat_template import TemplateOptions
 
 router = APIRouter()

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import importlib.util, inspect, pathlib, sys, tempfile
 import msgspec
-from weft.engine.shared import status_page
+from weft.engine.wire import status_page
 
 source = inspect.getsource(status_page)
 first = '    prompt_tokens: Annotated[int, Shown("Prompt tokens processed.")] = 0\\n'
@@ -15,7 +15,7 @@ fields = '    num_knots: Annotated[int, Shown("Knots.")] = 0\\n'
 fields += '    slack: Annotated[float, Shown("Slack.", "s")] = 0.0\\n'
 exec(compile(source.replace(first, fields + first), status_page.__file__, "exec"), status_page.__dict__)
 
-from weft.engine.core.scheduler import Counters
+from weft.engine.schedule.scheduler import Counters
 from weft.server.api.stats import engine_stats
 from weft.server.http.metrics import EngineCollector
 

@@ -5,8 +5,8 @@ import msgspec
 import pytest
 
 from weft import server
+from weft.engine import config as engine_config
 from weft.engine.models.config import load_model_config
-from weft.engine.run import config as engine_config
 from weft.engine.shared.messages import EngineOptions
 from weft.server import settings as settings_module
 from weft.server.settings import FLAGS, Settings, StartError, check_meeting, engine_options, flag_name, resolve

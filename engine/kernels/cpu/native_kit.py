@@ -12,13 +12,13 @@ import torch
 from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
+from weft.engine.kernels.cpu.block_run import fuse
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
 from weft.engine.kernels.cpu.grouped import Form, common_form, form_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Storage
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
-from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.cpu.tried_forms import TriedForms
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block

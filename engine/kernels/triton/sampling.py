@@ -10,7 +10,7 @@ import torch
 import triton
 from typing_extensions import override
 
-from weft.engine.kernels.triton import sampling_kernels as kernels
+from weft.engine.kernels.triton import sampling_jit as kernels
 from weft.engine.kernels.triton.sampling_bins import BINS
 from weft.engine.sampling.in_graph import GraphSampler
 from weft.engine.step.batch import Floats, SamplingBatch

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, Fused, Norm, UseModule, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import BLOOM, TensorNames
 
 

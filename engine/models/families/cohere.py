@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, Norm, Norms, QKNorm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 from weft.engine.models.families.windows import read_window, windowless, windows_by_pattern
 

@@ -5,10 +5,10 @@ Kimi K2 has the architecture of V3 by name. Published configurations may omit wh
 
 from collections.abc import Callable, Mapping
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertSwitches, corrected, on_layers
 from weft.engine.models.families.family import FamilySwitches, UseModule, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import DEEPSEEK, read_latent
 
 _V2 = {"n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407}

@@ -6,8 +6,8 @@ Warner et al., 2024).
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import Classifier, FamilySwitches, Fused, Norm, Norms, UseModule, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import TensorNames
 
 _BERT = TensorNames(

@@ -1,7 +1,7 @@
 """EXAONE 3, which is Llama under other names, and 4."""
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, Norms, QKNorm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import TensorNames
 from weft.engine.models.families.windows import read_window, windowless, windows_by_pattern
 

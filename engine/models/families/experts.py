@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import Gating, Routing, TopK
 from weft.engine.models.families.family import FeedForwardSwitches
-from weft.engine.models.families.fields import Fields
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import FeedForwardSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import FeedForwardSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)

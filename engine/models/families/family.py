@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 from weft.engine.models.families.names import LLAMA, TensorNames
 from weft.engine.shared.errors import ModelError
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 
 class UseModule(ModelError):

@@ -5,8 +5,8 @@ Published configurations omit fields that have a default in transformers; the de
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, Norms, QKNorm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import GEMMA2
 from weft.engine.models.families.windows import read_window, windows_by_pattern, windows_where
 from weft.engine.shared.errors import ModelError

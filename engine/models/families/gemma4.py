@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches
 from weft.engine.models.families.family import (
@@ -18,14 +19,13 @@ from weft.engine.models.families.family import (
     UseModule,
     family,
 )
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import SizedFeedForward
 from weft.engine.models.families.names import GEMMA2
 from weft.engine.models.families.windows import read_window, windows_by_pattern
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},

@@ -1,9 +1,9 @@
 """gpt-oss: attention sinks, windows in every second layer, and experts with biases and limits."""
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import Gating, TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
 from weft.engine.models.families.family import FamilySwitches, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.windows import read_window, windows_where
 
 

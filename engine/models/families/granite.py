@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
 from weft.engine.models.families.family import FamilySwitches, Norms, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.names import LLAMA
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families import granite
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
@@ -16,14 +17,13 @@ from weft.engine.models.families.family import (
     UseModule,
     family,
 )
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.mamba import Mamba2Switches, MambaSwitches, read_limits, require_silu
 from weft.engine.models.families.names import TensorNames
 from weft.engine.shared.errors import ModelError
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import FeedForwardSpec, MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import FeedForwardSpec, MixerSpec, NormSpec
 
 _NAMES = TensorNames(
     norm="model.final_layernorm",
@@ -43,7 +43,7 @@ class ScaledDense(FeedForwardSwitches):
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
         """See `FeedForwardSwitches`."""
-        from weft.engine.models.tensor_names import dense_spec
+        from weft.engine.describe.tensor_names import dense_spec
 
         sized = replace(config, intermediate_size=self.size or config.intermediate_size)
         dense = dense_spec(sized, layer, output_norm)
@@ -65,8 +65,8 @@ class AttentionAndMamba2(MixerSwitches):
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
         """See `MixerSwitches`; all layers have the same attention."""
+        from weft.engine.describe.tensor_names import attention_spec
         from weft.engine.models.mamba import ParallelMixersSpec
-        from weft.engine.models.tensor_names import attention_spec
 
         attention = attention_spec(config, layer, 0, output_norm)
         matrix = replace(attention.output.matrix, scales=(self.output_scale,))

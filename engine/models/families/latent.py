@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import MixerSwitches, UseModule
-from weft.engine.models.families.fields import Fields
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import MixerSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FeedForwardSwitches, MixerSwitches
-from weft.engine.models.families.fields import Fields
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import FeedForwardSpec, MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import FeedForwardSpec, MixerSpec, NormSpec
 
 
 def read_layer_types(fields: Fields, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class SizedFeedForward(FeedForwardSwitches):
 
     @override
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        from weft.engine.models.tensor_names import dense_spec
+        from weft.engine.describe.tensor_names import dense_spec
 
         return dense_spec(replace(config, intermediate_size=self.intermediate_size), layer, output_norm)
 

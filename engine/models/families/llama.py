@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.exaone import exaone
 from weft.engine.models.families.family import FamilySwitches, Norm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 from weft.engine.models.families.windows import read_window, windows_where
 

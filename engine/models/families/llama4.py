@@ -1,9 +1,9 @@
 """Llama 4: attention to chunks, temperatures in layers without rotary embedding, and experts of scaled inputs."""
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
 from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, Temperature, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import SizedFeedForward, read_layer_types
 from weft.engine.models.families.llama import read_ropeless
 from weft.engine.models.families.names import TensorNames

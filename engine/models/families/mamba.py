@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, Halves, MixerSwitches, UseModule, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import TensorNames
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import MixerSpec, NormSpec
 
 _NAMES = TensorNames(
     embedding="backbone.embeddings", layers="backbone.layers", norm="backbone.norm_f", mixer_norm="norm"

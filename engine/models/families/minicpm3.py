@@ -1,7 +1,7 @@
 """MiniCPM3: latent attention, and multipliers of embeddings, of what layers add, and of logits."""
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import read_latent
 
 

@@ -1,7 +1,7 @@
 """Mistral: Llama's layers; in the first release all have the same sliding window."""
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, Temperature, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.tuned_attention import AttentionSwitches
 from weft.engine.models.families.windows import read_window, windows_where
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import SparseMixer, TopK
 from weft.engine.models.families.experts import MIXTRAL, ExpertNames, ExpertSwitches, on_layers
 from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, UseModule, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.windows import read_window
 
 

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows in upper layers if switched on."""
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.windows import read_layer_windows
 
 

@@ -1,7 +1,7 @@
 """Qwen3, dense: QK-norm, and a head size that is independent of the hidden size."""
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, QKNorm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.windows import read_layer_windows
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertSwitches
 from weft.engine.models.families.family import FamilySwitches, QKNorm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import DeltaSwitches, GatedAttentionSwitches, read_layer_types
 from weft.engine.models.families.qwen_moe import SHARED, qwen_experts, sparse_layers
 

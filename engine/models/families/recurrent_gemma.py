@@ -2,8 +2,8 @@
 
 import math
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import GatedRecurrenceSwitches, SizedFeedForward
 from weft.engine.models.families.names import TensorNames
 

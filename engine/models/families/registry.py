@@ -8,9 +8,9 @@ import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.engine.fields import Fields
 from weft.engine.models import families
 from weft.engine.models.families.family import FAMILIES, FamilySwitches, UseModule
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.wrappers import text_half
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.quantization import read_quantization

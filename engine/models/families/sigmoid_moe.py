@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from weft.engine.fields import Fields
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families import hunyuan
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
 from weft.engine.models.families.family import FamilySwitches, QKNorm, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 from weft.engine.models.families.windows import read_window, windows_by_pattern, windows_where
 

@@ -8,8 +8,8 @@ from typing_extensions import override
 from weft.engine.models.families.family import MixerSwitches
 
 if TYPE_CHECKING:
+    from weft.engine.describe.specs import MixerSpec, NormSpec
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import MixerSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 from weft.engine.shared.errors import ModelError
 
 

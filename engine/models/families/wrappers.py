@@ -5,7 +5,7 @@ Such a config.json keeps the fields of the text half in text_config. Older ones 
 
 from collections.abc import Mapping
 
-from weft.engine.models.families.fields import Fields
+from weft.engine.fields import Fields
 
 _TEXT_HALVES: Mapping[str, str] = {
     "cohere2": "Cohere2ForCausalLM",

@@ -1,7 +1,7 @@
 """Youtu: a dense model with latent attention."""
 
+from weft.engine.fields import Fields
 from weft.engine.models.families.family import FamilySwitches, family
-from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import read_latent
 
 

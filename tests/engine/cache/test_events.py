@@ -6,7 +6,7 @@ from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
 from weft.engine.cache.events import BlockEvents, BlockRemoved, BlockStored, Event, RecordingCache
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request
+from weft.engine.request import Request
 from weft.engine.shared.adapters import Adapter
 
 PROMPT = list(range(10))

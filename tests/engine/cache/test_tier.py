@@ -16,13 +16,13 @@ from tests.engine.requests_for_tests import add_request
 from weft.engine.cache import tier as tier_module
 from weft.engine.cache.block_pool import BlockPool
 from weft.engine.cache.tier import CachedBlock, Offload
-from weft.engine.core.engine import Engine
-from weft.engine.core.request import RequestStatus
+from weft.engine.loop.engine import Engine
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.offload.open_tier import Opened
-from weft.engine.run import startup
-from weft.engine.run.startup import start
+from weft.engine.request import RequestStatus
 from weft.engine.shared.messages import EngineOptions, FinishReason
+from weft.engine.start import startup
+from weft.engine.start.startup import start
 
 BLOCK_SIZE = 16
 NUM_PROMPT_TOKENS = 10 * BLOCK_SIZE + 3

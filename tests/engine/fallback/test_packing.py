@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from tests.engine.fallback.checkpoints import write
+from weft.engine import config as engine_config
 from weft.engine.fallback.config import load_fallback_config
 from weft.engine.fallback.loading import load_fallback
 from weft.engine.fallback.model import TransformersModel
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.models.families.registry import identify
-from weft.engine.run import config as engine_config
-from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.model_choice import plan_model, read_model
 
 IDS = torch.arange(4, 24).view(2, 10)
 

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from tests.architectures.checkpoints import write
+from weft.engine import config as engine_config
 from weft.engine.cache.specs import ModuleCache
+from weft.engine.fallback import parity
 from weft.engine.fallback.contexts import Context
 from weft.engine.fallback.request_model import GoingOn, RequestModel
-from weft.engine.run import config as engine_config
-from weft.engine.run import model_choice, parity
-from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start import model_choice
+from weft.engine.start.model_choice import plan_model, read_model
 
 
 def load(folder: Path, dtype: str = "float32") -> RequestModel:

@@ -3,9 +3,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL
-from weft.engine.core.engine import Engine
-from weft.engine.run.startup import start
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.startup import start
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from pathlib import Path
 import llguidance
 import tokenizers
 
-from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"

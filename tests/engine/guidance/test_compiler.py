@@ -96,7 +96,7 @@ def test_the_vocabulary_is_read_once_and_at_first_use(vocabulary: llguidance.LLT
 
 
 def test_the_library_is_not_loaded_before_a_grammar_comes() -> None:
-    code = "import weft.engine.run.startup, sys; print('llguidance' in sys.modules)"
+    code = "import weft.engine.start.startup, sys; print('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.engine.test_golden import check_entry, run
-from weft.engine.core.engine import Engine
-from weft.engine.run.startup import start
+from weft.engine.loop.engine import Engine
 from weft.engine.shared.adapters import Adapter, find_adapter
 from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start.startup import start
 
 NUM_OUTPUT_TOKENS = 6
 ADAPTERS: dict[str, Adapter] = {}

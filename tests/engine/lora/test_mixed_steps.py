@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import WIDE_CHECKPOINTS, write_checkpoint
 from tests.engine.lora.adapters_for_tests import add, start_engine, write_adapter
 from tests.engine.test_golden import run
-from weft.engine.core.engine import Engine
 from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu.run import NativeRun
+from weft.engine.kernels.cpu.block_run import NativeRun
+from weft.engine.loop.engine import Engine
 from weft.engine.lora.adapted_layers import AdaptedBlocks
 from weft.engine.shared.messages import AddRequest, RequestOutput
 

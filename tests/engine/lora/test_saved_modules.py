@@ -16,10 +16,10 @@ from tests.engine.lora.adapters_for_tests import PROMPTS, add, check, check_all,
 from tests.engine.lora.test_mixed_steps import BFLOAT16, alone, bits, needs_kernels, uncached
 from tests.engine.test_golden import run
 from weft.engine.lora import saved_modules
-from weft.engine.run import print_plan
 from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start import print_plan
 
 TIED = {"tie_word_embeddings": True}
 BOTH = ["embed_tokens", "lm_head"]

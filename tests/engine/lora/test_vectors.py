@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.engine.lora.adapters_for_tests import write_adapter
-from tests.engine.run.test_vector_model import NO_OUTPUT, run, started
+from tests.engine.start.test_vector_model import NO_OUTPUT, run, started
 from tests.vector_checkpoints import write_model
 from weft.engine.shared.adapters import find_adapter
 from weft.engine.shared.messages import AddRequest, TokensInput

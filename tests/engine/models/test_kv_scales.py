@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.quantized_checkpoints import fp8_static, write, write_base
+from weft.engine import config as engine_config
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.models.config import load_model_config
 from weft.engine.models.cut import Cut
 from weft.engine.models.kv_scales import read_kv_scales
 from weft.engine.models.sharding import shard
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import config as engine_config
-from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.model_choice import plan_model, read_model
 
 NUM_KV_HEADS = 2
 

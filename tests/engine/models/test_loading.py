@@ -8,13 +8,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import CHECKPOINTS, Checkpoint, load_reference, write_checkpoint
 from tests.engine.given_weights import Given
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.linear import OnednnLinear, TorchLinear
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.loading import LoadFormat, load_weights
-from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import Progress, WeightReader
 from weft.engine.weights.refs import WeightRef

@@ -8,13 +8,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.architectures.checkpoints import write
 from tests.engine.guidance.demo import DEMO_MODEL
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.loading import load_weights
 from weft.engine.models.stages import _borders, find_stages, largest_groups
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run.model_choice import read_model
 from weft.engine.shared.errors import ModelError
+from weft.engine.start.model_choice import read_model
 
 
 def model(folder: Path) -> ModelConfig:

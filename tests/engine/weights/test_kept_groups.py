@@ -9,8 +9,10 @@ import torch
 
 from tests import quantized_checkpoints as written
 from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
-from tests.engine.models.test_decoder import Runner, make_prompts
+from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import GPTQ, LIBRARIES, OWN, checkpoint, own, root
+from weft.engine import config as engine_config
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.experts import NativeExperts
 from weft.engine.kernels.cpu.layers import NativeLinear
@@ -21,10 +23,8 @@ from weft.engine.layers.ordered import OrderedLinear
 from weft.engine.layers.routing import Gating
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import config as engine_config
-from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.scheme import Quantization, Scheme

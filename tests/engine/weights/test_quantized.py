@@ -14,18 +14,18 @@ from safetensors.torch import load_file, save_file
 
 from tests import quantized_checkpoints as written
 from tests.checkpoints import load_reference
-from tests.engine.models.test_decoder import Runner, make_prompts
+from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.models.test_sharding import put
+from weft.engine import config as engine_config
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.models.sharding import shard
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import config as engine_config
-from weft.engine.run import model_choice, print_plan
-from weft.engine.run.model_choice import plan_model, read_model, weights_note
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start import model_choice, print_plan
+from weft.engine.start.model_choice import plan_model, read_model, weights_note
 from weft.engine.weights.decoded import DecodedSource
 from weft.engine.weights.formats import DenseReader
 from weft.engine.weights.refs import WeightRef

@@ -12,7 +12,7 @@ from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import End, Event, Text
 from weft.server.http.metrics import RequestTimer
-from weft.server.request.task import Prompt, TextOptions
+from weft.server.task.task import Prompt, TextOptions
 
 
 class Generation:

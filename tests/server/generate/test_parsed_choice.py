@@ -22,7 +22,7 @@ from weft.server.generate.events import (
     whole_choice,
 )
 from weft.server.generate.parsed_choice import ParsedChoice
-from weft.server.request.task import TextOptions
+from weft.server.task.task import TextOptions
 
 TOKENS = ["<th", "ink>", "\nwhy", "\n</think>", "\n\n", "Hi", " <", "3", " <tool", "_call>", '{"name": "f",']
 TOKENS += [' "arguments": {"a"', ": 1}}", "</tool_call>"]

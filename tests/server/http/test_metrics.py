@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weft.engine.shared.adapters import AdapterUse
 from weft.engine.shared.messages import TokensOutput
-from weft.engine.shared.status_page import Status
+from weft.engine.wire.status_page import Status
 from weft.server.http import metrics as metrics_module
 from weft.server.http.metrics import FLUSH_S, BatchHistogram, RequestTimer
 

@@ -11,9 +11,9 @@ from tests.engine.given_weights import given
 from tests.engine.paged import PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.attention import NativeBackend, NativeStep
+from weft.engine.kernels.cpu.block_run import NativeRun
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
-from weft.engine.kernels.cpu.run import NativeRun
 from weft.engine.kernels.torch.states import TorchStateStep
 from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, run_blocks
 from weft.engine.layers.mamba import Mamba2Mixer, ParallelMixers

@@ -21,23 +21,21 @@ from tests.engine.plain_beam_search import plain_beam_search
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.test_golden import PreemptingScheduler, greedy, run
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, paged_groups
-from weft.engine.core.engine import Engine
-from weft.engine.core.scheduler import Scheduler
+from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.layers.block import Block, BlockStep
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
+from weft.engine.loop.engine import Engine
 from weft.engine.models import loading
 from weft.engine.models.config import ModelConfig
-from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import model_choice, startup, warm_up
-from weft.engine.run.cuda_graphs import StepGraphs
-from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.kernel_choice import make_caches
-from weft.engine.run.model_runner import ModelRunner
-from weft.engine.run.startup import start
+from weft.engine.runner.cuda_graphs import StepGraphs
+from weft.engine.runner.dummy_batch import dummy_batch
+from weft.engine.runner.model_runner import ModelRunner
+from weft.engine.schedule.scheduler import Scheduler
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import (
     AddRequest,
@@ -49,6 +47,8 @@ from weft.engine.shared.messages import (
     TokensInput,
 )
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.start import model_choice, startup, warm_up
+from weft.engine.start.startup import start
 from weft.engine.step.batch import Batch
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import TensorRef, WeightRef

@@ -9,7 +9,7 @@ import torch
 from weft.engine.cache.specs import PagedKV
 from weft.engine.kernels.torch.sdpa import attend
 from weft.engine.kernels.torch.whole_texts import attend_to_texts, equal_texts
-from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.step.batch import Batch
 
 CPU = torch.device("cpu")

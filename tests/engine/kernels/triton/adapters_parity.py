@@ -12,7 +12,7 @@ from weft.engine.kernels.triton.adapters import TritonSite
 from weft.engine.kernels.triton.experts import TritonExperts
 from weft.engine.lora.adapted_experts import AdaptedExperts
 from weft.engine.lora.step_rows import AdapterStep, Delta, StepRows
-from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.runner.dummy_batch import dummy_batch
 
 NUM_OUTS, COLUMNS, RANK = 200, 72, 100
 

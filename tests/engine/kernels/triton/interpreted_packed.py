@@ -14,10 +14,12 @@ from tests import gguf_files
 from tests import quantized_checkpoints as written
 from tests.architectures import checkpoints as architectures
 from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
+from tests.engine.gguf.test_gguf import LARGE, q4_k_m
 from tests.engine.kernels.triton import packed_parity as parity
-from tests.engine.models.test_decoder import Runner, make_prompts
-from tests.engine.weights.test_gguf import LARGE, q4_k_m
+from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, reader
+from weft.engine import config as engine_config
+from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.triton import packed_layers
 from weft.engine.kernels.triton.packed import PackedMatrix
 from weft.engine.kernels.triton.packed_layers import PackedLinear
@@ -27,14 +29,13 @@ from weft.engine.layers.parts import Linear
 from weft.engine.layers.routing import Gating
 from weft.engine.models.config import load_model_config
 from weft.engine.models.sharding import shard
-from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import components, kernel_choice, packed_trials
-from weft.engine.run import config as engine_config
-from weft.engine.run.model_choice import weights_note
+from weft.engine.run import kernel_choice, packed_trials
 from weft.engine.run.settle import Settler
 from weft.engine.run.settled_file import SettledFile
 from weft.engine.shared.machine_facts import Settled
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.model_choice import weights_note
+from weft.engine.tune import components
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 from weft.engine.weights.rounding import Storage

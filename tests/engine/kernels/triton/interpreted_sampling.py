@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tests.engine.kernels.triton import sampling_parity as parity
-from weft.engine.kernels.triton import sampling_kernels as kernels
+from weft.engine.kernels.triton import sampling_jit as kernels
 from weft.engine.kernels.triton.penalties import pack
 from weft.engine.kernels.triton.sampling import has_filters, pack_parameters
 from weft.engine.kernels.triton.sampling_bins import BINS, to_bins

@@ -1,0 +1,131 @@
+"""Computes each step on several ranks.
+
+Other ranks get each batch over a socket before rank 0 launches its own part, and compute hidden states and logits; rank
+0 alone samples, and drafts. Where steps are launched before the one before is collected, it gives the others the
+sampled ids on the device.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from typing_extensions import override
+
+from weft.engine.kernels.caches import Caches
+from weft.engine.layers.all_ranks import StageRanks
+from weft.engine.lora.adapters import Adapters
+from weft.engine.models.decoder import Model
+from weft.engine.run.links import LoadAdapter
+from weft.engine.run.ranks import PATIENCE_S, Ranks
+from weft.engine.runner.model_runner import Follower, LaunchedStep, ModelRunner
+from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.shared.errors import ModelError
+from weft.engine.step.batch import Batch
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.transfer import to_device
+
+logger = logging.getLogger(__name__)
+
+
+class RankedRunner(ModelRunner):
+    """The executor of all ranks, in the process of the first."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        draft_model: Follower | None,
+        sampling: SamplingKit,
+        adapters: Adapters | None = None,
+        *,
+        overlap: bool,
+    ) -> None:
+        """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
+        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
+        self._ranks = ranks
+        self._overlap = overlap
+        self._checker = ThreadPoolExecutor(1, "adapters of ranks")
+
+    @override
+    def launch_once(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
+        """See `ModelRunner`. A failure, for want of memory too, leaves ranks waiting for others: it ends the engine."""
+        try:
+            self._ranks.send(batch)
+            launched = super().launch_once(batch, masks)
+            if self._overlap and launched.samples is not None:
+                dist.broadcast(launched.samples.token_ids, 0, group=StageRanks.group)
+            return launched
+        except Exception:
+            time.sleep(PATIENCE_S)
+            logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")
+            os._exit(1)
+
+    @override
+    def load_adapter(self, slot: int, folder: Path) -> "Future[str]":
+        """See `ModelRunner`; every rank reads its part of the adapter."""
+        self._ranks.send(LoadAdapter(slot, folder))
+        return self._checker.submit(self._check, super().load_adapter(slot, folder))
+
+    def _check(self, loading: "Future[str]") -> str:
+        """Wait for all ranks, whatever becomes of the first one's part."""
+        try:
+            contents = self._ranks.check_adapter()
+        finally:
+            content = loading.result()
+        if rank := next((rank for rank, other in enumerate(contents, 1) if other != content), None):
+            raise ModelError(f"rank {rank} finds other files there than the first rank")
+        return content
+
+    @override
+    def prepare(self) -> bool:
+        """See `ModelRunner`; what there is to prepare of the model would have to be computed by all."""
+        return self._follower is not None and self._follower.prepare()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._ranks.close()
+
+
+class FollowingRunner(ModelRunner):
+    """Computes batches on another rank than the first, which samples."""
+
+    def __init__(
+        self,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        *,
+        overlap: bool,
+        has_head: bool = True,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """See `RankedRunner`; has_head unless it is of a later stage."""
+        super().__init__(model, caches, device, adapters=adapters)
+        self._overlap = overlap
+        self._has_head = has_head
+
+    @torch.inference_mode()
+    def follow(self, batch: Batch) -> None:
+        """Compute this rank's part of a batch and of its logits."""
+        with self._computing(batch):
+            self._follow(batch)
+
+    def _follow(self, batch: Batch) -> None:
+        if not self._has_head:
+            self.fill_caches(to_device(batch.token_ids, self._device), batch)
+            return
+        hidden_states, num_rows = self.forward(self._input_ids(batch), batch), len(batch.row_indices)
+        if num_rows:
+            self._logits(batch, hidden_states)
+        if batch.scores:
+            deque(self._scored_logits(batch.scores, hidden_states), maxlen=0)
+        if self._overlap and num_rows:
+            self._previous_token_ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
+            dist.broadcast(self._previous_token_ids, 0, group=StageRanks.group)

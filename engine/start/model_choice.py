@@ -1,0 +1,273 @@
+"""Chooses what computes a model: Weft's own decoder if there is a family for it, else transformers' module.
+
+Both are described before anything is loaded, and transformers is imported only for its own modules.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_layers
+from weft.engine.config import EngineConfig
+from weft.engine.describe.specs import DecoderSpec
+from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.fields import Fields
+from weft.engine.layers.kit import LayerKit
+from weft.engine.lora.adapter_kit import AdapterKit
+from weft.engine.lora.adapters import Adapters
+from weft.engine.memory_plan import num_positions
+from weft.engine.models.config import ModelConfig, native_config
+from weft.engine.models.cut import Cut
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.facts import ModelFacts
+from weft.engine.models.families.registry import identify
+from weft.engine.models.kv_scales import read_kv_scales
+from weft.engine.models.loading import lacks_head, load_weights
+from weft.engine.models.sharding import shard
+from weft.engine.models.stages import Stage, find_stages, largest_groups
+from weft.engine.run.adapter_choice import choose_adapters
+from weft.engine.run.kernel_choice import check_cache, choose_kit, choose_linear_kit, make_caches
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import format_size
+from weft.engine.weights.formats import Progress
+
+if TYPE_CHECKING:
+    from weft.engine.fallback.config import FallbackConfig
+    from weft.engine.fallback.model import TransformersModel
+    from weft.engine.fallback.request_model import RequestModel
+
+logger = logging.getLogger(__name__)
+
+_MAX_COMPARED_BYTES = {"cpu": 32_000_000_000, "cuda": 160_000_000_000}
+"""Above this size of the weights the comparison at start-up is left out: it reads them four times."""
+
+
+LoadedModel: TypeAlias = "Decoder | TransformersModel | RequestModel"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What will compute a model.
+
+    Attributes:
+        name: Of the layers, for the log.
+        kit: The kit that makes the layers, or only the matrices of transformers' module; None if that has its own.
+        cache_specs: What each cache will keep.
+        groups: The groups of caches; those of a pipeline stage are the groups of all stages, with its own layers.
+        planned_groups: By which memory is planned: with as many layers as any stage has.
+        weights_bytes: Memory that the weights will take.
+        adapters: The slots for adapters, which get their places in the model when it is loaded; None for none.
+        adapters_bytes: Memory that they take if all are in use, of weights_bytes.
+        load: Loads the weights in a folder; raises ModelError if they do not fit.
+        kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
+    """
+
+    name: str
+    kit: LayerKit | None
+    cache_specs: tuple[CacheSpec, ...]
+    weights_bytes: int
+    load: Callable[[Path, Progress], LoadedModel]
+    groups: tuple[CacheGroup[CacheSpec], ...]
+    planned_groups: tuple[CacheGroup[CacheSpec], ...]
+    adapters: Adapters | None = None
+    adapters_bytes: int = 0
+    kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
+
+
+def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
+    """Read the configuration of a model folder in Hugging Face layout.
+
+    Args:
+        model_impl: auto, native or transformers.
+        max_num_tokens: A tighter bound on the context than that of config.json; None for none.
+
+    Raises:
+        ModelError: A file is missing or malformed, or the model cannot be served this way.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder")
+    identity = identify(folder, model_impl)
+    outer = Fields.read(folder / "config.json")
+    if any(outer.has(name) for name in ("text_config", "vision_config", "audio_config")):
+        logger.warning("only text is served: images and sounds are not read")
+    if identity.switches is not None:
+        facts: ModelFacts = native_config(folder, identity)
+        if isinstance(facts, ModelConfig) and identity.architecture not in outer.texts("architectures"):
+            is_tied = facts.tie_word_embeddings or lacks_head(folder, facts)  # a half may tie without a word of it
+            facts = replace(facts, tie_word_embeddings=is_tied)
+    else:
+        from weft.engine.fallback.config import load_fallback_config  # imports transformers
+
+        facts = load_fallback_config(folder, identity)
+    longest = min(facts.max_position_embeddings, max_num_tokens or facts.max_position_embeddings)
+    return replace(facts, max_position_embeddings=longest)
+
+
+def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
+    """Decide what computes a model that `read_model` returned.
+
+    Raises:
+        ModelError: The options ask for what only another way of computing the model has.
+    """
+    options = config.options
+    if isinstance(model, ModelConfig):
+        num_ranks, whole = options.tensor_parallel_size, decoder_spec(model)
+        index, rank = divmod(config.rank, num_ranks)
+        stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
+        sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
+        spec = stage.cut(sharded)
+        _check_keys(whole.caches, config)
+        check_cache(group_layers(spec.caches), config)
+        adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
+        adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
+        adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
+        return ModelPlan(
+            kit.name,
+            kit,
+            spec.caches,
+            spec.weights_bytes(kit, config.dtype) + adapters_bytes,
+            partial(_load_native, model, config, adapted_kit, num_positions(config, spec.caches), stage),
+            stage.groups(sharded),
+            largest_groups(sharded, stages),
+            adapters,
+            adapters_bytes,
+            _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
+        )
+    for name, is_asked in (
+        (f"quantization {options.quantization}", options.quantization != "none"),
+        ("deterministic", options.deterministic),
+        ("tensor_parallel_size", options.tensor_parallel_size > 1),
+        ("pipeline_parallel_size", options.pipeline_parallel_size > 1),
+        ("max_loras", options.max_loras > 0),
+    ):
+        if is_asked:
+            raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
+    from weft.engine.fallback.config import FallbackConfig  # imports transformers
+
+    assert isinstance(model, FallbackConfig)
+    linear_kit = choose_linear_kit(config) if model.is_linear else None
+    _check_keys(model.cache_specs, config)
+    check_cache(groups := group_layers(model.cache_specs), config)
+    return ModelPlan(
+        f"transformers, {linear_kit.name if linear_kit else 'torch'}{', request by request' * (model.calls is None)}",
+        linear_kit,
+        model.cache_specs,
+        model.num_values * config.dtype.itemsize,
+        partial(_load_fallback, model, config, linear_kit),
+        groups,
+        groups,
+    )
+
+
+def _check_keys(specs: Sequence[CacheSpec], config: EngineConfig) -> None:
+    """Refuse a dtype of K and V for a model without any."""
+    asked = config.options.kv_cache_dtype
+    if config.rounded_kv and all(isinstance(spec, StateSpec) for spec in specs):
+        raise ModelError(f"kv_cache_dtype {asked} is for keys and values, and this model has none")
+
+
+def _kv_scales(
+    model: ModelConfig, config: EngineConfig, whole: DecoderSpec, own: DecoderSpec, cut: Cut
+) -> Callable[[Path], Mapping[int, torch.Tensor]]:
+    """What reads the scales for an fp8 cache, which some quantized checkpoints have."""
+    has_some = model.quantization is not None and model.quantization.has_kv_scales
+    if config.rounded_kv != torch.float8_e4m3fn or not has_some or config.options.load_format == "dummy":
+        return lambda folder: {}
+    return partial(read_kv_scales, whole=whole, own=own, cut=cut)
+
+
+def load_planned(plan: ModelPlan, folder: Path, progress: Progress) -> tuple[ModelPlan, LoadedModel]:
+    """Load the model. A module may turn out to need other caches than planned: then the plan names these."""
+    model = plan.load(folder, progress)
+    if not isinstance(model, Decoder):
+        groups = group_layers(model.cache_specs)
+        plan = replace(plan, cache_specs=model.cache_specs, groups=groups, planned_groups=groups)
+    return plan, model
+
+
+def plan_largest(model: ModelFacts, config: EngineConfig) -> ModelPlan:
+    """As `plan_model`, for the first rank of the pipeline stage whose weights take most memory."""
+    ranks = range(0, config.options.num_ranks, config.options.tensor_parallel_size)
+    return max((plan_model(model, replace(config, rank=rank)) for rank in ranks), key=lambda plan: plan.weights_bytes)
+
+
+def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) -> str | None:
+    """How a quantized checkpoint has its weights, and how they are kept in memory; None for other checkpoints."""
+    if (
+        not isinstance(model, ModelConfig)
+        or model.quantization is None
+        or kit is None
+        or config.options.load_format == "dummy"
+    ):
+        return None
+    if config.options.quantization != "none":
+        kept = f"kept in {config.options.quantization}"
+    else:
+        quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
+        is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
+        which = "they lie" if kit.keeps_floats else "they are integers or fp4"
+        how = "in 8 bits" if quantization.rounds_tables else f"so where {which} in groups, else in {dtype}"
+        kept = f"kept {how if is_kept else f'in {dtype}'}"
+    activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
+    return f"stored as {model.quantization.described(activations)} and {kept}"
+
+
+def _load_native(
+    model: ModelConfig,
+    config: EngineConfig,
+    kit: LayerKit,
+    num_positions: int,
+    stage: Stage,
+    folder: Path,
+    progress: Progress,
+) -> Decoder:
+    note = weights_note(model, config, kit)
+    if note and config.rank == 0:
+        logger.info("weights are %s", note)
+    return load_weights(
+        folder,
+        model,
+        kit,
+        device=config.device,
+        dtype=config.dtype,
+        max_model_len=num_positions,
+        load_format=config.options.load_format,
+        progress=progress,
+        stage=stage,
+    )
+
+
+def _load_fallback(
+    model: "FallbackConfig", config: EngineConfig, kit: LayerKit | None, folder: Path, progress: Progress
+) -> "TransformersModel | RequestModel":
+    """Load transformers' module, and compare it with itself over Weft's cache."""
+    from weft.engine.fallback import parity
+    from weft.engine.fallback.loading import load_fallback
+    from weft.engine.fallback.request_model import RequestModel
+
+    loaded = load_fallback(
+        folder,
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kit=kit,
+        load_format=config.options.load_format,
+        progress=progress,
+    )
+    is_compared = loaded.weights_bytes <= _MAX_COMPARED_BYTES[config.device.type]
+    if not is_compared:
+        size = format_size(loaded.weights_bytes)
+        logger.warning("transformers' module is not compared with itself over its cache, since it takes %s", size)
+    if isinstance(loaded, RequestModel):
+        logger.warning("%s runs request by request, which is slow: %s", model.architecture, model.reason)
+        parity.prepare_requests(loaded, config, model.vocab_size, is_compared)
+    elif is_compared:
+        config = replace(config, rounded_kv=None)
+        caches = make_caches(group_layers(loaded.cache_specs), parity.num_blocks(config), config, model.num_heads)
+        parity.compare(loaded, caches, config, model.vocab_size)
+    return loaded

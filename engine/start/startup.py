@@ -1,0 +1,407 @@
+"""Builds an engine that can step: config, weights, measured memory plan, cache, warm-up.
+
+The order matters. Weights are loaded first. Then a step is measured, and the KV cache takes what is really left.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace as replace_fields
+
+from weft.engine import config as engine_config
+from weft.engine.cache.events import BlockEvents, RecordingCache
+from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, group_layers
+from weft.engine.config import EngineConfig
+from weft.engine.core.forced_ids import ForcedTokens
+from weft.engine.core.grammar_masks import MaskComputer
+from weft.engine.core.pending_grammars import PendingGrammars
+from weft.engine.core.step_cost import StepCostModel
+from weft.engine.guidance.compiler import GrammarCompiler
+from weft.engine.guidance.vocabulary import load_vocabulary
+from weft.engine.kernels.caches import Caches
+from weft.engine.loop.engine import Engine
+from weft.engine.lora.adapters import Adapters
+from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.facts import ModelFacts
+from weft.engine.offload.block_bytes import BlockBytes
+from weft.engine.offload.offload_tier import OffloadTier
+from weft.engine.offload.open_tier import Opened, open_tier
+from weft.engine.offload.ranked_blocks import RankedBlocks
+from weft.engine.ranks.ranked_runner import FollowingRunner, RankedRunner
+from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from weft.engine.run.draft_model import DraftModel
+from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
+from weft.engine.run.ranks import Ranks, least_of_ranks, share_cores
+from weft.engine.runner.cuda_graphs import StepGraphs
+from weft.engine.runner.dummy_batch import largest_batch
+from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
+from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
+from weft.engine.schedule.speculator import Drafter
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineInfo, EngineOptions
+from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
+from weft.engine.start.model_choice import (
+    LoadedModel,
+    ModelPlan,
+    load_planned,
+    plan_largest,
+    plan_model,
+    read_model,
+    weights_note,
+)
+from weft.engine.start.vector_model import find_task, read_vector_model
+from weft.engine.start.warm_up import record_graphs, warm_up
+from weft.engine.tune.components import settle_kernels, settler_for
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
+
+    engine: Engine[LaunchedStep]
+    info: EngineInfo
+    plan: MemoryPlan
+    tier: OffloadTier | None = None
+
+    @property
+    def events(self) -> BlockEvents | None:
+        """Of blocks that became cached; None if nobody asked for them."""
+        kv = self.engine.scheduler.kv
+        return kv.events if isinstance(kv, RecordingCache) else None
+
+
+def start(
+    options: EngineOptions,
+    epoch: str,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    show_missing: Callable[[int], None] = lambda num_machines: None,
+    before_launch: Callable[[ScheduledStep], None] = lambda step: None,
+) -> Started:
+    """Load the model and build the engine around it.
+
+    Args:
+        progress: Called with bytes loaded and bytes in all.
+        show_missing: Called with the number of machines that have not joined yet, when it changes.
+
+    Raises:
+        ModelError: The model cannot be loaded or does not fit; one line fit for the user.
+    """
+    task = find_task(Path(options.model), options.task, engine_config.settings_of_ranks(options))
+    model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
+    config = engine_config.resolve(options, model_config)
+    share_cores(config)
+    _check_fit(model_config, config)
+    settler = settler_for(config.device)
+    config = settle_kernels(model_config, config, settler)
+    chosen = plan_model(model_config, config)
+    settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
+    draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
+    torch.set_grad_enabled(False)
+    ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
+    chosen, model = load_planned(chosen, config.model, progress)
+    drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
+    plan = plan_memory(model, model_config, config, chosen, draft, ranks)
+    config = replace(config, max_num_seqs=plan.max_num_seqs)
+    sizes, scales = (plan.num_blocks, config, model_config.num_heads, plan.num_states), chosen.kv_scales(config.model)
+    caches = make_caches(chosen.groups, *sizes, scales)
+    logger.info("layers: %s; attention: %s", chosen.name, caches.name)
+    draft_caches = _draft_caches(draft, plan, config.draft_model) if draft and config.draft_model else None
+    note, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
+    weights = note and note + "; K and V have scales" * bool(scales)
+    offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
+    kv = _cache_manager(config, plan, chosen.groups, offload)
+    draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
+    graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
+    runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
+    cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
+    num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
+    if graphs is not None:
+        record_graphs(runner, graphs)
+    vectors = read_vector_model(Path(options.model), task, model_config, options)
+    engine = Engine(
+        _scheduler(config, kv, cost, offload),
+        runner,
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_waiting=config.options.max_num_waiting,
+        max_loras=options.max_loras,
+        lora_modules_to_save=options.lora_modules_to_save,
+        eos_token_ids=model_config.eos_token_ids,
+        overlap=config.overlap,
+        grammars=_grammars(config, model_config),
+        masks=MaskComputer(model_config.vocab_size),
+        drafters=_drafters(config, kv.can_copy),
+        draft_model=draft_model,
+        vectors=vectors,
+        before_launch=before_launch,
+    )
+    info = _info(epoch, model_config, config, plan, caches.name, num_threads)
+    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, kv_role=options.kv_role)
+    return Started(engine, info, plan, offload.tier if offload else None)
+
+
+def _runner(
+    model: LoadedModel,
+    caches: Caches,
+    config: EngineConfig,
+    draft_model: DraftModel | None,
+    sampling: SamplingKit,
+    adapters: Adapters | None,
+    means: Ranks | StepGraphs | None,
+) -> ModelRunner:
+    parts = model, caches, config.device, draft_model, sampling
+    if isinstance(means, Ranks):
+        return RankedRunner(means, *parts, adapters, overlap=config.overlap)
+    return ModelRunner(*parts, means, adapters)
+
+
+def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
+    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
+    return PendingGrammars(GrammarCompiler(vocabulary))
+
+
+def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
+    """Refuse what cannot fit before anything is tried or loaded; what is settled later changes no size."""
+    config = replace(config, kernels={})
+    chosen = plan_largest(model_config, config)
+    draft = find_draft_checkpoint(config, model_config.vocab_size, chosen)
+    check_fit(
+        weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
+        activations_bytes=estimate_activations_bytes(model_config, config, chosen.cache_specs),
+        free_bytes=engine_config.free_bytes(config),
+    )
+
+
+def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan, folder: Path) -> Caches:
+    sizes = plan.num_blocks, draft.engine_config, draft.config.num_heads
+    return make_caches(draft.groups, *sizes, scales=draft.plan.kv_scales(folder))
+
+
+def _draft_model(
+    draft: DraftCheckpoint | None,
+    model: "LoadedModel | None",
+    caches: Caches | None,
+    sampling: SamplingKit,
+    kv: KVCacheManager,
+) -> DraftModel | None:
+    """A runner of its own around the loaded draft model, if there is one."""
+    if draft is None or model is None or caches is None:
+        return None
+    config = draft.engine_config
+    graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
+    runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
+    return DraftModel(runner, kv, draft.group_indices)
+
+
+def _open_offload(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    caches: Caches,
+    draft: DraftCheckpoint | None,
+    draft_caches: Caches | None,
+    ranks: Ranks | None,
+    weights: str | None,
+) -> Opened | None:
+    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids.
+
+    Args:
+        weights: How a quantized checkpoint has its weights, how they are kept, and whether it has scales for the
+            cache; None for other checkpoints.
+    """
+    if not (config.options.kv_offload or config.options.kv_offload_dir):
+        return None
+    if not _caches_prefixes(config, plan) or any(isinstance(group.spec, ModuleCache) for group in groups):
+        raise ModelError("kv_offload and kv_offload_dir keep cached prefixes, and this engine caches none")
+    tensors = caches.blocks(groups)
+    shared = [len(of_group) for of_group in tensors]
+    if draft and draft_caches:
+        for index, of_draft in zip(draft.group_indices, draft_caches.blocks(draft.groups), strict=True):
+            tensors[index] += of_draft
+    options = config.options
+    facts = (
+        *(config.dtype, config.kv_cache_dtype, options.quantization, options.load_format, options.model_impl),
+        *(config.block_size, plan.max_model_len, caches.name, groups, weights, options.tensor_parallel_size),
+    )
+    device = config.device
+    blocks = RankedBlocks(tensors, shared, device, ranks.send_each) if ranks else BlockBytes(tensors, device)
+    return open_tier(options, blocks, facts)
+
+
+def _caches_prefixes(config: EngineConfig, plan: MemoryPlan) -> bool:
+    return config.options.prefix_caching and (plan.num_kept_states > 0 or not plan.states_bytes)
+
+
+def _cache_manager(
+    config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...], offload: Opened | None
+) -> KVCacheManager:
+    manager = RecordingCache if config.options.kv_events else KVCacheManager
+    kv = manager(
+        plan.num_blocks,
+        config.block_size,
+        [group.spec for group in groups],
+        _caches_prefixes(config, plan),
+        max_num_pinned_blocks=int(config.options.pin_share * (plan.num_blocks - 1)),
+        num_states=plan.num_states,
+        tier=offload.tier if offload else None,
+        hash_key=offload.hash_key if offload else None,
+    )
+    if isinstance(kv, RecordingCache) and kv.events is None:
+        raise ModelError("kv_events tells which blocks are cached, and this engine caches none")
+    return kv
+
+
+def _scheduler(config: EngineConfig, kv: KVCacheManager, cost: StepCostModel, offload: Opened | None) -> Scheduler:
+    return Scheduler(
+        kv,
+        cost,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        itl_target_s=config.itl_target_s,
+        is_ahead=config.overlap,
+        counters=offload.tier.counters if offload else None,
+    )
+
+
+def _graphs(
+    model: LoadedModel, caches: Caches, config: EngineConfig, vocab_size: int, *, samples: bool
+) -> StepGraphs | None:
+    if not caches.supports_graphs or not isinstance(model, Decoder):  # transformers' modules may wait for the device
+        return None
+    return StepGraphs(
+        model,
+        caches,
+        config.device,
+        [group.spec for group in group_layers(model.cache_specs)],
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        samples=samples,
+        sampler=choose_graph_sampler(config, vocab_size),
+    )
+
+
+def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
+    """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition.
+
+    Raises:
+        ModelError: Drafts are asked for, but the cache is an object of a module, which cannot go back behind them.
+    """
+    if not can_draft:
+        if config.is_ngram:
+            raise ModelError("speculative ngram needs caches that can go back behind a refused draft")
+        return []
+    sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
+    logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
+    return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]
+
+
+def _info(
+    epoch: str,
+    model_config: ModelFacts,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    attention: str,
+    num_threads: int,
+) -> EngineInfo:
+    return EngineInfo(
+        epoch=epoch,
+        architecture=model_config.architecture,
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        eos_token_ids=model_config.eos_token_ids,
+        device=_device_name(config, num_threads),
+        dtype=str(config.dtype).removeprefix("torch."),
+        attention_backend=attention,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+
+
+def plan_memory(
+    model: LoadedModel,
+    model_config: ModelFacts,
+    config: EngineConfig,
+    chosen: ModelPlan,
+    draft: DraftCheckpoint | None,
+    ranks: Ranks | None,
+) -> MemoryPlan:
+    """Divide the memory that the weights leave, of all ranks once they have loaded, which then get the plan."""
+    if ranks:
+        ranks.join()
+    activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
+    free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
+    plan = make_plan(
+        config,
+        chosen.planned_groups + (draft.groups if draft else ()),
+        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
+        activations_bytes=activations_bytes,
+        free_bytes=free_bytes,
+        adapters_bytes=chosen.adapters_bytes,
+    )
+    if ranks:
+        ranks.send(plan)
+    return plan
+
+
+def measure_memory(
+    model: LoadedModel,
+    model_config: ModelFacts,
+    config: EngineConfig,
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    draft: DraftCheckpoint | None,
+) -> tuple[int, int]:
+    """What the largest step needs, and the memory that is then free; of several ranks, who all call it, the least."""
+    activations_bytes = _measure_activations(model, model_config, config, groups)
+    if draft:  # a step computes one model after the other
+        activations_bytes = max(activations_bytes, draft.activations_bytes)
+    if config.device.type == "cuda":
+        torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
+    free_bytes = engine_config.free_bytes(config) - activations_bytes
+    if config.options.num_ranks > 1:
+        free_bytes = least_of_ranks(free_bytes, config.device)
+    return activations_bytes, free_bytes
+
+
+def _measure_activations(
+    model: LoadedModel, model_config: ModelFacts, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
+) -> int:
+    """Bytes that the largest step needs beside weights and cache.
+
+    On CUDA that step is run with a cache of its own, sampled in the most costly way. Torch's peak is then read. The run
+    also compiles kernels that only some rows need. On the CPU it would take seconds, so the shapes give an estimate.
+    """
+    if config.device.type != "cuda":
+        return estimate_activations_bytes(model_config, config, [group.spec for group in groups])
+    batch = largest_batch(config, [group.spec for group in groups])
+    num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
+    caches = make_caches(groups, num_blocks, config, model_config.num_heads, batch.num_requests)
+    before = torch.cuda.memory_allocated(config.device)
+    torch.cuda.reset_peak_memory_stats(config.device)
+    if config.rank:
+        has_head = config.rank < config.options.tensor_parallel_size
+        FollowingRunner(model, caches, config.device, overlap=False, has_head=has_head).follow(batch)
+        torch.cuda.synchronize(config.device)
+    else:
+        runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
+        # One of several ranks must not begin again alone: the others wait for the sums of its first try.
+        launch = runner.launch if config.options.num_ranks == 1 else runner.launch_once
+        runner.collect(launch(batch))
+    return torch.cuda.max_memory_allocated(config.device) - before
+
+
+def _device_name(config: EngineConfig, num_threads: int) -> str:
+    device, size = config.device, config.options.num_ranks
+    name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else f"cpu ({num_threads} threads)"
+    return name if size == 1 else f"{name}, {size} ranks"

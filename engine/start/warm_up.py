@@ -1,0 +1,110 @@
+"""Runs the first steps before serving: they settle the number of threads, teach the cost model and become graphs."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from weft.engine.cache.specs import CacheSpec
+from weft.engine.config import EngineConfig
+from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.memory_plan import MemoryPlan
+from weft.engine.run.settle import Settler
+from weft.engine.runner.cuda_graphs import StepGraphs
+from weft.engine.runner.dummy_batch import dummy_batch
+from weft.engine.runner.model_runner import ModelRunner
+from weft.engine.step.batch import Batch
+from weft.engine.tune.components import threads
+
+logger = logging.getLogger(__name__)
+
+_GOING_ON_TOKENS = 32
+_WARM_UP_TOKENS = (1, 16, 64)
+"""Sizes of steps run before serving. The first request does not pay for them, and times can be predicted."""
+
+_CUDA_WARM_UP_TOKENS = (*_WARM_UP_TOKENS, 512, 2048)
+"""On CUDA small steps take as long as their launches. They would promise that prompts cost nothing."""
+
+_ADAPTED_TOKENS = (1, 2, 3)
+"""Steps with adapters have kernels of their own, and so have one row, two, and a few; a request would wait for them."""
+
+_RECORDING_S = 3.0
+"""Time for CUDA graphs before serving, little beside loading. The first ones hold any step, and the first requests are
+to have them; the others are recorded when no request runs."""
+
+_SMALL_MODEL_BYTES = 100_000_000
+"""Below this size of the weights, one thread may compute a step faster than several, so both are timed. Larger models
+always use all threads. Otherwise other load on the machine at that moment could decide for as long as the choice is
+kept."""
+
+_COMPARED_ROWS = 16
+"""Rows of the step that is timed. With one row, the benchmark's tiny model got one thread, with which 64 streams take
+21 ms instead of 12."""
+
+
+def warm_up(
+    runner: ModelRunner,
+    cost: StepCostModel,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    specs: Sequence[CacheSpec],
+    settler: Settler,
+    share_among: Callable[[int], None],
+) -> int:
+    """Settle the number of threads, and give the cost model its first steps.
+
+    Returns:
+        The number of threads. `share_among` was called with it.
+    """
+
+    def run(batch: Batch) -> None:
+        runner.collect(runner.launch(batch))
+
+    def least_s(num_tokens: int) -> float:
+        """Seconds of a step, the least of several runs, since the first ones are slow."""
+        batch = dummy_batch(num_tokens, specs, config.block_size, 1)
+        seconds = []
+        for _ in range(2 if num_tokens > 1 else 4):
+            began = time.perf_counter()
+            result = runner.collect(runner.launch(batch))
+            seconds.append(result.device_s or time.perf_counter() - began)
+        return min(seconds)
+
+    wanted = _CUDA_WARM_UP_TOKENS if config.device.type == "cuda" else _WARM_UP_TOKENS
+    sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in wanted]
+    num_threads = torch.get_num_threads()
+    asked = config.options.kernels.get("threads")
+    may_choose = config.device.type == "cpu" and num_threads > 1 and config.options.num_ranks == 1
+    is_small = may_choose and plan.weights_bytes < _SMALL_MODEL_BYTES
+    if is_small or asked:
+        num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)
+        batch = dummy_batch(num_rows, specs, config.block_size, num_rows)
+        parts = [f"{name} {chosen}" for name, chosen in config.kernels.items()]
+        shapes = ", ".join([f"{plan.weights_bytes} bytes of weights, {num_rows} rows", *parts])
+        component = threads(shapes, num_threads, share_among, partial(run, batch))
+        num_threads = int(settler.settle(component, asked))
+    share_among(num_threads)
+    if config.device.type == "cuda" and config.options.max_loras:
+        for num_tokens in _ADAPTED_TOKENS:
+            batch = dummy_batch(num_tokens, specs, config.block_size, num_tokens)
+            run(replace(batch, adapters=np.ones(1, np.int64)))
+    if config.device.type == "cuda":  # continued prompts may have a kernel of their own to compile
+        num_tokens = min(_GOING_ON_TOKENS, plan.max_model_len) - 1
+        run(dummy_batch(num_tokens, specs, config.block_size, 1, num_cached=1))
+    for size in sizes:
+        load = StepLoad()
+        load.add(size, 0)
+        cost.observe(load, least_s(size))
+    return num_threads
+
+
+def record_graphs(runner: ModelRunner, graphs: StepGraphs) -> None:
+    """Record CUDA graphs of the model, then of its draft model, until the time for it is over."""
+    began = time.perf_counter()
+    while runner.prepare() and time.perf_counter() - began < _RECORDING_S:
+        pass
+    logger.info("recorded %d of %d CUDA graphs in %.1f s", *graphs.progress, time.perf_counter() - began)

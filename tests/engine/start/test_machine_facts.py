@@ -1,0 +1,27 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.engine.kernels.cpu import library
+from weft.engine.run import settled_file
+from weft.engine.shared.machine_facts import Settled
+from weft.engine.start.machine_facts import collect
+
+
+def test_facts_are_those_of_torch_and_the_kernels() -> None:
+    facts = collect()
+    assert len(facts.cuda_devices) == torch.cuda.device_count()
+    assert facts.cuda_version == torch.version.cuda
+    assert facts.native in (None, *facts.compiled)
+    assert set(facts.compiled) <= set(library.VARIANTS)
+    assert facts.free_bytes > 10**6
+
+
+def test_choices_of_this_machine_are_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert collect().settled == ()
+    settled = Settled("sampler", "vocabulary of 9", ("native", "torch"), "torch", ())
+    settled_file.open_for(torch.device("cpu")).keep(settled)
+    settled_file.SettledFile(settled_file.default_path(), "another machine").keep(settled)
+    assert collect().settled == (settled,)

@@ -1,0 +1,162 @@
+"""Tools of a body -> what may be called, and every way to get that wrong."""
+
+from typing import Any
+
+import pytest
+
+from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
+from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.task.tool_use import ToolUse, tool_use
+
+WEATHER = {"name": "weather", "description": "Tells.", "parameters": {"type": "object", "properties": {"city": {}}}}
+TIME = {"name": "time"}
+
+
+def tools(*functions: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def read(**fields: Any) -> ToolUse | None:
+    return tool_use(ChatCompletionBody.model_validate({"messages": [], **fields}))
+
+
+def names(use: ToolUse | None) -> list[str]:
+    assert use is not None
+    return [tool.name for tool in use.tools]
+
+
+def test_without_tools_there_is_nothing_to_call() -> None:
+    assert read() is None
+    assert read(tool_choice="auto") is None
+    assert read(tools=tools(WEATHER), tool_choice="none") is None
+
+
+def test_every_tool_may_be_called_as_often_as_the_model_likes() -> None:
+    use = read(tools=tools(WEATHER, TIME))
+    assert use is not None
+    assert names(use) == ["weather", "time"]
+    assert use.shown == tools(WEATHER, TIME)
+    assert use.tools[0].parameters == WEATHER["parameters"]
+    assert use.tools[1].parameters == {"type": "object", "properties": {}}
+    assert (use.is_required, use.allows_many, use.is_legacy) == (False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "callable_names", "is_required", "allows_many"),
+    [
+        ({"tool_choice": "required"}, ["weather", "time"], True, True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "time"], True, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, ["time"], True, False),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": tools({"name": "weather"})},
+                }
+            },
+            ["weather"],
+            False,
+            True,
+        ),
+    ],
+)
+def test_choices(fields: dict[str, Any], callable_names: list[str], is_required: bool, allows_many: bool) -> None:
+    use = read(tools=tools(WEATHER, TIME), **fields)
+    assert use is not None
+    assert names(use) == callable_names
+    assert len(use.shown) == 2  # the prompt stays the same, whichever may be called
+    assert (use.is_required, use.allows_many) == (is_required, allows_many)
+
+
+def test_the_old_names_mean_the_same() -> None:
+    use = read(functions=[WEATHER, TIME], function_call={"name": "weather"})
+    assert use is not None
+    assert names(use) == ["weather"]
+    assert (use.is_required, use.allows_many, use.is_legacy) == (True, False, True)
+    assert read(functions=[WEATHER], function_call="none") is None
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    custom = {"name": "sql", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}}
+    use = read(tools=[{"type": "custom", "custom": custom}, *tools(TIME)])
+    assert use is not None
+    assert use.custom_names == {"sql"}
+    assert use.tools[0].parameters["properties"] == {"input": {"type": "string", "pattern": "^(?:a+)$"}}
+    assert [tool.is_strict for tool in use.tools] == [True, False]
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_only_a_strict_function_is_taken_literally(strict: bool | None) -> None:
+    use = read(tools=tools({**TIME, "strict": strict}))
+    assert use is not None
+    assert use.tools[0].is_strict is (strict is True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"tools": []}, "tools", "1 to 128 tools, got 0"),
+        ({"tools": tools(TIME, TIME)}, "tools[1]", "'time' a second time"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "is required"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
+        ({"functions": [TIME], "tools": tools(TIME)}, "functions", "only one"),
+        ({"functions": []}, "functions", "got 0"),
+        ({"functions": [TIME], "function_call": {"name": "f"}}, "function_call.name", "one of ['time'], got 'f'"),
+        (
+            {"tools": tools(TIME), "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice.function.name",
+            "must be one of ['time'], got 'f'",
+        ),
+        ({"tools": tools(TIME), "tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
+        (
+            {"tools": tools(TIME), "tool_choice": {"type": "custom", "custom": {"name": "time"}}},
+            "tool_choice.custom.name",
+            "must be one of [], got 'time'",
+        ),
+        (
+            {"tools": tools(TIME), "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.allowed_tools.tools",
+            "at least one tool",
+        ),
+        (
+            {
+                "tools": tools(TIME),
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": tools({"name": "time"}, {"name": "f"})},
+                },
+            },
+            "tool_choice.allowed_tools.tools[1].function.name",
+            "got 'f'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        read(**fields)
+    assert raised.value.param == param
+    assert said in raised.value.message
+
+
+def test_a_grammar_inside_json_is_refused_by_name() -> None:
+    custom = {"name": "sql", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}}
+    with pytest.raises(UnsupportedValueError) as raised:
+        read(tools=[{"type": "custom", "custom": custom}])
+    assert raised.value.param == "tools[0].custom.format.grammar.syntax"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"type": "array"}, "type must be 'object', got 'array'"),
+        ({"properties": ["a"]}, 'properties cannot be ["a"]'),
+        ({"properties": {"a": {"type": 5}}}, "type cannot be 5"),
+    ],
+)
+def test_a_schema_that_is_none_is_said_of_its_tool(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(JsonSchemaError) as raised:
+        read(tools=tools(TIME, {"name": "bad", "parameters": parameters}))
+    assert raised.value.param == "tools[1].function.parameters"
+    assert said in raised.value.message
