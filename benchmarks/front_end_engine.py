@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.engine.loop.server_link import ServerLink
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     Accepted,

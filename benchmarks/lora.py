@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 
 from benchmarks.compare import machine
 from benchmarks.compare.checkpoints import COMMON, SHAPES
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 SCRATCH = pathlib.Path("build/bench")
 WITHOUT_SLOTS, WITHOUT = "without slots for adapters", "without adapters"

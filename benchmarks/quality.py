@@ -23,11 +23,11 @@ from benchmarks.compare import machine
 from tests.engine.kernels.test_cache_quality import Fp8Cache, Int8Cache
 from tests.engine.quality import FOLDER, growth_of_perplexity, held_out_chats, log_probabilities
 from tests.engine.weights.test_quantized import LIBRARIES, OWN
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.library import NativeLibrary, load
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.models.config import load_model_config
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
 
 SCRATCH = pathlib.Path("build/bench")
 NAMES = {
@@ -50,19 +50,19 @@ def forms(library: NativeLibrary, scratch: pathlib.Path) -> Iterator[tuple[str, 
     """Of each form its name, what computes the log-probabilities of `chats`, and bits of a weight in memory."""
     chats, _ = held_out_chats()
     for storage in ("int8", "int4"):
-        kit = NativeKit(library, storage)
+        kit = CpuKernels(library, storage)
         yield f"--quantization {storage}", lambda kit=kit: log_probabilities(kit, chats), bits(kit, FOLDER)
     for name, title in NAMES.items():
         folder = scratch / name.replace(" ", "-")
         folder.mkdir()
         (OWN | LIBRARIES)[name](FOLDER, folder)
-        kit = NativeKit(library, quantization=load_model_config(folder).quantization)
+        kit = CpuKernels(library, quantization=load_model_config(folder).quantization)
         yield title, lambda kit=kit, folder=folder: log_probabilities(kit, chats, folder=folder), bits(kit, folder)
-    yield "--kv-cache-dtype fp8", lambda: log_probabilities(TorchKit(), chats, Fp8Cache), 16.0
-    yield "--kv-cache-dtype int8", lambda: log_probabilities(TorchKit(), chats, Int8Cache), 16.0
+    yield "--kv-cache-dtype fp8", lambda: log_probabilities(TorchKernels(), chats, Fp8Cache), 16.0
+    yield "--kv-cache-dtype int8", lambda: log_probabilities(TorchKernels(), chats, Int8Cache), 16.0
 
 
-def bits(kit: NativeKit, folder: pathlib.Path) -> float:
+def bits(kit: CpuKernels, folder: pathlib.Path) -> float:
     """Bits of memory for each weight, those of tables and norms included."""
     spec = decoder_spec(load_model_config(folder))
     return spec.weights_bytes(kit, torch.bfloat16) * 8 / spec.num_parameters
@@ -77,7 +77,7 @@ def main() -> None:
     if library is None:
         raise SystemExit("Weft has no kernels for this machine")
     chats, is_answer_next = held_out_chats()
-    plain, rows = log_probabilities(NativeKit(library), chats), []
+    plain, rows = log_probabilities(CpuKernels(library), chats), []
     with tempfile.TemporaryDirectory() as scratch:
         found = forms(library, pathlib.Path(scratch))
         for name, compute, num_bits in track(found, "forms", total=len(NAMES) + 4, console=console):

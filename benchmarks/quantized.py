@@ -23,9 +23,9 @@ from rich.table import Table
 from benchmarks.architectures.steps import Peer, Steps
 from benchmarks.compare import machine
 from tests.gguf_files import add_metadata, add_tokenizer, random_blocks
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.models.config import load_model_config
-from weft.server.gguf.folder import made_folder
+from weft.engine.gguf.folder import made_folder
 
 SCRATCH = pathlib.Path("build/bench")
 NUM_STEPS = 15
@@ -140,13 +140,13 @@ def measure(options: argparse.Namespace, name: str) -> list[Figure]:
 
 def memory(name: str) -> float:
     """Bytes of weights in memory to those of 16 bits."""
+    from weft.engine.kernels.cpu.layer_kernels import CpuKernels
     from weft.engine.kernels.cpu.library import load
-    from weft.engine.kernels.cpu.native_kit import NativeKit
 
     config, library = load_model_config(made_folder(write(name))), load()
     assert library is not None, "Weft has no kernels for this machine"
     spec = decoder_spec(config)
-    kit = NativeKit(library, quantization=config.quantization)
+    kit = CpuKernels(library, quantization=config.quantization)
     return spec.weights_bytes(kit, config.dtype) / (2 * spec.num_parameters)
 
 

@@ -32,12 +32,11 @@ from rich.table import Table
 from benchmarks.compare import machine, servers
 from benchmarks.compare.workloads import Workload
 from benchmarks.offload import metric
-from weft.engine.run.simulate import prompt_ids
-from weft.engine.shared.options import EngineOptions
-from weft.engine.shared.simulation import Arrive, Finished, StepCosts
+from weft.engine.simulate import prompt_ids
+from weft.engine.wire.options import Arrive, EngineOptions, Finished, StepCosts
 from weft.server.cli.simulate import Outcome, Simulator, TraceLine
 from weft.server.ray.policy import PrefixPolicy, ReplicaView
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 SCRATCH = pathlib.Path("build/bench")
 START_S = 300.0

@@ -14,9 +14,9 @@ import statistics
 import time
 
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 MEAN_RUN = 8
 """Ids in a corrupted run, on average."""

@@ -27,7 +27,7 @@ from docs.parameters import (
 )
 from docs.parameters import render_table as render_parameters
 from docs.structure import render_modules, render_reading_path
-from weft.server.terminal.settings_table import render_table as render_settings
+from weft.server.cli.tables import render_table as render_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -117,7 +117,7 @@ def render_quality(run: Path) -> str:
 
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
-DATA = ROOT / "server/terminal/architectures.json"
+DATA = ROOT / "server/cli/architectures.json"
 """What `weft models --architectures` prints."""
 
 PARTS: dict[str, Callable[[], str]] = {

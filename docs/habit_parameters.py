@@ -1,11 +1,16 @@
 """What the parameters tables of docs/api.md say of the routes that other servers have: Ollama's and llama.cpp's."""
 
 from docs.parameters import Routes
-from weft.server.request.fields import REFUSED_EVERYWHERE
-from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
-from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
-from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
-from weft.server.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
+from weft.server.apis.llama_cpp.route import REFUSED_IN_LLAMA_CPP, InfillBody, LlamaCppCompletionBody
+from weft.server.apis.ollama.body import (
+    REFUSED_IN_OLLAMA_CHAT,
+    REFUSED_IN_OLLAMA_GENERATE,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
+from weft.server.task.validation import REFUSED_EVERYWHERE
 
 OLLAMA_ROUTES: Routes = (
     ("/api/chat", OllamaChatBody, REFUSED_IN_OLLAMA_CHAT),

@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
-from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
-from weft.server.request.fields import (
+from weft.server.apis.anthropic.body import REFUSED_IN_MESSAGES
+from weft.server.apis.anthropic.schema import CountTokensBody, MessagesBody
+from weft.server.apis.decisions.schema import DecisionBody, SglangBody, SystemOneBody
+from weft.server.apis.responses.schema import CompactBody, ConversationBody, ConversationUpdate, ItemsBody, ResponseBody
+from weft.server.task.bodies import ChatCompletionBody, CompletionBody
+from weft.server.task.validation import (
     ACCEPTED,
     ACCEPTED_IN_RESPONSES,
     REFUSED_EVERYWHERE,
@@ -16,14 +20,7 @@ from weft.server.request.fields import (
     REFUSED_IN_SGLANG_DECISIONS,
     REFUSED_IN_SYSTEMONE,
 )
-from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.completions import CompletionBody
-from weft.server.schemas.conversations import ConversationBody, ConversationUpdate, ItemsBody
-from weft.server.schemas.decision_shapes import SglangBody, SystemOneBody
-from weft.server.schemas.decisions import DecisionBody
-from weft.server.schemas.messages import CountTokensBody, MessagesBody
-from weft.server.schemas.responses import CompactBody, ResponseBody
-from weft.server.schemas.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
+from weft.server.task.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from weft.engine.models.facts import ModelFacts
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.memory import format_size
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.describe.config import ModelFacts
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import format_size
+from weft.engine.wire.messages import EngineOptions
 
 _CGROUP = Path("/sys/fs/cgroup")
 _FP8_CAPABILITY = 8, 9

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar, cast
 
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
 
 _T = TypeVar("_T")
 

@@ -12,9 +12,9 @@ import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec
 from weft.engine.config import EngineConfig
-from weft.engine.models.facts import ModelFacts
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.memory import MAX_CPU_CACHE_BYTES, cache_bytes, format_size
+from weft.engine.describe.config import ModelFacts
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import MAX_CPU_CACHE_BYTES, cache_bytes, format_size
 
 logger = logging.getLogger(__name__)
 

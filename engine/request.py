@@ -12,26 +12,16 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.engine.guidance.matcher import GrammarMatcher
-from weft.engine.guidance.reasoning_budget import ReasoningProgress
-from weft.engine.sampling.logit_edits import LogitEdits, make_edits
-from weft.engine.sampling.token_counts import TokenCounts
-from weft.engine.shared.adapters import Adapter
-from weft.engine.shared.messages import (
-    TIER_WIDTH,
-    USUAL_CACHING,
-    AddRequest,
-    CachePolicy,
-    FinishReason,
-    ReasoningBudget,
-)
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.speculation.drafters import Drafting
-from weft.engine.speculation.lookup import TokenHistory
+from weft.engine.drafts import Drafting, TokenHistory
+from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
+from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits
+from weft.engine.wire.messages import TIER_WIDTH, USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
+from weft.engine.wire.options import Adapter
+from weft.engine.wire.params import SamplingParams
 
 if TYPE_CHECKING:
-    from weft.engine.core.beam_search import BeamSearch
-    from weft.engine.core.pooler import Pooler
+    from weft.engine.loop.beams import BeamSearch
+    from weft.engine.sampling.scores import Pooler
 
 
 class RequestStatus(enum.Enum):

@@ -47,7 +47,7 @@ from typing import ClassVar, TypedDict
 import msgspec
 from typing_extensions import Unpack
 
-from weft.engine.shared.messages import RejectReason
+from weft.engine.wire.messages import RejectReason
 
 MAX_MESSAGE_CHARS = 4000
 """Longest message that is sent. Weft's own messages are shorter; those of templates and libraries may not be."""

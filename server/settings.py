@@ -18,9 +18,8 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from weft.engine.shared.adapters import MAX_ADAPTERS, MAX_FOLDER_CHARS, MAX_LORAS
-from weft.engine.shared.messages import EngineOptions
-from weft.engine.shared.options import KvRole
+from weft.engine.wire.messages import EngineOptions
+from weft.engine.wire.options import MAX_ADAPTERS, MAX_FOLDER_CHARS, MAX_LORAS, KvRole
 from weft.server.model_entry import ModelEntries, ModelEntry, ModelName, check_names
 
 ENV_PREFIX = "WEFT_"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.models.config import load_model_config
-from weft.engine.weights.refs import ExpertsRef
+from weft.engine.weights.reader import ExpertsRef
 
 VALUE_BYTES = 2
 VOCAB_SIZE = 32_768

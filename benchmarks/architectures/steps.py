@@ -8,12 +8,12 @@ import time
 import torch
 
 from benchmarks.compare import machine
-from weft.engine.kernels.cpu.experts import NativeExperts
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import load
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.kernels.cpu.products import NativeExperts
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 _PROBE = 16_384, 8192  # a matrix of 256 MiB, more than any cache
 _ROOM = 4096  # tokens that a stream may make: more than all windows

@@ -10,11 +10,11 @@ from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import CacheGroup
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.models.config import load_model_config
-from weft.engine.run.kernel_choice import choose_kit, make_backend
+from weft.engine.kernels.choice import choose_kit, make_backend
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.wire.messages import EngineOptions
 
 
 def run(job: Job, reporter: Reporter) -> None:

@@ -20,9 +20,9 @@ from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import Work, model_folder, read_work
 from benchmarks.gpu.report import ENGINE
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 Feature = Literal["graphs", "overlap"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.compare import checkpoints
 from weft.engine.cache.specs import group_layers
+from weft.engine.describe.config import ModelConfig, load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.models.config import ModelConfig, load_model_config
 
 _BEHIND_ATTENTION = 3
 """Matrices of a layer that follow its attention."""

@@ -13,8 +13,8 @@ from benchmarks.compare.workloads import Workload
 from benchmarks.gpu.clients import Clients
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder
-from weft.engine.models.config import load_model_config
-from weft.server.run.child import python_command
+from weft.engine.describe.config import load_model_config
+from weft.server.supervise.child import python_command
 
 START_TIMEOUT_S = 150.0
 NUM_ROUNDS = 2

@@ -4,9 +4,14 @@ Invariant: a block is either referenced (count >= 1) or in the free list, never 
 in neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache. It
 begins with blocks without content. The least recently freed blocks follow. Blocks with pinned content come last of all.
 Every operation is O(1) per block. Knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
+
+Checks that block tables and pools agree, for tests and for an engine that is idle.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from weft.engine.request import Request
 
 NULL_BLOCK = 0
 """Stands for a block that left the sliding window. It is never written, and never read unmasked."""
@@ -145,3 +150,23 @@ class BlockPool:
         self._next[before] = self._previous[after] = block
         self._previous[block], self._next[block] = before, after
         self.num_free += 1
+
+
+def check_references(
+    pool: BlockPool, group: int, requests: Sequence[Request], state_index: int | None, others: Iterable[int]
+) -> None:
+    """Assert that requests and others hold exactly the references that the pool of a group counts.
+
+    Args:
+        state_index: Place of the group among those of states; None for a group of tokens.
+        others: Blocks that a tier holds.
+    """
+    pool.check_integrity()
+    counts = Counter(others)
+    for request in requests:
+        counts.update(request.block_tables[group] if request.block_tables else ())
+        if state_index is not None and request.states_before_drafts:
+            counts[request.states_before_drafts[state_index]] += 1
+    counts.pop(NULL_BLOCK, None)
+    held = {block: pool.references(block) for block in range(1, pool.num_blocks) if pool.references(block)}
+    assert counts == held, f"group {group}: tables hold {counts}, pool says {held}"

@@ -17,14 +17,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from weft.engine.cache.block_hashes import BlockHashes
-from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
-from weft.engine.cache.integrity import check_references
-from weft.engine.cache.pins import Pins
-from weft.engine.cache.shared_tier import SharedOffload
+from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool, check_references
+from weft.engine.cache.prefixes import LEAST_TOKENS, BlockHashes, Pins, awaited_stop, is_stop, next_stop, stops_of
 from weft.engine.cache.specs import CacheSpec, ModuleCache
-from weft.engine.cache.state_stops import LEAST_TOKENS, awaited_stop, is_stop, next_stop, stops_of
-from weft.engine.cache.tier import BlockTier, CachedBlock
+from weft.engine.cache.tier import BlockTier, CachedBlock, SharedOffload
 from weft.engine.request import Request
 
 

@@ -3,7 +3,7 @@
 Code that sizes, hands out, copies or frees caches asks the spec. Every group has one block table per request. For keys
 and values, a block holds a fixed number of tokens. A state is one block that stands for all tokens of its request. A
 new kind of cache, such as the keys of an encoder, is one more class here and a backend, which
-`engine/run/kernel_choice.py` makes and `engine/kernels/caches.py` calls.
+`engine/kernels/choice.py` makes and `engine/kernels/torch/caches.py` calls.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from weft.engine.step.batch import Ints
+from weft.engine.batch import Ints
 
 _PositionT = TypeVar("_PositionT", int, Ints)
 

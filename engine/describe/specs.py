@@ -15,16 +15,31 @@ from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
 from weft.engine.layers.all_ranks import norm_of_all_ranks, of_all_ranks
-from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock, unchanged
-from weft.engine.layers.chained import ChainedLinear, clamped, scaled
-from weft.engine.layers.heads import NormedHeads, over_all_heads, unchanged_heads
-from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
-from weft.engine.layers.parallel_block import ParallelBlock
-from weft.engine.layers.parts import HeadLayer, Layer, Linear
-from weft.engine.layers.post_norm_block import PostNormBlock
-from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
+from weft.engine.layers.block import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    HeadLayer,
+    Layer,
+    Linear,
+    Mixer,
+    PreNormBlock,
+    unchanged,
+)
+from weft.engine.layers.gated import LinearWithEpilogue, clamped, scaled
+from weft.engine.layers.kernels import LayerKernels
+from weft.engine.layers.norm import (
+    HeadNorm,
+    LayerNorm,
+    NormedHeads,
+    ParallelBlock,
+    PostNormBlock,
+    RMSNorm,
+    over_all_heads,
+    unchanged_heads,
+)
+from weft.engine.weights.reader import ExpertsRef, TensorRef, WeightReader, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class BlockSpec(PartSpec, ABC):
     """A block that is still to be built."""
 
     @abstractmethod
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         """Load it; its caches get the indices from first_cache on."""
 
 
@@ -66,7 +81,7 @@ class MixerSpec(PartSpec, ABC):
     """A mixer that is still to be built."""
 
     @abstractmethod
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         """Load it; its caches get the indices from first_cache on."""
 
 
@@ -74,10 +89,10 @@ class FeedForwardSpec(PartSpec, ABC):
     """A feed-forward layer that is still to be built."""
 
     @abstractmethod
-    def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
+    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
         """Load it."""
 
-    def experts_bytes(self, kit: LayerKit, dtype: torch.dtype) -> int:
+    def experts_bytes(self, kit: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory of its experts; those of parts in it count there."""
         return 0
 
@@ -96,7 +111,7 @@ class NormSpec(PartSpec):
     bias: TensorRef | None = None
     is_layer_norm: bool = False
 
-    def build(self, kit: LayerKit, reader: WeightReader) -> Layer:
+    def build(self, kit: LayerKernels, reader: WeightReader) -> Layer:
         """Load it; kits have norms with weights."""
         if self.weight is None:
             return self.build_by_torch(reader)
@@ -117,7 +132,7 @@ class NormSpec(PartSpec):
         return norm_of_all_ranks(None if self.weight is None else reader.tensor(self.weight), self.eps)
 
 
-def build_norm(norm: NormSpec | None, kit: LayerKit, reader: WeightReader) -> Layer:
+def build_norm(norm: NormSpec | None, kit: LayerKernels, reader: WeightReader) -> Layer:
     """Load a norm; None leaves hidden states as they are."""
     return norm.build(kit, reader) if norm else unchanged
 
@@ -137,14 +152,14 @@ class OutputSpec(PartSpec):
     scale: float = 1.0
     is_partial: bool = False
 
-    def build(self, kit: LayerKit, reader: WeightReader) -> Linear:
+    def build(self, kit: LayerKernels, reader: WeightReader) -> Linear:
         """Load it."""
         linear = kit.linear(self.matrix, reader)
         if self.is_partial:
-            linear = ChainedLinear(linear, of_all_ranks(unchanged))
+            linear = LinearWithEpilogue(linear, of_all_ranks(unchanged))
         if self.norm is not None:
-            linear = ChainedLinear(linear, self.norm.build(kit, reader))
-        return linear if self.scale == 1.0 else ChainedLinear(linear, scaled(unchanged, self.scale))
+            linear = LinearWithEpilogue(linear, self.norm.build(kit, reader))
+        return linear if self.scale == 1.0 else LinearWithEpilogue(linear, scaled(unchanged, self.scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +178,7 @@ class HeadNormsSpec(PartSpec):
     is_last: bool = False
     is_partial: bool = False
 
-    def build(self, kit: LayerKit, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
+    def build(self, kit: LayerKernels, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Load norms and rotation."""
         if self._is_uniform:
             assert self.queries.weight is not None and self.keys.weight is not None
@@ -208,7 +223,7 @@ class AttentionSpec(MixerSpec):
     turns: bool = True
 
     @override
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         heads = (self.num_heads, self.cache.num_kv_heads)
         if self.head_norms:
             prepare = self.head_norms.build(kit, reader, *heads)
@@ -218,7 +233,7 @@ class AttentionSpec(MixerSpec):
             prepare = unchanged_heads(*heads)
         qkv = kit.linear(self.qkv, reader)
         if self.clip is not None:
-            qkv = ChainedLinear(qkv, clamped(unchanged, self.clip))
+            qkv = LinearWithEpilogue(qkv, clamped(unchanged, self.clip))
         output = self.output.build(kit, reader)
         sinks = reader.tensor(self.sinks) if self.sinks else None
         return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks)
@@ -233,7 +248,7 @@ class DenseSpec(FeedForwardSpec):
     output: OutputSpec
 
     @override
-    def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
+    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
         build_first = kit.gated if len(self.first.sizes) > 1 else kit.ungated
         return GatedFeedForward(build_first(self.first, reader, self.activation), self.output.build(kit, reader))
 
@@ -248,7 +263,7 @@ class PreNormSpec(BlockSpec):
     feed_forward: FeedForwardSpec | None
 
     @override
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         return PreNormBlock(
             build_norm(self.mixer_norm, kit, reader),
             self.mixer.build(kit, reader, first_cache) if self.mixer else None,
@@ -267,7 +282,7 @@ class PostNormSpec(BlockSpec):
     feed_forward_norm: NormSpec
 
     @override
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         mixer = self.mixer.build(kit, reader, first_cache)
         mixer_norm, feed_forward = self.mixer_norm.build(kit, reader), self.feed_forward.build(kit, reader)
         return PostNormBlock(mixer, mixer_norm, feed_forward, self.feed_forward_norm.build(kit, reader))
@@ -283,7 +298,7 @@ class ParallelSpec(BlockSpec):
     feed_forward: FeedForwardSpec
 
     @override
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         return ParallelBlock(
             self.mixer_norm.build(kit, reader),
             self.mixer.build(kit, reader, first_cache),
@@ -351,7 +366,7 @@ class DecoderSpec(PartSpec):
         """Bytes of the checkpoint's tensors in dtype."""
         return self.num_parameters * dtype.itemsize
 
-    def weights_bytes(self, kit: LayerKit, dtype: torch.dtype) -> int:
+    def weights_bytes(self, kit: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory, from the shapes alone."""
         inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kit.linear_bytes(matrix, dtype) for matrix in inner)

@@ -5,6 +5,7 @@ from math import prod
 import torch
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import (
     AttentionSpec,
     BlockSpec,
@@ -19,10 +20,9 @@ from weft.engine.describe.specs import (
     PostNormSpec,
     PreNormSpec,
 )
+from weft.engine.families.switches import Fused, Halves, Norm, Norms, QKNorm
 from weft.engine.layers.rotary import head_order
-from weft.engine.models.config import ModelConfig
-from weft.engine.models.families.family import Fused, Halves, Norm, Norms, QKNorm
-from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
+from weft.engine.weights.reader import RowOrder, TensorRef, WeightRef
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec:

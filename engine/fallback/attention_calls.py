@@ -14,7 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel, masking_utils
 from transformers.masking_utils import AttentionMaskInterface
 
 from weft.engine.cache.specs import PagedKV
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
 
 RECORDING = "weft_recording"
 """Name of the attention that records, for `attn_implementation`."""

@@ -1,9 +1,20 @@
-"""Loads a checkpoint into transformers' module: transformers names, merges and ties tensors, Weft's reader reads them.
+"""Weft's paged attention as an implementation of transformers' AttentionInterface.
+
+A step's tokens reach the module as one row, and its masks are none: the caches of the step know which token belongs to
+which request. Every attention module carries a `LayerCache`, since the interface hands over nothing but the module.
+
+A module of transformers as a `Model`: its body computes hidden states, the rest of it makes logits of some of them.
+
+The rest knows how its architecture scales, caps and adds biases to logits. So it is run as it is, with a body that
+returns given hidden states.
+
+Loads a checkpoint into transformers' module: transformers names, merges and ties tensors, Weft's reader reads them.
 
 Transformers gets every tensor as a promise to read it. Beside the weights, one tensor exists at a time, or those that
 are merged into one, such as the experts of a layer.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,19 +24,160 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import logging as untyped_logging
+from transformers.utils.generic import ModelOutput
+from typing_extensions import override
 
-from weft.engine.fallback.attention import PAGED
-from weft.engine.fallback.config import FallbackConfig
-from weft.engine.fallback.model import TransformersModel
-from weft.engine.fallback.packing import pack
+from weft.engine.cache.specs import CacheSpec
+from weft.engine.fallback.attention_calls import RecordedCalls
+from weft.engine.fallback.config import FallbackConfig, pack
 from weft.engine.fallback.request_model import RequestModel
-from weft.engine.layers.kit import LayerKit
+from weft.engine.layers.block import AttentionStep, Model, StepCaches
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import LoadFormat
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.formats import Progress
+from weft.engine.weights.reader import Progress
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource, refuse_unexpected
+from weft.engine.wire.errors import ModelError
+
+PAGED = "weft"
+"""Name of this attention, for `attn_implementation`. No mask is registered for it, so transformers makes none."""
+
+
+class CurrentStep:
+    """The attention of the step that a model computes now; shared by its layers, changed by the model alone."""
+
+    attention: AttentionStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Which cache of the step a module uses, and the dtype of the model."""
+
+    current: CurrentStep
+    layer: int
+    dtype: torch.dtype
+
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attend in the current step.
+
+        Args:
+            queries: (1, num_heads, num_tokens, head_dim).
+            keys: (1, num_kv_heads, num_tokens, head_dim).
+            values: (1, num_kv_heads, num_tokens, value_dim); smaller ones are kept with zeros at the end.
+            sinks: (num_heads,), see `AttentionStep.attend`; None without sinks.
+
+        Returns:
+            (1, num_tokens, num_heads, value_dim) in the dtype of queries.
+        """
+        assert self.current.attention is not None, "a module attends outside of a step"
+        value_dim = values.shape[-1]
+        padded = functional.pad(values, (0, keys.shape[-1] - value_dim)) if value_dim < keys.shape[-1] else values
+        flat = (heads[0].transpose(0, 1).to(self.dtype).contiguous() for heads in (queries, keys, padded))
+        sunk = None if sinks is None else sinks.float()
+        attended = self.current.attention.attend(
+            self.layer, next(flat), next(flat), next(flat), sunk
+        )  # (num_tokens, num_heads, head_dim)
+        return attended[..., :value_dim].unsqueeze(0).to(queries.dtype)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: object,
+) -> tuple[torch.Tensor, None]:
+    cache = module.weft_cache
+    assert isinstance(cache, LayerCache)
+    return cache.attend(query, key, value, s_aux), None
+
+
+AttentionInterface.register(PAGED, _attend)
+
+
+class _Body(torch.nn.Module):
+    """Stands in the place of the body: runs it, or returns the hidden states that it was given."""
+
+    def __init__(self, body: torch.nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.given: ModelOutput | None = None
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        """The body's output."""
+        return self.body(*args, **kwargs) if self.given is None else self.given
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("body"), name)
+
+
+class TransformersModel(Model):
+    """A loaded module. Runs one step at a time.
+
+    Attributes:
+        cache_specs: What each cache keeps, one for each attention module.
+        weights_bytes: Memory that parameters and buffers take; shared ones count once.
+    """
+
+    def __init__(self, module: PreTrainedModel, calls: RecordedCalls, dtype: torch.dtype) -> None:
+        """Take over a module that was loaded with the attention `PAGED`."""
+        self.cache_specs: tuple[CacheSpec, ...] = tuple(layer.cache for layer in calls.layers)
+        tensors = {tensor.data_ptr(): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self.weights_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self._current = CurrentStep()
+        for index, layer in enumerate(calls.layers):
+            part = module.get_submodule(layer.name)
+            part.weft_cache = LayerCache(self._current, index, dtype)  # type: ignore[assignment]
+        self._module = module
+        self._output_type: type[ModelOutput] = ModelOutput
+        self._body = _Body(module.get_submodule(calls.body))
+        module.set_submodule(calls.body, self._body)
+
+    @override
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        self._current.attention = caches.attention
+        output = self._body.body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        self._current.attention = None
+        self._output_type = type(output)
+        hidden: torch.Tensor = output[0][0]
+        return hidden if rows is None else hidden[rows]
+
+    @override
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self._body.given = self._output_type(last_hidden_state=hidden_states[None])
+        try:
+            unread = torch.zeros(1, len(hidden_states), dtype=torch.int64, device=hidden_states.device)
+            logits: torch.Tensor = self._module(input_ids=unread, use_cache=False).logits[0]
+        finally:
+            self._body.given = None
+        return logits.float()
+
+    def plain_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Float32 logits of whole prompts (num_prompts, num_tokens), by the module alone with its own attention."""
+        with self._eager_attention():
+            logits: torch.Tensor = self._module(input_ids=token_ids, use_cache=False).logits
+        return logits.float()  # (num_prompts, num_tokens, vocab_size)
+
+    @contextlib.contextmanager
+    def _eager_attention(self) -> Iterator[None]:
+        config = self._module.config
+        config._attn_implementation = "eager"
+        try:
+            yield
+        finally:
+            config._attn_implementation = PAGED
+
 
 transformers_logging: Any = untyped_logging
 
@@ -50,7 +202,7 @@ def load_fallback(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    kit: LayerKit | None = None,
+    kit: LayerKernels | None = None,
     load_format: LoadFormat = "auto",
     progress: Progress = lambda done, total: None,
 ) -> TransformersModel | RequestModel:

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from weft.engine.batch import Batch
 from weft.engine.config import EngineConfig
-from weft.engine.fallback.contexts import Context
-from weft.engine.fallback.model import TransformersModel
+from weft.engine.fallback.loading import TransformersModel
 from weft.engine.fallback.request_model import GoingOn, RequestModel
-from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.caches import Caches, Context
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.shared.errors import ModelError
-from weft.engine.step.batch import Batch
+from weft.engine.wire.errors import ModelError
 
 logger = logging.getLogger(__name__)
 

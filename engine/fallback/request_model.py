@@ -14,9 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, ModuleCache, StateSpec
-from weft.engine.fallback.contexts import Context, ContextStep
-from weft.engine.layers.step_caches import StepCaches
-from weft.engine.models.decoder import Model
+from weft.engine.kernels.torch.caches import Context, ContextStep
+from weft.engine.layers.block import Model, StepCaches
 
 _CACHE_NAMES = ("past_key_values", "cache", "cache_params", "state")
 _SLOT = StateSpec((), torch.uint8)

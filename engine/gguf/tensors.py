@@ -13,10 +13,10 @@ import torch
 from typing_extensions import override
 
 from weft.engine.fields import Fields
-from weft.engine.shared.errors import ModelError
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.stored import StoredWeight
+from weft.engine.weights.methods import StoredWeight
 from weft.engine.weights.tensor_files import CheckpointSource, misshapen
+from weft.engine.wire.errors import ModelError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")

@@ -1,18 +1,162 @@
-"""Blocks of a model: a mixer across tokens, then a feed-forward layer, both added to the hidden states.
+"""The protocols of paged attention: what a model asks of a backend in each step.
+
+A backend alone owns the layout of its KV cache, and writes and copies it. The model hands it queries, keys and values
+of one layer and gets the attention output. Block tables and slots reach the backend through `begin`, once per step.
+`weft.engine.cache.specs` says what a layer keeps and how layers form groups.
+
+The types of the layers that blocks are made of; inputs are (num_tokens, features) in the model's dtype.
+
+What blocks see of a model's caches during one step.
+
+Blocks of a model: a mixer across tokens, then a feed-forward layer, both added to the hidden states.
 
 The mixer (attention) and the feed-forward layer are parts behind protocols. Another kind of model is another part or
 another block. Nothing here knows a family or a checkpoint.
+
+The one decoder: embedding, blocks, final norm, output head.
+
+It owns no cache: the caller passes the `StepCaches` of each step. All tensors are flat over the tokens of a step. The
+caller runs everything under `torch.inference_mode`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from typing_extensions import override
 
-from weft.engine.layers.parts import HeadLayer, Layer, Linear
-from weft.engine.layers.step_caches import StepCaches
+from weft.engine.batch import Batch, Ints
+from weft.engine.cache.specs import CacheSpec
+from weft.engine.layers.rotary import PositionTable
+
+
+class PagedCache(NamedTuple):
+    """Where a layer writes the K/V that it prepares.
+
+    Attributes:
+        blocks: (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values, or 1 for latents.
+        slots: (num_tokens,) int32, block * block_size + offset in the block; -1 writes nothing.
+        scales: (2, num_kv_heads) float32, by which K and V are divided before they are rounded to fp8; else not read.
+    """
+
+    blocks: torch.Tensor
+    slots: torch.Tensor
+    scales: torch.Tensor
+
+
+class AttentionStep(Protocol):
+    """Attention for the batch of one step. `AttentionBackend.begin` makes it; each layer uses it once."""
+
+    def cache(self, layer: int) -> PagedCache | None:
+        """Where the model writes K/V of a layer before it calls `attend`; None if `attend` writes them."""
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend causally, each token within its request; first write keys and values unless `cache` returns a place.
+
+        Args:
+            layer: Index of the layer.
+            queries: (num_tokens, num_heads, head_dim), rotary embedding applied.
+            keys: (num_tokens, num_kv_heads, head_dim), rotary embedding applied.
+            values: (num_tokens, num_kv_heads, value_dim); of latents these are the first values of the keys.
+            sinks: (num_heads,) float32, of a layer whose spec says `has_sinks`; None for any other.
+
+        Returns:
+            (num_tokens, num_heads, value_dim), valid until the next call, which may reuse the memory.
+        """
+
+
+class AttentionBackend(Protocol):
+    """Owns the KV cache tensors of all layers. Constructed with groups, number of blocks, block size, dtype, device.
+
+    Attributes:
+        supports_graphs: Whether steps may be captured and replayed (`run.cuda_graphs`). Four things hold then. `begin`
+            writes the batch to device memory that never moves, and does not wait for the device. If `Batch.graph` names
+            a recorded step, `attend` takes its padding, too, and what it launches depends only on that name. Padding
+            reads no keys, writes none, and gets zeros, so that no value of it is infinite or not a number. A batch
+            without requests is all padding.
+    """
+
+    name: str
+    supports_graphs: bool
+
+    def prepare(self) -> bool:
+        """Spend a few milliseconds of idle time on work that steps would wait for; returns whether more is left."""
+
+    def blocks(self, layer: int) -> Sequence[torch.Tensor]:
+        """The tensors that hold the blocks of a layer, each (num_blocks, ...) and contiguous."""
+
+    def begin(self, batch: Batch) -> AttentionStep:
+        """Do the block copies of the batch, and prepare the metadata that all layers share."""
+
+
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+# Takes (num_tokens, num_heads + 2 * num_kv_heads, head_dim), the rotation of each token from `RotaryTable.gather`, and
+# `AttentionStep.cache`. Returns queries, keys and values. May change its first argument. Writes K/V to the cache unless
+# that is None.
+HeadLayer = Callable[[torch.Tensor, torch.Tensor, PagedCache | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+class Linear(Protocol):
+    """A matrix of the model, or several that share their input, stacked along the outputs."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, in_features) -> (num_tokens, out_features)."""
+
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add the outputs to residual (num_tokens, out_features), in place."""
+
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs in float32. The caller may overwrite them, and so may the next call."""
+
+
+class StateStep(Protocol):
+    """Reads and writes the states of fixed size of one step, by copies or in place.
+
+    `read` and `write` copy. A kernel that changes states in place takes `tensor`, `slots` and `is_new` instead.
+
+    Attributes:
+        query_start_locs: (num_requests + 1,) on the host, where each request's tokens start.
+        is_new: (num_requests,) bool on the device, whether the request has no state yet. What its slot holds is then
+            left over from another request and counts as zeros.
+    """
+
+    query_start_locs: Ints
+    is_new: torch.Tensor
+
+    def read(self, layer: int) -> torch.Tensor:
+        """(num_requests, *shape): the states before this step's tokens, zeros for a new request."""
+
+    def write(self, layer: int, states: torch.Tensor) -> None:
+        """Keep the states (num_requests, *shape) after this step's tokens."""
+
+    def tensor(self, layer: int) -> torch.Tensor:
+        """(num_slots, *shape): the states of all requests, contiguous. Only the slots of this step may be changed."""
+
+    def slots(self, layer: int) -> torch.Tensor:
+        """(num_requests,) int64 on the device: the slot of each request, distinct except for slot 0 of padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCaches:
+    """The caches of one step, by kind, and what its blocks leave for later ones.
+
+    Attributes:
+        states: None if no layer keeps a state.
+        passed: By name, what a block made of the step's tokens and a later one reads.
+    """
+
+    attention: AttentionStep
+    states: StateStep | None = None
+    passed: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +281,78 @@ class PreNormBlock(Block):
         if self.feed_forward:
             self.feed_forward.add_to(hidden, self.feed_forward_norm(hidden))
         return hidden
+
+
+class Model(Protocol):
+    """What the runner needs of a model. No method waits for the device."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run the tokens of one step through all blocks.
+
+        Args:
+            token_ids: (num_tokens,) int64.
+            positions: (num_tokens,) int64, position of each token in its request.
+            caches: The caches of this step.
+            rows: (num_rows,) indices of the tokens whose hidden states are wanted; None for all.
+
+        Returns:
+            (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
+        """
+
+    def typed(self, positions: torch.Tensor, token_types: torch.Tensor) -> torch.Tensor:
+        """Positions for `forward` that say the types of tokens, too; a model that knows no types ignores them."""
+        return positions
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size). The next call may overwrite them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder(Model):
+    """A model ready to run on one device. Made by `weft.engine.models.loading`.
+
+    Attributes:
+        head: None in a later pipeline stage.
+        blocks: A kit may have fused several layers into one block.
+        norm: Behind the last block.
+        rotaries: Every rotary embedding of the model, and what else depends on positions; blocks name them by index.
+        cache_specs: What each cache keeps.
+        weights_bytes: Memory that the weights take.
+        positions: A learned embedding of positions; None for none.
+        embedding_norm: Of the sum of embeddings.
+        num_types: Types that tokens may have. The embedding of positions has num_positions rows for each of them.
+    """
+
+    embedding: Layer
+    blocks: Sequence[Block]
+    norm: Layer
+    head: Linear | None
+    rotaries: tuple[PositionTable, ...]
+    cache_specs: tuple[CacheSpec, ...]
+    weights_bytes: int
+    positions: Layer | None = None
+    embedding_norm: Layer = unchanged
+    num_types: int = 1
+    num_positions: int = 0
+
+    @override
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        step = BlockStep(tuple(rotary.gather(positions) for rotary in self.rotaries), caches, rows)
+        hidden = self.embedding(token_ids)
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions)
+        hidden = run_blocks(self.blocks, self.embedding_norm(hidden), step)
+        return self.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
+
+    @override
+    def typed(self, positions: torch.Tensor, token_types: torch.Tensor) -> torch.Tensor:
+        return positions + token_types.clamp(max=self.num_types - 1) * self.num_positions
+
+    @override
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None  # a later stage computes no logits
+        return self.head.to_float32(hidden_states)

@@ -1,15 +1,38 @@
-"""The first half of a feed-forward layer, with a gate or without; gate and up projection are one matrix, gate first."""
+"""Functions of each value by itself. On the CPU torch's own round otherwise in vectors than in what is left over.
+
+There a result would depend on where its value lies, and so on the other rows of a step. `exp` and `log1p` have no such
+fault.
+
+The first half of a feed-forward layer, with a gate or without; gate and up projection are one matrix, gate first.
+
+Matrices that keep their inputs in another order than the model: that of the groups which share scales.
+
+GPTQ's `desc_act` (arXiv:2210.17323) quantizes the inputs that matter most first, so that a group is of inputs from
+anywhere (`g_idx`). Side by side, they are groups as kernels take them.
+
+Layers whose outputs are scaled, normalised or capped, as some families ask for.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from weft.engine.layers.parts import Layer
+from weft.engine.layers.block import Layer, Linear
+
+
+def sigmoid(values: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-values))."""
+    return values.sigmoid() if values.is_cuda else values.neg().exp_().add_(1).reciprocal_()
+
+
+def softplus(values: torch.Tensor) -> torch.Tensor:
+    """log(1 + exp(values)), which is values above 20."""
+    return F.softplus(values) if values.is_cuda else torch.where(values > 20, values, values.exp().log1p_())
 
 
 def _squared_relu(values: torch.Tensor) -> torch.Tensor:
@@ -94,3 +117,75 @@ def gated(gate_up: Layer, activation: str) -> ActivatedLinear:
 def ungated(up: Layer, activation: str, fused: Layer | None = None) -> ActivatedLinear:
     """activation(up(x)), (num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
     return ActivatedLinear(up, ACTIVATIONS[activation], fused)
+
+
+class ActOrderLinear(Linear):
+    """A matrix; `order`, (in_features,) int64, has for each of its inputs the one of the model.
+
+    It is also `Activated` where the inner one is.
+    """
+
+    def __init__(self, inner: Linear, order: torch.Tensor) -> None:
+        """Take the matrix in its own order."""
+        self.inner, self.order = inner, order
+
+    @override
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs.index_select(1, self.order))
+
+    @override
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        self.inner.add_to(residual, inputs.index_select(1, self.order))
+
+    @override
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner.to_float32(inputs.index_select(1, self.order))
+
+    def sums(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `Activated`."""
+        return cast(Activated, self.inner).sums(inputs.index_select(1, self.order))
+
+    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+        """See `Activated`."""
+        return cast(Activated, self.inner).activate(sums)
+
+
+class LinearWithEpilogue(Linear):
+    """A linear layer followed by another layer."""
+
+    def __init__(self, linear: Linear, follower: Layer) -> None:
+        """Apply follower, which may change its input, to the outputs of linear."""
+        self._linear = linear
+        self._follower = follower
+
+    @override
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._follower(self._linear(inputs))
+
+    @override
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        residual += self(inputs)
+
+    @override
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._follower(self._linear.to_float32(inputs))
+
+
+def clamped(layer: Layer, bound: float) -> Layer:
+    """Keep the layer's outputs between -bound and bound."""
+    return lambda inputs: layer(inputs).clamp_(-bound, bound)
+
+
+def scaled(layer: Layer, factor: float) -> Layer:
+    """Multiply the layer's outputs by factor."""
+    return lambda inputs: layer(inputs).mul_(factor)
+
+
+def shifted(layer: Layer, offset: int) -> Layer:
+    """Add offset to the layer's inputs."""
+    return lambda inputs: layer(inputs + offset)
+
+
+def soft_cap(cap: float) -> Layer:
+    """Values -> cap * tanh(values / cap), in place: about the same near zero, never beyond the cap."""
+    return lambda values: values.div_(cap).tanh_().mul_(cap)

@@ -1,7 +1,20 @@
-"""RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016), with statistics in float32 for every dtype."""
+"""RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016), with statistics in float32 for every dtype.
+
+Heads that are not rotated, or normalised in another way than each by itself before the rotation.
+
+A block whose halves stand side by side.
+
+A block whose norms come behind the sums, as in BERT.
+"""
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
+
+from weft.engine.layers.block import Block, BlockStep, FeedForward, HeadLayer, Layer, Mixer, PagedCache
+from weft.engine.layers.rotary import rotate
 
 
 def normalise(hidden: torch.Tensor, eps: float) -> torch.Tensor:
@@ -63,3 +76,102 @@ class HeadNorm:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Same shape and dtype as hidden (num_tokens, num_heads + num_kv_heads, head_dim)."""
         return normalise(hidden, self.eps).mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedHeads:
+    """A `HeadLayer` with norms around another one, which rotates.
+
+    Attributes:
+        heads: Of a kit, without norm.
+        queries, keys: Norms over (num_tokens, their heads, head_dim).
+        is_last: Whether the norms come behind the rotation.
+    """
+
+    heads: HeadLayer
+    queries: Layer
+    keys: Layer
+    num_heads: int
+    num_kv_heads: int
+    is_last: bool
+
+    def __call__(
+        self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `HeadLayer`."""
+        queries, keys, _ = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.is_last:
+            queries.copy_(rotate(queries, rotation))
+            keys.copy_(rotate(keys, rotation))
+            rotation = torch.zeros_like(rotation)
+            rotation[:, 0] = 1  # a turn by nothing
+        queries.copy_(self.queries(queries))
+        keys.copy_(self.keys(keys))
+        return self.heads(qkv, rotation, cache)
+
+
+def over_all_heads(norm: Layer) -> Layer:
+    """A norm over all heads of a token as one vector."""
+    return lambda heads: norm(heads.flatten(1)).view_as(heads)
+
+
+def unchanged_heads(num_heads: int, num_kv_heads: int) -> HeadLayer:
+    """A `HeadLayer` without norm and rotation, which leaves writing K/V to the attention backend."""
+
+    def split(
+        qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert cache is None, "attention among whole texts writes what it keeps"
+        queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        return queries, keys, values
+
+    return split
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlock(Block):
+    """A block whose halves read the same hidden states (Wang and Komatsuzaki, 2021).
+
+    Attributes:
+        feed_forward_norm: None if the feed-forward layer shares the norm of the mixer.
+    """
+
+    mixer_norm: Layer
+    mixer: Mixer
+    feed_forward_norm: Layer | None
+    feed_forward: FeedForward
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        normed = self.mixer_norm(hidden)
+        mixed = self.mixer.mix(normed, step)
+        if step.rows is not None:
+            hidden, normed, mixed = hidden[step.rows], normed[step.rows], mixed[step.rows]
+            if not len(step.rows):  # an empty launch is an error on CUDA
+                return hidden
+        inputs = self.feed_forward_norm(hidden) if self.feed_forward_norm else normed
+        self.mixer.add_to(hidden, mixed)
+        self.feed_forward.add_to(hidden, inputs)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormBlock(Block):
+    """A block with a norm behind the sum of each half and its input (Vaswani et al., 2017)."""
+
+    mixer: Mixer
+    mixer_norm: Layer
+    feed_forward: FeedForward
+    feed_forward_norm: Layer
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        mixed = self.mixer.mix(hidden, step)
+        if step.rows is not None:
+            hidden, mixed = hidden[step.rows], mixed[step.rows]
+            if not len(step.rows):  # an empty launch is an error on CUDA
+                return hidden
+        self.mixer.add_to(hidden, mixed)
+        hidden = self.mixer_norm(hidden)
+        self.feed_forward.add_to(hidden, hidden)
+        return self.feed_forward_norm(hidden)

@@ -10,22 +10,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from weft.engine.core.adapters import AdapterTable
-from weft.engine.core.beam_search import BeamSearch, give_way
-from weft.engine.core.check_request import RejectedError, request_fault
-from weft.engine.core.grammar_masks import MaskComputer
-from weft.engine.core.output_collector import Outputs, collect, end, fail
-from weft.engine.core.pending import Pending
-from weft.engine.core.pending_grammars import PendingGrammars, Ready
-from weft.engine.core.pooler import Pooler, VectorModel
+from weft.engine.batch import Executor, Launched, StepResult
+from weft.engine.device import is_out_of_memory
+from weft.engine.loop.beams import BeamSearch, give_way
+from weft.engine.loop.grammars import MaskComputer, PendingGrammars, Ready
+from weft.engine.loop.output_collector import Outputs, collect, end, fail
+from weft.engine.loop.pending import AdapterTable, Pending, RejectedError, request_fault
 from weft.engine.request import make_request
+from weft.engine.sampling.scores import Pooler, VectorModel
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import BatchDrafter, Drafter, Speculator
-from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
-from weft.engine.step.executor import Executor, Launched
-from weft.engine.step.out_of_memory import is_out_of_memory
-from weft.engine.step.step_result import StepResult
+from weft.engine.wire.messages import AddRequest, FinishReason, RejectReason
 
 logger = logging.getLogger(__name__)
 

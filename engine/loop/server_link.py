@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from weft.engine.shared.framing import FrameReader
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     EngineInfo,
+    FrameReader,
     FromEngine,
     RequestOutput,
     StepOutput,

@@ -2,29 +2,58 @@
 
 Slots are numbered from 1. A slot is filled from a thread of its own while steps run, none of which uses it. A folder is
 checked as a whole before anything is put in place, so that a refused one changes nothing.
+
+A kit whose layers take adapters: it wraps another kit and the layers that this makes.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from weft.engine.batch import Batch, Ints
 from weft.engine.describe.specs import DecoderSpec
-from weft.engine.lora.adapted_layers import EmbeddingSite
+from weft.engine.families.experts import Gating
+from weft.engine.layers.block import Block, Layer, Linear
+from weft.engine.layers.gated import Activated
+from weft.engine.layers.kernels import Experts, LayerKernels
+from weft.engine.lora.adapted_layers import (
+    AdaptedActivation,
+    AdaptedBlocks,
+    AdaptedEmbedding,
+    AdaptedExperts,
+    AdaptedLinear,
+    AdapterStep,
+    Delta,
+    EmbeddingSite,
+    SeparableExperts,
+    Site,
+    without_adapters,
+)
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
-from weft.engine.lora.saved_modules import SavedLimits, SavedSite, replaced, table
-from weft.engine.lora.stacked_experts import is_stacked, split
-from weft.engine.lora.step_rows import AdapterStep, Delta, Site
-from weft.engine.lora.targets import Targets, projections, rank_bytes, rank_values, saved_bytes, turned_embedding
-from weft.engine.shared.adapters import find_adapter
-from weft.engine.shared.errors import ModelError
-from weft.engine.step.batch import Batch, Ints
-from weft.engine.weights.refs import ExpertsRef, WeightRef
+from weft.engine.lora.targets import (
+    SavedLimits,
+    SavedSite,
+    Targets,
+    is_stacked,
+    projections,
+    rank_bytes,
+    rank_values,
+    replaced,
+    saved_bytes,
+    split,
+    table,
+    turned_embedding,
+)
+from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import find_adapter
 
 MakeSite = Callable[[WeightRef, int, int], Site]
 """Makes the site of a matrix: the most deltas of an adapter there, and the bytes that all slots will take."""
@@ -228,3 +257,56 @@ class Adapters:
                 b = b[projection.rows] * scales[projection.places].unsqueeze(1)
                 for first, run in zip(projection.runs, b.split_with_sizes(projection.run_sizes), strict=True):
                     yield Delta(first, a, run.to(self._device, self._dtype))
+
+
+class AdaptedKernels:
+    """See `LayerKit`. What is not here, such as norms, has no adapters and is the inner kit's."""
+
+    def __init__(self, kit: LayerKernels, adapters: Adapters) -> None:
+        """Take the kit that makes the layers, and what keeps the adapters."""
+        self._kit, self._adapters, self._step = kit, adapters, adapters.step
+
+    @classmethod
+    def around(cls, kit: LayerKernels, adapters: Adapters) -> LayerKernels:
+        """The kit with adapters."""
+        return cast(LayerKernels, cls(kit, adapters))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._kit, name)
+
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        """See `LayerKit`."""
+        return AdaptedLinear(self._kit.linear(ref, reader), self._adapters.matrix_site(ref), self._step)
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """See `LayerKit`."""
+        layer = cast(Activated, self._kit.gated(ref, reader, activation))
+        return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
+
+    def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """See `LayerKit`."""
+        layer = cast(Activated, self._kit.ungated(ref, reader, activation))
+        return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
+
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        """See `LayerKit`."""
+        experts = self._kit.experts(gate_up, down, reader, gating)
+        first, second = (self._adapters.expert_sites(ref) for ref in (gate_up, down))
+        if not (first and second):
+            return experts
+        return AdaptedExperts(cast(SeparableExperts, experts), first, second, self._step)
+
+    def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
+        """See `LayerKit`."""
+        return AdaptedEmbedding(self._kit.embedding(ref, reader), self._adapters.embedding_site(ref), self._step)
+
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        """See `LayerKit`; adapters of the embedding and of the head are different ones."""
+        embedding, head = self._kit.tied(ref, reader)
+        sites = self._adapters.embedding_site(ref), self._adapters.head_site(ref)
+        return AdaptedEmbedding(embedding, sites[0], self._step), AdaptedLinear(head, sites[1], self._step)
+
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """See `LayerKit`."""
+        plain = self._kit.fuse([without_adapters(block) for block in blocks])
+        return [AdaptedBlocks(plain, self._kit.fuse(blocks), self._step)] if blocks else blocks

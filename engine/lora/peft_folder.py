@@ -11,7 +11,7 @@ from math import sqrt
 from pathlib import Path
 
 from weft.engine.fields import Fields
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 

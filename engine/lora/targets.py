@@ -1,17 +1,35 @@
-"""The matrices of a model by the names that adapters call them, and the memory that adapters of all of them take."""
+"""The matrices of a model by the names that adapters call them, and the memory that adapters of all of them take.
 
-from collections.abc import Iterator
+Embeddings and output heads that adapters have in place of the model's: `modules_to_save` of PEFT.
+
+What the model's own matrix makes of the rows of such an adapter is replaced. Rows of other adapters keep their bits.
+
+Adapters of parameters that hold all experts of a layer, as PEFT's `target_parameters` writes them, by expert.
+
+For a parameter of E experts lora_A is (E * rank, inputs), expert by expert, and lora_B (outputs, rank * E), in which
+the expert changes fastest. The gate and up projections are one parameter, gate first. The name of the parameter is not
+stored: the shapes tell which one it is.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from typing_extensions import override
 
+from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec
-from weft.engine.models.config import ModelConfig
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.refs import ExpertsRef, Run, Share, WeightRef
+from weft.engine.layers.block import Layer
+from weft.engine.lora.adapted_layers import Delta, Site, StepRows
+from weft.engine.lora.peft_folder import AdapterConfig
+from weft.engine.weights.reader import ExpertsRef, Run, Share, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, shortened, text_name
+from weft.engine.wire.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +174,122 @@ def rank_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
 def saved_bytes(ref: WeightRef, dtype: torch.dtype) -> int:
     """Bytes of a matrix that an adapter has in place of the one of the model."""
     return ref.out_features * ref.in_features * dtype.itemsize
+
+
+MakeHead = Callable[[torch.Tensor], Layer]
+"""Makes a head of a weight (num_ids, hidden_size), in a thread beside the steps: hidden states -> float32 logits."""
+
+
+_ROWS_AT_ONCE = 128
+"""More rows of logits would take memory that no plan has counted."""
+
+
+class SavedLimits(NamedTuple):
+    """The slots that have room for whole matrices, from 1 on, and what makes heads of them."""
+
+    num_slots: int
+    make_head: MakeHead
+
+
+class SavedSite(Site):
+    """The site of a matrix that adapters may have a whole one for."""
+
+    def __init__(self, inner: Site, make: Callable[[torch.Tensor], Layer], num_bytes: int) -> None:
+        """Begin without adapters; num_bytes: what whole matrices in all slots that may have one will take."""
+        self.num_reserved_bytes = inner.num_reserved_bytes + num_bytes
+        self._inner, self._make = inner, make
+        self._layers: dict[int, Layer] = {}
+
+    @override
+    def put(self, slot: int, deltas: Sequence[Delta]) -> None:
+        self._layers.pop(slot, None)  # before the next one comes: there is no room for both
+        self._inner.put(slot, deltas)
+
+    def save(self, slot: int, weight: torch.Tensor) -> None:
+        """Have a matrix of this weight in place of the model's, after `put`."""
+        self._layers[slot] = self._make(weight)
+
+    @override
+    def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
+        for slot, places in rows.by_slot:
+            if layer := self._layers.get(slot):
+                for some in torch.split(places, _ROWS_AT_ONCE):
+                    outputs[some] = layer(inputs[some]).to(outputs.dtype)
+        self._inner.add(outputs, inputs, rows)
+
+
+def table(weight: torch.Tensor) -> Layer:
+    """An embedding of a weight (num_ids, hidden_size)."""
+    return partial(F.embedding, weight=weight)
+
+
+def replaced(
+    path: Path, weights: Mapping[str, torch.Tensor], config: AdapterConfig, targets: Targets
+) -> dict[str, torch.Tensor]:
+    """Which matrices of the model an adapter has others for, as in PEFT.
+
+    Of two that are tied, a copy that `modules_to_save` made replaces one, unless `ensure_weight_tying` is set. What was
+    saved without it, since the vocabulary had changed, replaces both.
+
+    Args:
+        path: Of the adapter's tensors.
+        weights: The whole matrices there, by module.
+
+    Returns:
+        Them by name in the model.
+
+    Raises:
+        ModelError: A matrix that is to be replaced is not there.
+    """
+    for name in config.modules_to_save:  # one that no module has is ignored
+        if any(end.endswith(name) for end in targets.ends) and not any(module.endswith(name) for module in weights):
+            raise ModelError(f"{path}: tensor weight of {name}, which is in modules_to_save, is missing")
+    found = {target.name: weights[module] for module in weights if (target := targets.find(module))}
+    for module, weight in weights.items():
+        is_apart = not config.ensures_tying and any(module.endswith(name) for name in config.modules_to_save)
+        if targets.tied_to is not None and not is_apart:
+            found = dict.fromkeys((targets.tied_to, targets.head), weight) | found
+    return found
+
+
+_MODULE = re.compile(r"(.*\blayers\.\d+\.).*\bexperts(?:\.base_layer)*")
+
+
+def is_stacked(module: str) -> bool:
+    """Whether a module holds the experts of a layer."""
+    return _MODULE.fullmatch(module) is not None
+
+
+def split(
+    module: str, parts: Mapping[str, torch.Tensor], experts: Sequence[ExpertsRef], config: AdapterConfig
+) -> Iterator[tuple[str, str, dict[str, torch.Tensor]]]:
+    """Split an adapter of all experts.
+
+    Args:
+        parts: lora_A and lora_B.
+        experts: Of the whole model.
+
+    Returns:
+        For each projection of each expert its name in the model, that of the parameter, and its lora_A and lora_B.
+
+    Raises:
+        ModelError: The model has no experts of these shapes there, one by one in its checkpoint.
+    """
+    match = _MODULE.fullmatch(module)
+    layer = re.search(r"\blayers\.\d+\.", match[1]) if match else None
+    shapes = {kind: list(values.shape) for kind, values in parts.items()}
+    for ref in experts:
+        matrix, count = ref.matrix, ref.num_experts
+        is_there = layer and layer[0] in matrix.names[0] and all("{}" in name for name in matrix.names)
+        parameter = f"{module.replace('.base_layer', '')}.{'gate_up_proj' if len(matrix.names) > 1 else 'down_proj'}"
+        rank = config.rank_of(parameter)
+        expected = {"lora_A": [count * rank, matrix.in_features], "lora_B": [sum(matrix.sizes), rank * count]}
+        if is_there and shapes == expected:
+            a = parts["lora_A"].view(count, rank, -1)
+            b = parts["lora_B"].view(-1, rank, count).permute(2, 0, 1)
+            sizes = list(matrix.sizes) if len(matrix.names) > 1 else [sum(matrix.sizes)]
+            for number in range(count):
+                for name, rows in zip(matrix.names, b[number].split_with_sizes(sizes), strict=True):
+                    yield name.format(number), parameter, {"lora_A": a[number], "lora_B": rows}
+            return
+    raise ModelError(f"tensors of {module} have shapes {shapes}, which no experts of the model have there")

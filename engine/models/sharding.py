@@ -26,22 +26,20 @@ from weft.engine.describe.specs import (
     PostNormSpec,
     PreNormSpec,
 )
-from weft.engine.models import cut_states
+from weft.engine.models import cut as cut_states
 from weft.engine.models.cut import Cut, head_norm, rows
-from weft.engine.models.experts import ExpertsSpec
-from weft.engine.models.experts_beside import ExpertsBesideSpec
-from weft.engine.models.latent_attention import LatentAttentionSpec
-from weft.engine.models.layer_inputs import LayeredSpec
-from weft.engine.models.linear_attention import (
+from weft.engine.parts.attention import ReadingSpec, SharingSpec, TunedAttentionSpec
+from weft.engine.parts.experts import ExpertsBesideSpec, ExpertsSpec
+from weft.engine.parts.latent_attention import LatentAttentionSpec
+from weft.engine.parts.layer_inputs import LayeredSpec
+from weft.engine.parts.linear_attention import (
     GatedAttentionSpec,
     GatedDeltaSpec,
     GatedRecurrenceSpec,
     ShortConvolutionSpec,
 )
-from weft.engine.models.mamba import Mamba2Spec, MambaSpec, ParallelMixersSpec
-from weft.engine.models.shared_attention import ReadingSpec, SharingSpec
-from weft.engine.models.tuned_attention import TunedAttentionSpec
-from weft.engine.weights.refs import Run
+from weft.engine.parts.mamba import Mamba2Spec, MambaSpec, ParallelMixersSpec
+from weft.engine.weights.reader import Run
 
 
 def shard(spec: DecoderSpec, rank: int, num_ranks: int, *, has_sums: bool = True) -> DecoderSpec:

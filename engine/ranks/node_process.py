@@ -18,8 +18,8 @@ import time
 import msgspec
 
 from weft.engine.ranks.nodes import Ended, RefusedError, facts, join, start_rank
-from weft.engine.shared import logs
-from weft.engine.shared.messages import STATUS_NAME, EngineOptions
+from weft.engine.wire import errors as logs
+from weft.engine.wire.messages import STATUS_NAME, EngineOptions
 from weft.engine.wire.status_page import Status, StatusPage
 
 _RETRY_S = 1.0

@@ -26,12 +26,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.engine.shared.adapters import find_adapter
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.framing import frame, receive, receive_exactly
-from weft.engine.shared.machine_facts import package_version
-from weft.engine.shared.messages import EngineOptions
-from weft.engine.shared.model_files import describe
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import package_version
+from weft.engine.wire.messages import EngineOptions, frame, receive, receive_exactly
+from weft.engine.wire.options import find_adapter
+from weft.engine.wire.tokenizer_files import describe
 
 HANDSHAKE_S = 5.0
 """Longest time that a joiner may take to prove itself, or the first machine to answer."""

@@ -16,18 +16,16 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from weft.engine.kernels.caches import Caches
+from weft.engine.batch import Batch, RowMasks
+from weft.engine.device import to_device
+from weft.engine.kernels.torch.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
+from weft.engine.layers.block import Model
 from weft.engine.lora.adapters import Adapters
-from weft.engine.models.decoder import Model
-from weft.engine.run.links import LoadAdapter
-from weft.engine.run.ranks import PATIENCE_S, Ranks
+from weft.engine.ranks.ranks import PATIENCE_S, LoadAdapter, Ranks
 from weft.engine.runner.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKit
-from weft.engine.shared.errors import ModelError
-from weft.engine.step.batch import Batch
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.transfer import to_device
+from weft.engine.wire.errors import ModelError
 
 logger = logging.getLogger(__name__)
 

@@ -20,15 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.engine.batch import Batch, GraphKey, GroupBatch, Ints
 from weft.engine.cache.specs import CacheSpec
-from weft.engine.kernels.caches import Caches
-from weft.engine.models.decoder import Model
+from weft.engine.device import Capture, CudaCapture, fill, is_out_of_memory, mark, to_device
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.layers.block import Model
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.sampling.in_graph import GraphSampler, GreedySampler, is_plain
-from weft.engine.step.batch import Batch, GraphKey, GroupBatch, Ints
-from weft.engine.step.capture import Capture, CudaCapture
-from weft.engine.step.out_of_memory import is_out_of_memory
-from weft.engine.step.transfer import fill, mark, to_device
+from weft.engine.sampling.sampler import GraphSampler, GreedySampler, is_plain
 
 logger = logging.getLogger(__name__)
 

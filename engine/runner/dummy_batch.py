@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weft.engine.batch import Batch, GroupBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.config import EngineConfig
-from weft.engine.step.batch import Batch, GroupBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
 
 
 def dummy_batch(

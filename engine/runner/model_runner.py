@@ -18,20 +18,15 @@ from typing import Protocol
 import torch
 from typing_extensions import override
 
-from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
+from weft.engine.batch import Batch, Executor, RowMasks, ScoreBatch, StepResult
+from weft.engine.device import Download, is_out_of_memory, mark, to_device
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING
+from weft.engine.layers.block import Model
 from weft.engine.lora.adapters import Adapters
-from weft.engine.models.decoder import Model
 from weft.engine.runner.cuda_graphs import ComputedStep, StepGraphs
-from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
-from weft.engine.sampling.pooling import pool
 from weft.engine.sampling.sampler import SampleResult, SamplingKit, sample
-from weft.engine.step.batch import Batch, ScoreBatch
-from weft.engine.step.executor import Executor
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.out_of_memory import is_out_of_memory
-from weft.engine.step.step_result import StepResult
-from weft.engine.step.transfer import Download, mark, to_device
+from weft.engine.sampling.scores import LogprobTensors, pool, score, token_logprobs
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from weft.engine.cache.specs import CacheSpec, StateSpec
-from weft.engine.guidance.reasoning_budget import ReasoningProgress
-from weft.engine.request import Request, RequestKey
-from weft.engine.sampling.random import uniforms
-from weft.engine.schedule.pooled_requests import pool_batch
-from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
-from weft.engine.step.batch import (
+from weft.engine.batch import (
     AskedLogprobs,
     Batch,
     ConditionalBans,
@@ -28,6 +22,12 @@ from weft.engine.step.batch import (
     SamplingBatch,
     ScoreBatch,
 )
+from weft.engine.cache.specs import CacheSpec, StateSpec
+from weft.engine.guidance.matcher import ReasoningProgress
+from weft.engine.request import Request, RequestKey
+from weft.engine.sampling.sampler import uniforms
+from weft.engine.schedule.pooled_requests import pool_batch
+from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
 

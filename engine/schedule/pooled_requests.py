@@ -6,12 +6,11 @@ from itertools import islice
 
 import numpy as np
 
-from weft.engine.core.pooler import Pooler
+from weft.engine.batch import Floats, Ints, PoolBatch
+from weft.engine.sampling.scores import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
-from weft.engine.shared.messages import FinishReason, RequestOutput, TokensOutput
-from weft.engine.shared.vectors import PooledOutput
-from weft.engine.step.batch import Floats, Ints
-from weft.engine.step.pool_batch import PoolBatch
+from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
+from weft.engine.wire.params import PooledOutput
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
-from weft.engine.core.admission import candidates, must_wait_alone
-from weft.engine.core.background import in_the_way
-from weft.engine.core.live_requests import LiveRequests
-from weft.engine.core.step_cost import StepCostModel, StepLoad
-from weft.engine.core.token_budget import TokenBudget
-from weft.engine.core.waiting_queue import WaitingQueue
 from weft.engine.request import Request, RequestKey, RequestStatus
 from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad, TokenBudget
+from weft.engine.schedule.waiting_queue import LiveRequests, WaitingQueue, candidates, in_the_way, must_wait_alone
 from weft.engine.wire.status_page import Counters
 
 

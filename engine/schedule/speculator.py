@@ -9,11 +9,10 @@ model may fail, for example for lack of memory. That costs requests only time, a
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.drafts import DraftPause, Pace
 from weft.engine.request import Request, RequestStatus
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
-from weft.engine.speculation.pace import Pace
-from weft.engine.speculation.pause import Pause
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad
 
 _LEAST_PRICE = 0.02
 """Least price of a draft: rows cost the host time even where they cost the device none."""
@@ -45,8 +44,8 @@ class Speculator:
         self._scheduler = scheduler
         self._drafters = drafters
         self._draft_model = draft_model
-        self._pause = Pause("drafting")
-        self._model_pause = Pause("the draft model")
+        self._pause = DraftPause("drafting")
+        self._model_pause = DraftPause("the draft model")
 
     def draft(self, step: ScheduledStep) -> None:
         """Propose for every request of the step that decodes next."""
@@ -58,7 +57,7 @@ class Speculator:
             self._guarded(self._model_pause, lambda others: self._ask_model(model, others, requests), others)
 
     def _guarded(
-        self, pause: Pause, ask: Callable[[list[Request]], list[Request]], requests: list[Request]
+        self, pause: DraftPause, ask: Callable[[list[Request]], list[Request]], requests: list[Request]
     ) -> list[Request]:
         """Ask for drafts outside a pause, and return the requests that got none. A failure begins a pause."""
         if pause.is_on() or not requests:

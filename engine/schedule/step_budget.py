@@ -6,8 +6,7 @@ beyond the time limit, so prefill never starves. A target that cannot be met is 
 
 import logging
 
-from weft.engine.core.prompt_burst import MAX_DELAY_S, PromptBurst
-from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.schedule.step_cost import MAX_DELAY_S, PromptBurst, StepCostModel, StepLoad
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ served, and one line on stderr says why.
 import pathlib
 import sys
 
-from weft.engine.shared.errors import ModelError
 from weft.engine.start.model_choice import read_model
+from weft.engine.wire.errors import ModelError
 
 
 def main() -> int:

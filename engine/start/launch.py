@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 
-from weft.engine.shared import limits
+from weft.engine.wire import errors as limits
 
 EXIT_LIMIT = 2
 

@@ -7,8 +7,8 @@ import torch
 
 from weft.engine.config import available_memory_bytes
 from weft.engine.kernels.cpu import library
-from weft.engine.run import settled_file
-from weft.engine.shared.machine_facts import CudaDevice, MachineFacts
+from weft.engine.tune import compare as settled_file
+from weft.engine.wire.machine import CudaDevice, MachineFacts
 
 
 def collect() -> MachineFacts:
@@ -21,7 +21,7 @@ def collect() -> MachineFacts:
         free_bytes=available_memory_bytes(torch.device("cpu")),
         compiled=library.compiled_variants(),
         native=native.variant if native else None,
-        settled=tuple(s for name in devices for s in settled_file.open_for(torch.device(name)).of_this_machine()),
+        settled=tuple(s for name in devices for s in settled_file.open_choices(torch.device(name)).of_this_machine()),
     )
 
 

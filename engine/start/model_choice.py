@@ -14,31 +14,26 @@ import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_layers
 from weft.engine.config import EngineConfig
+from weft.engine.describe.config import ModelConfig, ModelFacts, native_config
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.families.registry import identify
 from weft.engine.fields import Fields
-from weft.engine.layers.kit import LayerKit
-from weft.engine.lora.adapter_kit import AdapterKit
-from weft.engine.lora.adapters import Adapters
+from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kit, choose_linear_kit, make_caches
+from weft.engine.layers.block import Decoder
+from weft.engine.layers.kernels import LayerKernels
+from weft.engine.lora.adapters import AdaptedKernels, Adapters
 from weft.engine.memory_plan import num_positions
-from weft.engine.models.config import ModelConfig, native_config
-from weft.engine.models.cut import Cut
-from weft.engine.models.decoder import Decoder
-from weft.engine.models.facts import ModelFacts
-from weft.engine.models.families.registry import identify
-from weft.engine.models.kv_scales import read_kv_scales
-from weft.engine.models.loading import lacks_head, load_weights
+from weft.engine.models.cut import Cut, Stage, find_stages, largest_groups
+from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
 from weft.engine.models.sharding import shard
-from weft.engine.models.stages import Stage, find_stages, largest_groups
-from weft.engine.run.adapter_choice import choose_adapters
-from weft.engine.run.kernel_choice import check_cache, choose_kit, choose_linear_kit, make_caches
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.memory import format_size
-from weft.engine.weights.formats import Progress
+from weft.engine.weights.reader import Progress
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import format_size
 
 if TYPE_CHECKING:
     from weft.engine.fallback.config import FallbackConfig
-    from weft.engine.fallback.model import TransformersModel
+    from weft.engine.fallback.loading import TransformersModel
     from weft.engine.fallback.request_model import RequestModel
 
 logger = logging.getLogger(__name__)
@@ -68,7 +63,7 @@ class ModelPlan:
     """
 
     name: str
-    kit: LayerKit | None
+    kit: LayerKernels | None
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
     load: Callable[[Path, Progress], LoadedModel]
@@ -124,7 +119,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         _check_keys(whole.caches, config)
         check_cache(group_layers(spec.caches), config)
         adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
-        adapted_kit = AdapterKit.around(kit, adapters) if adapters else kit
+        adapted_kit = AdaptedKernels.around(kit, adapters) if adapters else kit
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
         return ModelPlan(
             kit.name,
@@ -196,7 +191,7 @@ def plan_largest(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     return max((plan_model(model, replace(config, rank=rank)) for rank in ranks), key=lambda plan: plan.weights_bytes)
 
 
-def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) -> str | None:
+def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKernels | None) -> str | None:
     """How a quantized checkpoint has its weights, and how they are kept in memory; None for other checkpoints."""
     if (
         not isinstance(model, ModelConfig)
@@ -220,7 +215,7 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) 
 def _load_native(
     model: ModelConfig,
     config: EngineConfig,
-    kit: LayerKit,
+    kit: LayerKernels,
     num_positions: int,
     stage: Stage,
     folder: Path,
@@ -243,7 +238,7 @@ def _load_native(
 
 
 def _load_fallback(
-    model: "FallbackConfig", config: EngineConfig, kit: LayerKit | None, folder: Path, progress: Progress
+    model: "FallbackConfig", config: EngineConfig, kit: LayerKernels | None, folder: Path, progress: Progress
 ) -> "TransformersModel | RequestModel":
     """Load transformers' module, and compare it with itself over Weft's cache."""
     from weft.engine.fallback import parity

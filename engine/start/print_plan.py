@@ -16,14 +16,14 @@ from msgspec.structs import replace as replace_fields
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.config import EngineConfig
+from weft.engine.describe.config import ModelFacts
 from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, least_kv_bytes, make_plan
-from weft.engine.models.facts import ModelFacts
-from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.memory import ModelMemory, cache_bytes, format_size
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.start.draft_model import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.start.model_choice import ModelPlan, plan_largest, read_model, weights_note
 from weft.engine.start.vector_model import find_task
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import ModelMemory, cache_bytes, format_size
+from weft.engine.wire.messages import EngineOptions
 
 _PROCESS_BYTES = {"cpu": 250_000_000, "cuda": 600_000_000}
 """Of an engine that has loaded next to nothing: Python and torch, or CUDA's context with the kernels."""

@@ -16,21 +16,19 @@ from functools import partial
 
 import torch
 
+from weft.engine.batch import Batch
+from weft.engine.cache.block_bytes import BlockBytes, ReadBlock, WriteBlock, obey
 from weft.engine.config import check_gpus
-from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
+from weft.engine.kernels.choice import make_caches, set_num_threads
+from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING
 from weft.engine.memory_plan import MemoryPlan
-from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock, obey
+from weft.engine.process import cannot_load, first_line, follow_parent
 from weft.engine.ranks.ranked_runner import FollowingRunner
-from weft.engine.run.kernel_choice import make_caches, set_num_threads
-from weft.engine.run.links import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask
-from weft.engine.run.process import cannot_load, first_line, follow_parent
-from weft.engine.run.ranks import meet, share_cores
-from weft.engine.shared import logs
-from weft.engine.shared.garbage import collect_rarely
+from weft.engine.ranks.ranks import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, meet, share_cores
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.startup import measure_memory
-from weft.engine.step.batch import Batch
+from weft.engine.wire import errors as logs
+from weft.engine.wire.machine import collect_rarely
 
 _SHOW_EVERY_S = 1.0
 

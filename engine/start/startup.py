@@ -13,40 +13,33 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from weft.engine import config as engine_config
+from weft.engine.cache.block_bytes import BlockBytes, RankedBlocks
 from weft.engine.cache.events import BlockEvents, RecordingCache
 from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.offload import OffloadTier, Opened, open_tier
 from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, group_layers
 from weft.engine.config import EngineConfig
-from weft.engine.core.forced_ids import ForcedTokens
-from weft.engine.core.grammar_masks import MaskComputer
-from weft.engine.core.pending_grammars import PendingGrammars
-from weft.engine.core.step_cost import StepCostModel
-from weft.engine.guidance.compiler import GrammarCompiler
-from weft.engine.guidance.vocabulary import load_vocabulary
-from weft.engine.kernels.caches import Caches
+from weft.engine.describe.config import ModelFacts
+from weft.engine.drafts import NgramDrafter, PredictionDrafter
+from weft.engine.guidance.compiler import GrammarCompiler, load_vocabulary
+from weft.engine.kernels.choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.layers.block import Decoder
 from weft.engine.loop.engine import Engine
+from weft.engine.loop.grammars import MaskComputer, PendingGrammars
+from weft.engine.loop.output_collector import ForcedTokens
 from weft.engine.lora.adapters import Adapters
 from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from weft.engine.models.decoder import Decoder
-from weft.engine.models.facts import ModelFacts
-from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.offload_tier import OffloadTier
-from weft.engine.offload.open_tier import Opened, open_tier
-from weft.engine.offload.ranked_blocks import RankedBlocks
 from weft.engine.ranks.ranked_runner import FollowingRunner, RankedRunner
-from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
-from weft.engine.run.draft_model import DraftModel
-from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
-from weft.engine.run.ranks import Ranks, least_of_ranks, share_cores
+from weft.engine.ranks.ranks import Ranks, least_of_ranks, share_cores
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.dummy_batch import largest_batch
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineInfo, EngineOptions
-from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
+from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
 from weft.engine.start.model_choice import (
     LoadedModel,
     ModelPlan,
@@ -59,6 +52,8 @@ from weft.engine.start.model_choice import (
 from weft.engine.start.vector_model import find_task, read_vector_model
 from weft.engine.start.warm_up import record_graphs, warm_up
 from weft.engine.tune.components import settle_kernels, settler_for
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineInfo, EngineOptions
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,16 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from weft.engine.core.pooler import PoolingKind, VectorModel, unit_length
+from weft.engine.batch import Floats
+from weft.engine.describe.config import ModelConfig, ModelFacts
+from weft.engine.families.switches import Classifier
 from weft.engine.fields import Fields
 from weft.engine.layers.norm import LayerNorm
-from weft.engine.models.config import ModelConfig
-from weft.engine.models.facts import ModelFacts
-from weft.engine.models.families.family import Classifier
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
-from weft.engine.shared.vectors import VectorInfo
-from weft.engine.step.batch import Floats
+from weft.engine.sampling.scores import PoolingKind, VectorModel, unit_length
 from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
+from weft.engine.wire.params import VectorInfo
 
 CLASSIFIER = "ForSequenceClassification"
 _HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")

@@ -9,15 +9,15 @@ from functools import partial
 import numpy as np
 import torch
 
+from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheSpec
 from weft.engine.config import EngineConfig
-from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.memory_plan import MemoryPlan
-from weft.engine.run.settle import Settler
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.runner.model_runner import ModelRunner
-from weft.engine.step.batch import Batch
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad
+from weft.engine.tune.compare import Tuner
 from weft.engine.tune.components import threads
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def warm_up(
     config: EngineConfig,
     plan: MemoryPlan,
     specs: Sequence[CacheSpec],
-    settler: Settler,
+    settler: Tuner,
     share_among: Callable[[int], None],
 ) -> int:
     """Settle the number of threads, and give the cost model its first steps.

@@ -1,6 +1,6 @@
 """Says what is settled at start-up for a model on a device: components, and what there is to choose from.
 
-A further candidate for a component is a name here that `engine/run/kernel_choice.py` understands; a further component
+A further candidate for a component is a name here that `engine/kernels/choice.py` understands; a further component
 is a function in `_COMPONENTS`. Candidates run with random tensors of the model's shapes, before weights are loaded.
 
 What restricts the choice: if results must be deterministic, Weft's first candidate is compared but nothing is timed,
@@ -19,18 +19,15 @@ import torch
 
 from weft.engine.cache.specs import CacheGroup
 from weft.engine.config import EngineConfig
+from weft.engine.describe.config import ModelConfig, ModelFacts
 from weft.engine.describe.specs import PartSpec
+from weft.engine.kernels.choice import FEW_ROWS, has_triton, packed_products
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.triton.attention_tiles import tile_names
-from weft.engine.kernels.triton.prompt_libraries import installed_libraries
-from weft.engine.models.config import ModelConfig
-from weft.engine.models.facts import ModelFacts
-from weft.engine.run import settled_file
-from weft.engine.run.experts_trials import ExpertsTrials
-from weft.engine.run.kernel_choice import FEW_ROWS, has_triton, packed_products
-from weft.engine.run.sampler_trials import SamplerTrials
-from weft.engine.run.settle import Candidate, Component, Settler, Trial, measure_on
-from weft.engine.shared.errors import ModelError
+from weft.engine.kernels.triton.prompts import installed_libraries
+from weft.engine.tune import compare as settled_file
+from weft.engine.tune.compare import Candidate, Component, Trial, Tuner, measure_on
+from weft.engine.tune.layer_trials import ExpertsTrials, SamplerTrials
 from weft.engine.tune.trials import (
     AttentionTrials,
     BlockTrials,
@@ -42,6 +39,7 @@ from weft.engine.tune.trials import (
     tried_block,
     tried_blocks,
 )
+from weft.engine.wire.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -60,16 +58,14 @@ _PROMPT_TOKENS, _CONTEXT_TOKENS, _NUM_DECODES = 2048, 512, 64
 _CPU_PROMPT_TOKENS = 300
 
 
-def settler_for(device: torch.device) -> Settler:
+def settler_for(device: torch.device) -> Tuner:
     """What settles components on a device."""
     check_device = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    return Settler(settled_file.open_for(device), measure_on(device), check_device)
+    return Tuner(settled_file.open_choices(device), measure_on(device), check_device)
 
 
 @torch.inference_mode()
-def settle_kernels(
-    model: ModelFacts, config: EngineConfig, settler: Settler, *, is_draft: bool = False
-) -> EngineConfig:
+def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Tuner, *, is_draft: bool = False) -> EngineConfig:
     """Name in `kernels` what computes every component of the model.
 
     Of a module of transformers only the sampler is settled here. What attends to its cache is the preferred candidate,
@@ -249,10 +245,7 @@ def _packed_products(name: str, model: ModelConfig, config: EngineConfig) -> Com
     names = packed_products(model, config)
     if not is_packed or names == ("torch",) or not has_triton(config.device):
         return None
-    from weft.engine.run.packed_trials import (
-        PackedTrials,
-        packed_parts,  # not installed without CUDA
-    )
+    from weft.engine.tune.triton_trials import PackedTrials, packed_parts
 
     parts = packed_parts(model, config)
     if not parts:
@@ -268,8 +261,8 @@ def _experts(name: str, model: ModelConfig, config: EngineConfig) -> Component |
     spec = next(filter(None, map(experts_of, tried_blocks(model, config))), None)
     if spec is None or not has_triton(config.device):
         return None
-    from weft.engine.kernels.triton.experts import has_grouped  # not installed without CUDA
-    from weft.engine.run.packed_trials import packed_parts
+    from weft.engine.kernels.triton.products import has_grouped  # not installed without CUDA
+    from weft.engine.tune.triton_trials import packed_parts
 
     if any(part.is_expert for part in packed_parts(model, config).values()):
         return None
@@ -283,7 +276,7 @@ def _adapters(name: str, model: ModelConfig, config: EngineConfig) -> Component 
     """What low-rank adapters add; None if there are none."""
     if not config.options.max_loras or not has_triton(config.device):
         return None
-    from weft.engine.run.adapter_trials import AdapterTrials  # not installed without CUDA
+    from weft.engine.tune.triton_trials import AdapterTrials  # not installed without CUDA
 
     shapes = f"{model.hidden_size} values, rank {config.options.max_lora_rank}, {_dtype_text(config)}"
     return _component(name, ("triton",), AdapterTrials(model, config), shapes, _TOLERANCES[config.dtype], config)
@@ -293,7 +286,7 @@ def _launches(names: tuple[str, ...], name: str, model: ModelConfig, config: Eng
     """A block once more, whose kernels may start before the one before them has ended; None where they cannot."""
     if config.options.deterministic or not has_triton(config.device):
         return None
-    from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch  # not installed without CUDA
+    from weft.engine.kernels.triton.layers_jit import supports_dependent_launch  # not installed without CUDA
 
     if not supports_dependent_launch(config.device):
         return None

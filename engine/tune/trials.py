@@ -16,29 +16,26 @@ import msgspec
 import torch
 from typing_extensions import override
 
+from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, group_layers
 from weft.engine.config import EngineConfig
+from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, PreNormSpec
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.layers.attention import AttentionStep
-from weft.engine.layers.block import BlockStep, run_blocks
-from weft.engine.layers.kit import LayerKit
+from weft.engine.device import to_device
+from weft.engine.families.switches import QKNorm
+from weft.engine.kernels.choice import ATTENTION, choose_kit, make_backend, make_caches
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.layers.block import AttentionStep, BlockStep, HeadLayer, run_blocks
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm
-from weft.engine.layers.parts import HeadLayer
-from weft.engine.models.config import ModelConfig
-from weft.engine.models.experts import ExpertsSpec
-from weft.engine.models.experts_beside import ExpertsBesideSpec
-from weft.engine.models.families.family import QKNorm
-from weft.engine.models.layer_inputs import LayeredSpec
 from weft.engine.models.loading import make_rotaries
 from weft.engine.models.sharding import shard
-from weft.engine.run.kernel_choice import ATTENTION, choose_kit, make_backend, make_caches
-from weft.engine.run.settle import Judge, Trial, relative_errors
+from weft.engine.parts.experts import ExpertsBesideSpec, ExpertsSpec
+from weft.engine.parts.layer_inputs import LayeredSpec
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.step.batch import Batch
-from weft.engine.step.transfer import to_device
-from weft.engine.weights.formats import DenseReader, Part
+from weft.engine.tune.compare import Judge, Trial, relative_errors
+from weft.engine.weights.reader import DenseReader, Part
 from weft.engine.weights.tensor_files import RandomSource
 
 
@@ -157,7 +154,7 @@ class AttentionTrials(Trials):
         by_size = {rotation.size(-1): rotation for rotation in (*others, first)}
         return [by_size.get(group.spec.head_dim, first) for group in self._groups]
 
-    def _heads(self, kit: LayerKit, dtype: torch.dtype, spec: PagedKV) -> HeadLayer:
+    def _heads(self, kit: LayerKernels, dtype: torch.dtype, spec: PagedKV) -> HeadLayer:
         model, norm = self._model, None
         if model.switches.qk_norm == QKNorm():  # others are torch's, whatever is settled
             generator = torch.Generator().manual_seed(0)
@@ -240,9 +237,9 @@ class BlockTrials(Trials):
 
     @override
     def reference(self) -> Judge:
-        return relative_errors(self._trial(TorchKit(), _reference_config(self._config)).outputs())
+        return relative_errors(self._trial(TorchKernels(), _reference_config(self._config)).outputs())
 
-    def _trial(self, kit: LayerKit, config: EngineConfig) -> Trial:
+    def _trial(self, kit: LayerKernels, config: EngineConfig) -> Trial:
         source = RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
         source.head_norm = next((_head_norm(s) for s in self._spec.caches if isinstance(s, PagedKV)), 1.0)
         reader = DenseReader(source, config.device, config.dtype, 0)

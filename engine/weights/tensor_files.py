@@ -1,8 +1,16 @@
-"""Sources of plain tensors: the files of a checkpoint, or random values of the right shapes."""
+"""Copies host tensors to the device through pinned buffers; reading a part overlaps with copying another.
+
+From memory that is not pinned, such as a mapped file, the driver copies through a small buffer of its own while the
+host waits. Here all of torch's threads read a part into a pinned buffer while the device fetches the part before.
+
+Sources of plain tensors: the files of a checkpoint, or random values of the right shapes.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Protocol
 from zlib import crc32
 
 import torch
@@ -10,9 +18,61 @@ from safetensors import SafetensorError, safe_open
 from typing_extensions import override
 
 from weft.engine.fields import Fields
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.formats import Part, TensorSource
-from weft.engine.weights.upload import PinnedUpload
+from weft.engine.weights.reader import Part, TensorSource
+from weft.engine.wire.errors import ModelError
+
+_NUM_BUFFERS = 3
+_BUFFER_BYTES = 32 << 20
+
+
+class Event(Protocol):
+    """The part of `torch.cuda.Event` that is used here."""
+
+    def record(self) -> None:
+        """Mark this point in the queue of the device."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached the mark; returns at once if there is none."""
+
+
+class PinnedUpload:
+    """Owns the buffers and uses them in turn."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        buffer_bytes: int = _BUFFER_BYTES,
+        make_event: Callable[[], Event] = torch.cuda.Event,
+    ) -> None:
+        """Allocate the buffers."""
+        self._buffer_bytes = buffer_bytes
+        is_pinned = device.type == "cuda"
+        self._buffers = cycle(
+            [
+                (torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=is_pinned), make_event())
+                for _ in range(_NUM_BUFFERS)
+            ]
+        )
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Queue a copy from the host to the device; source may be dropped when this returns.
+
+        Both are contiguous and have the same shape. The device converts to the dtype of target.
+        """
+        stored = target if source.dtype == target.dtype else torch.empty_like(target, dtype=source.dtype)
+        for octets, destination in zip(self._parts(source), self._parts(stored), strict=True):
+            buffer, is_free = next(self._buffers)
+            is_free.synchronize()
+            destination.copy_(buffer[: len(octets)].copy_(octets), non_blocking=True)
+            is_free.record()
+        if stored is not target:
+            target.copy_(stored)
+
+    def _parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The bytes of a tensor, cut to the size of a buffer."""
+        return torch.split(tensor.view(-1).view(torch.uint8), self._buffer_bytes)
+
 
 _FORMATS = (
     ("model.safetensors.index.json", "model.safetensors"),

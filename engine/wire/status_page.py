@@ -16,7 +16,7 @@ from typing import Annotated, Final, get_origin, get_type_hints
 
 import msgspec
 
-from weft.engine.shared.adapters import AdapterUse, unpack
+from weft.engine.wire.options import AdapterUse, unpack
 
 
 @dataclass(frozen=True, slots=True)

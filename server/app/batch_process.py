@@ -17,13 +17,11 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from weft.engine.shared import logs
-from weft.server.batch.line_run import LineRun, LineSource
-from weft.server.batch.lines import Journal
-from weft.server.batch.slots import Slots
-from weft.server.http.shared_metrics import share_metrics
-from weft.server.run.app import create_app
-from weft.server.run.connected_models import connected_models, load_tokenizers
+from weft.engine.wire import errors as logs
+from weft.server.apis.batches.line_run import LineRun, LineSource, Slots
+from weft.server.apis.batches.lines import Journal
+from weft.server.app.app import connected_models, create_app, load_tokenizers
+from weft.server.http.metrics import share_metrics
 from weft.server.settings import Settings
 from weft.server.supervise.runtime_folder import METRICS_NAME
 from weft.server.supervise.supervisor import EXIT_CANNOT_START, ready_file

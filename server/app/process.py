@@ -26,16 +26,13 @@ import uvicorn
 import uvloop
 from typing_extensions import override
 
-from weft.engine.shared import logs
-from weft.engine.shared.garbage import collect_rarely
-from weft.server.http.connections import Connections, raise_file_limit
-from weft.server.http.lifecycle import Lifecycle
+from weft.engine.wire import errors as logs
+from weft.engine.wire.machine import collect_rarely
+from weft.server.app.app import connected_models, create_app, load_tokenizers
+from weft.server.http.limits import Connections, Lifecycle, certificate, raise_file_limit
+from weft.server.http.metrics import share_metrics
 from weft.server.http.protocol import LINGER_S, WeftProtocol
-from weft.server.http.shared_metrics import share_metrics
-from weft.server.http.tls import certificate
 from weft.server.models.engine_client import SocketEngineClient
-from weft.server.run.app import create_app
-from weft.server.run.connected_models import connected_models, load_tokenizers
 from weft.server.settings import Settings
 from weft.server.supervise.runtime_folder import METRICS_NAME
 from weft.server.supervise.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file

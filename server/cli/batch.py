@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from weft.server.apis.batches.line_run import result_id
+from weft.server.apis.batches.lines import ENDPOINTS, InputLine, Journal, check_input, read_lines
 from weft.server.app.batch_process import Job
-from weft.server.batch.line_run import result_id
-from weft.server.batch.lines import ENDPOINTS, InputLine, Journal, check_input, read_lines
-from weft.server.run.child import python_command
 from weft.server.settings import Settings, StartError
+from weft.server.supervise.child import python_command
 from weft.server.supervise.supervisor import Commands, run
 
 EXIT_INCOMPLETE = 1

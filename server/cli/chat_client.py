@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from weft.server.text.controls import strip_controls
+from weft.server.text.shield import strip_controls
 
 _CONNECT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")

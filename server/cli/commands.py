@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.engine.shared import limits
+from weft.engine.wire import errors as limits
+from weft.server.cli.tables import describe, describe_values
 from weft.server.settings import FLAGS, Resolved, Settings, StartError, check_adapters, flag_name, resolve
-from weft.server.terminal.settings_table import describe, describe_values
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +131,8 @@ def serve(resolved: Resolved) -> None:
 
 def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
-    from weft.engine.shared import logs
-    from weft.server.run import checkpoint
+    from weft.engine.wire import errors as logs
+    from weft.server.supervise import checkpoint
 
     if not is_plan:
         logs.configure(settings.log_format, "supervisor")
@@ -212,7 +212,7 @@ def ray_deploy(resolved: Resolved, replicas: str, cpus: float, prefill_replicas:
 @_with_flags
 def plan(resolved: Resolved) -> None:
     """Show how much memory models need and how many requests fit, without loading one."""
-    from weft.server.terminal.plan import show_plan
+    from weft.server.cli.reports import show_plan
 
     raise typer.Exit(show_plan(_found(resolved.settings, is_plan=True)))
 
@@ -261,11 +261,11 @@ def models(
 ) -> None:
     """List the models of a running server: their state, memory and last use."""
     if architectures:
-        from weft.server.terminal.architectures import describe_architectures
+        from weft.server.cli.reports import describe_architectures
 
         print(describe_architectures())
         return
-    from weft.server.terminal.models import list_models
+    from weft.server.cli.reports import list_models
 
     raise typer.Exit(list_models(url, api_key))
 
@@ -282,7 +282,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; default: the server's.")] = None,
 ) -> None:
     """Talk to a server in the terminal, or answer standard input if it is a pipe."""
-    from weft.server.terminal.chat import chat as run
+    from weft.server.cli.chat import chat as run
 
     options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in options.items() if value is not None}
@@ -293,7 +293,7 @@ def chat(
 @_with_flags
 def doctor(resolved: Resolved) -> None:
     """Check the machine and the installation, and name what is missing to serve with these settings."""
-    from weft.server.terminal.doctor import run
+    from weft.server.cli.doctor import run
 
     raise typer.Exit(run(resolved.settings))
 

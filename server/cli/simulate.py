@@ -18,11 +18,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from weft.engine.shared.options import EngineOptions
-from weft.engine.shared.simulation import Arrive, Begin, Finish, Finished, Load, Look, StepCosts, ToSimulation
+from weft.engine.wire.options import Arrive, Begin, EngineOptions, Finish, Finished, Load, Look, StepCosts, ToSimulation
 from weft.server.ray.policy import PrefixPolicy, ReplicaView
-from weft.server.run.child import python_command
 from weft.server.settings import StartError
+from weft.server.supervise.child import python_command
 
 _STATS_S = 1.0
 """How old statistics of replicas become, which the router sees."""
@@ -105,7 +104,7 @@ class Simulator:
     def __init__(self, options: EngineOptions, costs: pathlib.Path | None) -> None:
         """Take the options of every replica, and the file of what their steps cost."""
         self._options = options
-        self._command = python_command("weft.engine.run.simulate", *([str(costs)] if costs else []))
+        self._command = python_command("weft.engine.simulate", *([str(costs)] if costs else []))
         self.costs: StepCosts
 
     def __enter__(self) -> "Simulator":

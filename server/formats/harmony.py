@@ -20,9 +20,8 @@ from functools import partial
 
 from typing_extensions import override
 
-from weft.server.formats import lark
-from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Tool, ToolFormat
-from weft.server.formats.scanner import Scanner, Steps
+from weft.server.formats import grammar as lark
+from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Scanner, Steps, Tool, ToolFormat
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"

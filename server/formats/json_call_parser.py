@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from weft.server.formats.parser import Kind, Tool
-from weft.server.formats.scanner import Scanner, Steps
+from weft.server.formats.parser import Kind, Scanner, Steps, Tool
 
 _ID = re.compile(r"[A-Za-z0-9_-]*")
 _NAME_KEYS = ("name", "tool_name")

@@ -9,7 +9,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from weft.server.formats import lark
+from weft.server.formats import grammar as lark
 from weft.server.formats.json_call_parser import JsonCallParser, Syntax
 from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import jinja2
 from typing_extensions import override
 
-from weft.server.formats import lark
-from weft.server.formats.parser import Kind, Mark, OutputParser, Piece
-from weft.server.formats.scanner import Scanner, Steps
+from weft.server.formats import grammar as lark
+from weft.server.formats.parser import Kind, Mark, OutputParser, Piece, Scanner, Steps
 
 _NEWLINES = re.compile(r"\n*")
 _ANYTHING = re.compile(r"(?s:.*)")

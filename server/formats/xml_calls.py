@@ -36,10 +36,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from weft.server.formats import lark
-from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Tool, ToolFormat
-from weft.server.formats.raw_values import raw_to_json, resolve, types_of, values_of
-from weft.server.formats.scanner import Scanner, Steps, json_text
+from weft.server.formats import grammar as lark
+from weft.server.formats.grammar import raw_to_json, resolve, types_of, values_of
+from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
 
 
 class _XmlParser(Scanner):

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokensOutput
+from weft.engine.wire.messages import AddRequest, FinishReason, RequestOutput, TokensOutput
 from weft.server.errors import (
     ApiError,
     DeadlineError,

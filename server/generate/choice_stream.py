@@ -19,11 +19,11 @@ Characters are counted from the start of the output.
 from collections import deque
 from dataclasses import replace
 
-from weft.engine.shared.messages import FinishReason, TokenLogprobs, TokensOutput
+from weft.engine.wire.messages import FinishReason, TokenLogprobs, TokensOutput
 from weft.server.generate.events import End, Event, Part, Text, Token, TokenIds
-from weft.server.generate.parsed_choice import ParsedChoice
+from weft.server.generate.output_plan import ParsedChoice
 from weft.server.task.task import TextOptions
-from weft.server.text.stop_strings import StopStrings
+from weft.server.text.detokenizer import StopStrings
 from weft.server.text.text_tokenizer import Detokenizer
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from weft.engine.shared.messages import FinishReason, TokenLogprobs
+from weft.engine.wire.messages import FinishReason, TokenLogprobs
 from weft.server.errors import ApiError
 from weft.server.task.task import Prompt
 

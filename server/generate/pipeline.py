@@ -4,6 +4,8 @@
 
 Acceptance happens here. Until the engine has accepted every prompt, failures are ordinary HTTP errors. After that, the
 answer has exactly one reader, which closes it, even if the client disconnects before the first byte.
+
+Generates the whole answer to a task that is one part of a response, such as one question of several.
 """
 
 import secrets
@@ -14,18 +16,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.shared.messages import AddRequest, CachePolicy, Pin, TokensInput
+from weft.engine.wire.messages import AddRequest, CachePolicy, Pin, TokensInput
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
-from weft.server.generate.events import Renderer, Report
-from weft.server.generate.output_plan import OutputPlan, naming_the_grammar, plan_output
-from weft.server.generate.parsed_choice import ParsedChoice
+from weft.server.generate.events import Renderer, Report, WholeChoice
+from weft.server.generate.output_plan import OutputPlan, ParsedChoice, naming_the_grammar, plan_output
 from weft.server.generate.prompts import PromptEncoder
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
-from weft.server.request.fields import ignored_header
 from weft.server.task.task import Chat, Prompt, Task, Texts
+from weft.server.task.validation import ignored_header
 
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
@@ -124,3 +125,18 @@ def _new_choice(task: Task, prompt: Prompt, plan: OutputPlan) -> ChoiceStream:
     tracks_tokens = options.tracks_tokens or plan.counts_tokens or bool(options.stops)
     options = replace(options, tracks_tokens=tracks_tokens)
     return ChoiceStream(detokenizer, options, ParsedChoice(plan.new_parser(), options, is_whole=not task.is_stream))
+
+
+async def complete(task: Task, request: Request, context: ServerContext) -> tuple[list[WholeChoice], Report]:
+    """Generate the whole answer to a task that is one part of a response.
+
+    Raises:
+        ApiError: As `respond`.
+    """
+    _, answer = await new_answer(task, request, context)
+    with naming_the_grammar(task.wishes):
+        await answer.open(task.model.engine_client)
+    try:
+        return await answer.whole(task.num_choices), answer
+    finally:
+        answer.close()

@@ -8,18 +8,17 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 
-from weft.engine.shared.messages import Pin
+from weft.engine.wire.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
-from weft.server.http.workers import LONG_SIZE, Workers
-from weft.server.request.cache_options import find_pins, marked
-from weft.server.request.validation import check_range, check_token_ids
+from weft.server.http.limits import LONG_SIZE, Workers
+from weft.server.task.request_options import find_pins, marked
 from weft.server.task.task import Chat, Prompt, Task, Texts
+from weft.server.task.validation import check_range, check_token_ids
 from weft.server.text.chat_template import ChatTemplateError
-from weft.server.text.long_text import Room, TextTooLongError
-from weft.server.text.text_tokenizer import TextTokenizer
+from weft.server.text.text_tokenizer import TextTokenizer, TextTooLongError, TokenRoom
 
 
-def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[int], list[Pin]]:
+def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> tuple[list[int], list[Pin]]:
     """Encode messages; return the prompt ids and the pins, which keep beginnings of the prompt in the prefix cache.
 
     Raises:
@@ -35,12 +34,12 @@ def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[
         raise InvalidRequestError(f"{chat.param} is nested too deeply", param=chat.param) from exc
 
 
-def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: Room) -> list[Pin]:
+def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: TokenRoom) -> list[Pin]:
     """The pins of the chat's breakpoints within its prompt, or within a beginning of it."""
     if not chat.breakpoints:
         return []
     rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
-    bound = Room(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
+    bound = TokenRoom(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
     return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
 
 
@@ -55,7 +54,7 @@ class PromptEncoder:
         self._workers = workers
         self._tokenizer = task.model.tokenizer
         self._info = task.model.engine_info
-        self._room = Room(self._info.max_model_len, keeps_end=task.truncate_to is not None)
+        self._room = TokenRoom(self._info.max_model_len, keeps_end=task.truncate_to is not None)
 
     async def prompts(self) -> tuple[list[Prompt], list[Pin]]:
         """Every prompt, and for messages the pins, which keep beginnings of the prompt in the prefix cache.
@@ -83,7 +82,7 @@ class PromptEncoder:
         if not text:
             return ()
         with self._checking_context("prediction.content", has_output=False):
-            room = Room(self._info.max_model_len)
+            room = TokenRoom(self._info.max_model_len)
             return tuple(await self._workers.run(len(text), self._tokenizer.encode, text, False, room))
 
     async def _texts(self, input: Texts) -> list[Prompt]:

@@ -1,32 +1,34 @@
 """Gets the vectors of many prompts from the engine, a bounded number at a time, so that others get their turn.
 
 Whoever is cancelled leaves nothing in the engine.
+
+Writes vectors as the JSON of each endpoint. Long answers are written in a thread.
 """
 
 import asyncio
+import base64
 import logging
 import secrets
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
+import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from weft.engine.shared.messages import AddRequest, FinishReason
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.shared.vectors import PooledOutput, Pooling
+from weft.engine.wire.messages import AddRequest, FinishReason
+from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams
 from weft.server.errors import DeadlineError, EngineRestartingError, InternalError
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
-from weft.server.model.served_model import ServedModel
-from weft.server.request.cache_options import cache_salt_of
-from weft.server.request.deadline import deadline_of
-from weft.server.request.fields import REFUSED_EVERYWHERE, ignored_fields
-from weft.server.request.validation import check_range
-from weft.server.request.vector_inputs import Input, InputEncoder
-from weft.server.schemas.vectors import VectorBody, VectorUsage
+from weft.server.models.served_model import ServedModel
+from weft.server.task.request_options import cache_salt_of, deadline_of
+from weft.server.task.validation import REFUSED_EVERYWHERE, check_range, ignored_fields
+from weft.server.task.vectors import Embedding, Hidden, Input, InputEncoder, VectorBody, VectorUsage
 
 MAX_IN_FLIGHT = 64
 """Most prompts of one call in the engine at once: enough to fill its steps."""
@@ -153,3 +155,36 @@ async def _pooled(model: ServedModel, add: AddRequest) -> PooledOutput:
     finally:
         generation.close()
     raise EngineRestartingError("the engine stopped this request; try again")
+
+
+def values_of(output: PooledOutput) -> list[float]:
+    """The values, row after row."""
+    return array("f", output.values).tolist()
+
+
+def encoded(output: PooledOutput, encoding: str | None) -> list[float] | str:
+    """The values in the form that the body asks for."""
+    return base64.b64encode(output.values).decode() if encoding == "base64" else values_of(output)
+
+
+def embedding(index: int, output: PooledOutput, encoding: str | None) -> Embedding:
+    """An entry of POST /v1/embeddings."""
+    return Embedding(index, encoded(output, encoding))
+
+
+def hidden(index: int, output: PooledOutput, encoding: str | None, *, is_per_token: bool) -> Hidden:
+    """An entry of POST /pooling."""
+    if encoding == "base64" or not is_per_token:
+        return Hidden(index, encoded(output, encoding))
+    values = array("f", output.values)
+    width = len(values) // output.num_rows
+    # Row by row: no other thread runs while one call encodes, and lists take ten times as much memory as the values.
+    rows = [msgspec.json.encode(values[start : start + width].tolist()) for start in range(0, len(values), width)]
+    return Hidden(index, msgspec.Raw(b"[%s]" % b",".join(rows)))
+
+
+def cosine(first: PooledOutput, second: PooledOutput) -> float:
+    """The cosine of the angle between two vectors; 0 if one has no direction."""
+    a, b = values_of(first), values_of(second)
+    norms = sum(map(mul, a, a)) * sum(map(mul, b, b))
+    return sum(map(mul, a, b)) / norms**0.5 if norms else 0.0

@@ -1,4 +1,13 @@
-"""Collects the metrics for Prometheus: request timings, and counters from the engine's status page.
+"""Measures an answer as a client could: until its first event, and from there to its end.
+
+Shares metrics among server processes through files, so that `/metrics` gives the same answer in each.
+
+Reserves disk space for the files. The client library maps them into memory, and writing to a page without disk space
+kills the process. If there is no space, a process does not share its metrics, and logs a warning.
+
+Metrics of which models are loaded, from what the supervisor publishes; read at each scrape.
+
+Collects the metrics for Prometheus: request timings, and counters from the engine's status page.
 
 Names and meanings follow servers for which dashboards exist; only the prefix differs, unless the settings name theirs,
 which the endpoint pickers of Kubernetes' gateways and KEDA read. Every server process gives the
@@ -8,28 +17,103 @@ shared memory. If the folder of the files is gone, a process reports its own tim
 
 import collections
 import contextlib
+import logging
 import os
+import pathlib
 import struct
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import Final, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from weft.engine.shared.messages import FinishReason, TokensOutput
+from weft.engine.wire.messages import FinishReason, TokensOutput
 from weft.engine.wire.status_page import SHOWN, Counters, Status
-from weft.server.http.shared_metrics import FOLDER_VARIABLE
-from weft.server.model.fleet_metrics import FleetCollector
-from weft.server.model.prefilling_client import Outcome, PrefillingClient
-from weft.server.model.served_model import ServedModel
 from weft.server.models.engine_client import EngineClient
-from weft.server.models.fleet import Fleet
+from weft.server.models.fleet import Fleet, State
+from weft.server.models.other_clients import Outcome, PrefillingClient
+from weft.server.models.served_model import ServedModel
+
+
+class Stopwatch:
+    """Starts when it is made. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self._start_time = time.monotonic()
+        self._first_time: float | None = None
+
+    def note_event(self) -> None:
+        """There are events; the first ones count."""
+        if self._first_time is None:
+            self._first_time = time.monotonic()
+
+    def read(self) -> tuple[float, float]:
+        """The time until the first event, and the time since then."""
+        now = time.monotonic()
+        first = now if self._first_time is None else self._first_time
+        return first - self._start_time, now - first
+
+
+FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable in which the client library looks for the folder."""
+
+_RESERVED_BYTES: Final = {"counter": 1 << 14, "histogram": 1 << 17}
+"""Size of the file by kind of metric, several times what names and labels need. The library uses existing files."""
+
+logger = logging.getLogger(__name__)
+
+
+def share_metrics(folder: pathlib.Path) -> None:
+    """Share all metrics that this process creates from now on. Call it once, before the first metric is created."""
+    files = {folder / f"{kind}_{os.getpid()}.db": size for kind, size in _RESERVED_BYTES.items()}
+    try:
+        for path, size in files.items():
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        for path in files:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        logger.warning("/metrics has no other server process's numbers: no room in %s (%s)", folder, error.strerror)
+        return
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
+
+
+class FleetCollector(Collector):
+    """State, memory and adapters of each model, and how often it left or could not be loaded."""
+
+    def __init__(self, fleet: Fleet, prefix: str) -> None:
+        """Collect what the fleet reads; names begin with the prefix."""
+        self._fleet = fleet
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading as metrics."""
+        prefix, label = self._prefix, ["model_name"]
+        states = GaugeMetricFamily(f"{prefix}model_state", "1 for the state it is in.", labels=[*label, "state"])
+        memory = GaugeMetricFamily(f"{prefix}model_memory_bytes", "Planned memory of loaded models.", labels=label)
+        unloaded = CounterMetricFamily(f"{prefix}model_unloads", "Times that a model was unloaded.", labels=label)
+        failures = CounterMetricFamily(f"{prefix}model_load_failures", "Loads that failed.", labels=label)
+        loras = GaugeMetricFamily(f"{prefix}lora_adapters", "LoRA adapters that are served.", labels=label)
+        fleet = self._fleet.read()
+        num_adapters = collections.Counter(served.model for served in fleet.adapters.values())
+        for name, model in fleet.models.items():
+            loras.add_metric([name], num_adapters[name])
+            for state in get_args(State):
+                states.add_metric([name, state], state == model.state)
+            if model.memory_bytes is not None:
+                memory.add_metric([name], 0 if model.state in ("unloaded", "failed") else model.memory_bytes)
+            unloaded.add_metric([name], model.num_unloaded)
+            failures.add_metric([name], model.num_failures)
+        yield from (states, memory, unloaded, failures, loras)
+
 
 FLUSH_S = 1.0
 """Longest delay before an inter-token latency is counted, while tokens arrive."""

@@ -27,9 +27,8 @@ from weft.server.errors import (
     ShuttingDownError,
     TooManyConnectionsError,
 )
-from weft.server.http.connections import Connections
-from weft.server.http.error_shapes import error_response
-from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
+from weft.server.http.limits import Connections
+from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS, error_response
 
 MAX_HEADER_BYTES = 64 << 10
 """Bound on request line and headers together, and on other bytes outside a body, such as trailers."""

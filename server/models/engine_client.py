@@ -14,14 +14,14 @@ from typing import Protocol, Self, cast
 
 import msgspec
 
-from weft.engine.shared.framing import FrameReader
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     AbortRequest,
     Accepted,
     AddRequest,
     EngineInfo,
+    FrameReader,
     Rejected,
     RequestOutput,
     StepOutput,

@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from weft.engine.shared.adapters import MAX_ADAPTERS, Adapter, find_adapter
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import MAX_ADAPTERS, Adapter, find_adapter
 from weft.server.model_entry import MAX_MODELS
 from weft.server.settings import Settings
 

@@ -52,7 +52,7 @@ def build_app(
     if not 1 <= min_replicas <= max_replicas:
         raise StartError(f"replicas: must be at least 1 and in order, got {min_replicas} to {max_replicas}")
     if not RAY_SERVE_ENABLE_HA_PROXY:
-        raise StartError("RAY_SERVE_ENABLE_HA_PROXY must be 1 before Ray is imported: see server/ray/environment.py")
+        raise StartError("RAY_SERVE_ENABLE_HA_PROXY must be 1 before Ray is imported: see server/ray/deploy.py")
     check_settings(settings)
     if gpus is None:
         gpus = num_ranks(settings) if settings.device == "cuda" else 0

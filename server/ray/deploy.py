@@ -1,4 +1,6 @@
-"""`weft ray deploy`: brings a model onto a cluster, or onto a Ray of its own on this machine.
+"""The environment that Ray needs for Weft. Imports no Ray: it reads these variables when it is imported.
+
+`weft ray deploy`: brings a model onto a cluster, or onto a Ray of its own on this machine.
 
 On a cluster it returns once the replicas serve, and the application stays until `serve shutdown`; run again, it
 replaces the replicas one after the other. A Ray of its own ends with it, at the first stop signal.
@@ -10,12 +12,29 @@ import os
 import signal
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from weft.server.ray import environment
 from weft.server.ray.replica import check_settings, num_ranks
 from weft.server.settings import Settings, StartError
 from weft.server.supervise.supervisor import page_url
+
+SERVE: Final = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+    # A replica that died before it answered, or whose engine is away for too long, loses no request: another takes it.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 503",
+    # Any change of the replicas replaces HAProxy's processes; old ones end with their last stream, or after this.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+    # One event loop for Ray and Weft. Chunks handed from thread to thread are twice as late after uvicorn's.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+"""For Ray Serve's processes, which inherit it from the controller."""
+
+RAY: Final = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+"""For every process of Ray. Whoever reaches a cluster without a token runs code on it."""
+
 
 NAME, PREFILL_NAME = "weft", "weft-prefill"
 """Of the applications in Ray."""
@@ -60,7 +79,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
         raise StartError("--prefill-replicas: needs kv_offload_dir, a folder that all machines share")
     if cpus <= 0:
         raise StartError(f"--cpus: must be greater than 0, got {cpus:g}")
-    for variable, value in {**environment.RAY, **environment.SERVE}.items():
+    for variable, value in {**RAY, **SERVE}.items():
         os.environ.setdefault(variable, value)
     try:
         import ray
@@ -84,9 +103,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
             serve.start(
                 proxy_location=_proxy_location(ray),
                 http_options={"host": settings.host, "port": settings.port},
-                controller_options={
-                    "runtime_env": {"env_vars": {name: os.environ[name] for name in environment.SERVE}}
-                },
+                controller_options={"runtime_env": {"env_vars": {name: os.environ[name] for name in SERVE}}},
             )
             _check_listener(serve, settings)
             _run(serve, app, prefill_app)

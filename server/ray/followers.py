@@ -15,9 +15,9 @@ import threading
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from weft.server.run import checkpoint
-from weft.server.run.child import python_command
 from weft.server.settings import Settings
+from weft.server.supervise import checkpoint
+from weft.server.supervise.child import python_command
 
 _STOP_S = 5.0
 

@@ -11,15 +11,14 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.server.app.app import create_app
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
-from weft.server.model.live_models import LiveModels
-from weft.server.model.prefilling_client import with_prefill
-from weft.server.model.served_model import served_model
 from weft.server.models.fleet import Fleet
+from weft.server.models.other_clients import with_prefill
+from weft.server.models.served_model import LiveModels, served_model
 from weft.server.ray.engine_owner import EngineOwner
-from weft.server.run import checkpoint
-from weft.server.run.app import create_app
 from weft.server.settings import Settings, StartError, check_adapters
+from weft.server.supervise import checkpoint
 from weft.server.text.tokenizer import Tokenizer
 
 _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}

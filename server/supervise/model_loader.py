@@ -30,10 +30,9 @@ from weft.server.models.fleet import (
     publish,
     take_asks,
 )
-from weft.server.run.child import Child
-from weft.server.run.engine_process import EngineProcess
-from weft.server.run.room import Room
 from weft.server.settings import Settings
+from weft.server.supervise.child import Child, EngineProcess
+from weft.server.supervise.memory_shares import EvictionPlan
 
 EXIT_CANNOT_LOAD = 2
 MAX_FAILURES = 3
@@ -94,7 +93,7 @@ class ModelLoader:
         settings: Settings,
         runtime_dir: pathlib.Path,
         engines: Mapping[str, EngineProcess],
-        room: Room,
+        room: EvictionPlan,
         faults: Mapping[str, str],
     ) -> None:
         """Let the engines of models on demand rest. `faults`: why some of them could not be planned."""

@@ -15,13 +15,13 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 
-from weft.engine.shared import limits
-from weft.engine.shared.messages import SOCKET_NAME, STATUS_NAME
+from weft.engine.wire import errors as limits
+from weft.engine.wire.messages import SOCKET_NAME, STATUS_NAME
 from weft.engine.wire.status_page import StatusPage
 from weft.server.model_entry import MAX_MODELS
 from weft.server.models.fleet import ASKS_NAME
 from weft.server.settings import StartError
-from weft.server.store.database import TEMPORARY_MARK, open_database
+from weft.server.store.store import TEMPORARY_MARK, open_database
 
 METRICS_NAME = "metrics"
 """Folder of the metrics that server processes share."""

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from weft.engine.shared.messages import STATUS_NAME
+from weft.engine.wire.messages import STATUS_NAME
 from weft.engine.wire.status_page import Status, StatusPage
-from weft.server.run.child import python_command
-from weft.server.text.controls import strip_controls
+from weft.server.supervise.child import python_command
+from weft.server.text.shield import strip_controls
 
 DRAW_EVERY_S = 0.5
 RATE_OVER_S = 2.0

@@ -33,15 +33,13 @@ from dataclasses import dataclass
 
 from prometheus_client import multiprocess
 
-from weft.engine.shared import limits
-from weft.server.http.tls import certificate
+from weft.engine.wire import errors as limits
+from weft.server.http.limits import certificate
 from weft.server.models.fleet import ASK_SIGNAL
-from weft.server.run.child import Child, die_with_parent, python_command
-from weft.server.run.engine_process import EngineProcess
-from weft.server.run.memory_shares import Shares, shares, with_shares
-from weft.server.run.room import Need, Room
 from weft.server.settings import Settings, StartError, check_meeting, engine_options
 from weft.server.supervise import status_line
+from weft.server.supervise.child import Child, EngineProcess, die_with_parent, python_command
+from weft.server.supervise.memory_shares import EvictionPlan, MemoryNeed, Shares, shares, with_shares
 from weft.server.supervise.model_loader import ModelLoader
 from weft.server.supervise.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
 
@@ -78,7 +76,7 @@ logger = logging.getLogger(__name__)
 class Commands:
     """Command lines of the children. An engine's folder is appended, or the runtime folder and the socket's number."""
 
-    engine: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.engine.run.process"))
+    engine: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.engine.process"))
     server: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.server.app.process"))
     node: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.engine.ranks.node_process"))
     """In place of the engine on all machines but the first; they have no servers."""
@@ -201,9 +199,9 @@ class Supervisor:
             )
             for index, (name, entry) in enumerate(settings.fleet.items())
         }
-        needs = {name: Need(share.memory.device, share.total_bytes) for name, share in planned.models.items()}
+        needs = {name: MemoryNeed(share.memory.device, share.total_bytes) for name, share in planned.models.items()}
         self._loader = ModelLoader(
-            settings, runtime_dir, self._engines, Room(planned.budget_bytes, needs), planned.faults
+            settings, runtime_dir, self._engines, EvictionPlan(planned.budget_bytes, needs), planned.faults
         )
         fd = listener.fileno() if listener else -1
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()

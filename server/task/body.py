@@ -25,10 +25,9 @@ from weft.server.errors import (
     ShuttingDownError,
     shown,
 )
-from weft.server.http.workers import Workers
-from weft.server.request.surrogates import check_utf8
-from weft.server.request.validation import as_invalid_request
-from weft.server.schemas.common import MAX_ITEMS
+from weft.server.http.limits import Workers
+from weft.server.task.schema import MAX_ITEMS
+from weft.server.task.validation import as_invalid_request, check_utf8
 
 MAX_PARTS = 2**17
 """Most texts, lists and objects in a body; names of members count as texts."""

@@ -12,16 +12,10 @@ import msgspec
 from pydantic import ValidationError
 
 from weft.server.errors import InvalidRequestError, JsonSchemaError, shown
-from weft.server.formats import lark
-from weft.server.formats.schema import SchemaError, guided_schema
-from weft.server.request.validation import required
-from weft.server.schemas.structured_output import (
-    GuidedBody,
-    ResponseFormat,
-    StructuralTag,
-    StructuredOutputs,
-    TaggedStructure,
-)
+from weft.server.formats import grammar as lark
+from weft.server.formats.grammar import SchemaError, guided_schema
+from weft.server.task.schema import GuidedBody, ResponseFormat, StructuralTag, StructuredOutputs, TaggedStructure
+from weft.server.task.validation import required
 
 MAX_CHOICES = 4096
 _LARK_START = re.compile(

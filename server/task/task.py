@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.engine.shared.messages import BeamOptions, Pin
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.model.served_model import ServedModel
-from weft.server.request.cache_options import Breakpoint
-from weft.server.request.fim import FillIn
-from weft.server.request.service_tier import Service
-from weft.server.request.thinking import Thinking
+from weft.engine.wire.messages import BeamOptions, Pin
+from weft.engine.wire.params import SamplingParams
+from weft.server.models.served_model import ServedModel
+from weft.server.task.request_options import Breakpoint, FillIn, Service
 from weft.server.task.structured_output import Structure
+from weft.server.task.thinking import Thinking
 from weft.server.task.tool_use import ToolUse
 from weft.server.text.chat_template import TemplateOptions
 

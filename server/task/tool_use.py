@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
+from weft.server.formats.grammar import SchemaError, guided_schema
 from weft.server.formats.parser import Tool
-from weft.server.formats.schema import SchemaError, guided_schema
-from weft.server.request.validation import required
-from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.tools import (
+from weft.server.task.bodies import ChatCompletionBody
+from weft.server.task.schema import (
     FunctionDefinition,
     GrammarDefinition,
     NamedTool,
@@ -21,6 +20,7 @@ from weft.server.schemas.tools import (
     ToolDefinition,
     ToolReference,
 )
+from weft.server.task.validation import required
 
 MAX_TOOLS = 128
 CUSTOM_INPUT = "input"

@@ -1,9 +1,17 @@
-"""Chat templates: compiles and renders them with Jinja2 as `transformers` does.
+"""The forms in which a chat template takes messages.
+
+Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
+instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null. Which of them a
+template wants is tried once, with a short chat.
+
+Chat templates: compiles and renders them with Jinja2 as `transformers` does.
 
 Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
 messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable
 sandbox, and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor which text must not
 become a control token (see `shield`).
+
+Finds the chat templates of a checkpoint in its files.
 """
 
 import functools
@@ -11,6 +19,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import jinja2
 from jinja2 import meta, nodes
@@ -18,7 +28,70 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from weft.server.text.template_forms import MessageForms, wanted_forms
+_PROBE = "pr0be"
+_NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForms:
+    """What a template wants.
+
+    Attributes:
+        takes_parts: It shows content as a list of parts only.
+        takes_json: It shows the arguments of calls as JSON text only.
+        takes_null: It shows calls only where content is null.
+    """
+
+    takes_parts: bool
+    takes_json: bool
+    takes_null: bool
+
+    def applied(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message in these forms. Without content it is empty: templates read it as text of any turn."""
+        if message.get("content") is None:
+            message = {**message, "content": None if self.takes_null and message.get("tool_calls") else ""}
+        if self.takes_parts and isinstance(message.get("content"), str):
+            message = {**message, "content": _parts(message["content"])}
+        if self.takes_json and isinstance(message.get("tool_calls"), list):
+            message = {**message, "tool_calls": [_with_json(call) for call in message["tool_calls"]]}
+        return message
+
+
+def wanted_forms(template: jinja2.Template) -> MessageForms:
+    """Try which forms the template shows; those in which messages come, if it shows them."""
+    takes_parts = not _shows(template, [_question(_PROBE)]) and _shows(template, [_question(_parts(_PROBE))])
+    tried = [
+        MessageForms(takes_parts, takes_json, takes_null)
+        for takes_null in (False, True)
+        for takes_json in (False, True)
+    ]
+    call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
+    chat = [_question("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    return next((forms for forms in tried if _shows(template, [forms.applied(turn) for turn in chat])), tried[0])
+
+
+def _shows(template: jinja2.Template, messages: list[dict[str, Any]]) -> bool:
+    seen = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+    try:
+        return _PROBE in template.render(_NO_TOKENS, **seen)
+    except Exception:  # foreign code raises what it likes
+        return False
+
+
+def _question(content: object) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _with_json(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
 
 DEFAULT_NAME = "default"
 TOOL_NAME = "tool_use"
@@ -183,3 +256,46 @@ class ChatTemplates:
         if self._named:
             raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
         raise ChatTemplateError(NO_TEMPLATE)
+
+
+_TEMPLATE_FILE = "chat_template.jinja"
+_TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
+_CONFIG_FILES = ("chat_template.json", "processor_config.json")  # of multimodal checkpoints
+
+
+def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Read name -> source, from files if there are any, else from tokenizer_config.json, else the processor's files.
+
+    Args:
+        config: The tokenizer_config.json, whose `chat_template` is a source or a list of {name, template}.
+
+    Returns:
+        The sources; none if the checkpoint has no template.
+
+    Raises:
+        ChatTemplateError: A file of the processor is not JSON, or a template has no name or no source.
+    """
+    files = [(DEFAULT_NAME, folder / _TEMPLATE_FILE)] if (folder / _TEMPLATE_FILE).is_file() else []
+    files += [(file.stem, file) for name in _TEMPLATE_FOLDERS for file in sorted((folder / name).glob("*.jinja"))]
+    if files:
+        return {name: file.read_text(encoding="utf-8") for name, file in files}
+    declared = config.get("chat_template")
+    for file in (folder / name for name in _CONFIG_FILES):
+        if declared is None and file.is_file():
+            declared = _declared_in(file)
+    if isinstance(declared, str):
+        return {DEFAULT_NAME: declared}
+    if isinstance(declared, list):
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in declared}
+        except (KeyError, TypeError):
+            raise ChatTemplateError("chat_template: every template of a list must have a name and a template") from None
+    return dict(declared) if isinstance(declared, dict) else {}
+
+
+def _declared_in(file: Path) -> object:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ChatTemplateError(f"{file.name} is not valid JSON: {error}") from error
+    return content.get("chat_template") if isinstance(content, dict) else None

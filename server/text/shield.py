@@ -13,6 +13,8 @@ the strings as they are, so nothing is removed or replaced. Instead:
 Invariant: a string that neither holds a special token's text nor begins or ends with part of one reaches the template
 unchanged. Limits: a special token of one character cannot be cut. A special token is not prevented if the template
 makes it by cutting a string in its middle and joining the parts, or by leaving nothing between two texts of its own.
+
+Makes text from others safe for a terminal: it cannot move the cursor, ring the bell or reverse the text.
 """
 
 import json
@@ -162,3 +164,11 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 def _is_role(key: object, item: object) -> bool:
     """Roles stay, because some templates write a token around the role's name: '<|' + role + '|>'."""
     return key == "role" and isinstance(item, str) and item in _ROLES
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def strip_controls(text: str) -> str:
+    """Drop control characters except line feed and tab, bidirectional overrides, and unpaired surrogates."""
+    return _CONTROLS.sub("", text)

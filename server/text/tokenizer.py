@@ -16,15 +16,18 @@ from typing import TypeAlias
 
 import tokenizers
 
-from weft.engine.shared.tokenizer_files import TokenizerFilesError, tokenizer_folder
-from weft.server.text.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, TemplateOptions
-from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer
-from weft.server.text.long_text import Room, fitted
-from weft.server.text.memory import return_free_memory
+from weft.engine.wire.machine import return_free_memory
+from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
+from weft.server.text.chat_template import (
+    RESERVED_NAMES,
+    ChatTemplateError,
+    ChatTemplates,
+    TemplateOptions,
+    read_chat_templates,
+)
+from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 from weft.server.text.shield import Shield
-from weft.server.text.template_files import read_chat_templates
-from weft.server.text.text_tokenizer import Detokenizer
-from weft.server.text.token_bytes import read_token_table
+from weft.server.text.text_tokenizer import Detokenizer, TokenRoom, fitted
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -101,7 +104,7 @@ class Tokenizer:
             raise TokenizerError(f"{folder}: {error}") from error
         return cls(backend, special_tokens, templates)
 
-    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a text; the text of a special token in it becomes that token.
 
         Args:
@@ -113,7 +116,7 @@ class Tokenizer:
         """
         return self._ids(fitted(text, room, self._count), add_special_tokens)
 
-    def encode_pair(self, first: str, second: str, room: Room | None = None) -> tuple[list[int], list[int]]:
+    def encode_pair(self, first: str, second: str, room: TokenRoom | None = None) -> tuple[list[int], list[int]]:
         """Return the ids of two texts as one prompt, and the types of its tokens.
 
         Raises:
@@ -155,11 +158,11 @@ class Tokenizer:
             rendered = template.render(marked_messages, options.add_generation_prompt, variables)
         return marked.cut(rendered)
 
-    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+    def encode_rendered(self, pieces: list[str], room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a rendered prompt. Raises as `encode` does."""
         return self._encode_pieces(self._fitted_pieces(pieces, room))
 
-    def encode_inserted(self, text: str, end: list[str], room: Room | None = None) -> list[int]:
+    def encode_inserted(self, text: str, end: list[str], room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a caller's text that goes on a rendered prompt, and of the rendered pieces behind it.
 
         Raises:
@@ -172,7 +175,7 @@ class Tokenizer:
             raise ChatTemplateError(str(error)) from error
         return self._encode_pieces([*marked.cut(marked.value), *end], is_start=False)
 
-    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
+    def encode_continuation(self, text: str, room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a text that follows other text; nothing is put in front. Raises as `encode` does."""
         return self._continuation_ids(fitted(text, room, self._count))
 
@@ -234,7 +237,7 @@ class Tokenizer:
         ways = [self._ids(word, False), self._ids(" " + word, False), self._continuation_ids(word)]
         return tuple(dict.fromkeys(tuple(ids) for ids in ways))
 
-    def _fitted_pieces(self, pieces: list[str], room: Room | None) -> list[str]:
+    def _fitted_pieces(self, pieces: list[str], room: TokenRoom | None) -> list[str]:
         """Cut from the front what does not fit into the room."""
         num_chars = sum(map(len, pieces))
         num_cut = num_chars - len(fitted("".join(pieces), room, self._count))

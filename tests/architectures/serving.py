@@ -11,15 +11,15 @@ from unittest.mock import patch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, Golden, golden
 from tests.engine.test_golden import PreemptingScheduler, run
-from weft.engine.fallback.contexts import ContextBackend
+from weft.engine.families.registry import identify
+from weft.engine.kernels.torch.caches import ContextBackend
 from weft.engine.loop.engine import Engine
-from weft.engine.models.families.registry import identify
 from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "refused"
 BY_REQUEST = "request by request, with caches of its own"

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from benchmarks.simulation import HASH_TOKENS, Round, make_trace, summary, table, write_model
-from weft.engine.shared.simulation import Finished
+from weft.engine.wire.options import Finished
 from weft.server.cli.simulate import Outcome
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.conftest import TIMEOUT_S, reserved_port
-from weft.server.ray import environment
+from weft.server.ray import deploy as environment
 
 MODEL = "weft-demo"
 

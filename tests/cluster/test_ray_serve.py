@@ -91,7 +91,7 @@ def kill(cluster: Cluster, kind: str) -> None:
     elif kind == "controller":
         ray.kill(ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve"), no_restart=False)
     else:
-        what = {"engine": "weft.engine.run.process", "replica": replicas, "proxy": "haproxy -db"}[kind]
+        what = {"engine": "weft.engine.process", "replica": replicas, "proxy": "haproxy -db"}[kind]
         os.kill(cluster.processes(what)[0], signal.SIGKILL)
     if kind in ("replica", "node"):
         eventually(lambda: len(now := cluster.processes(replicas)) == 2 and now != before, lambda: "none is replaced")
@@ -310,7 +310,7 @@ def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
     (node,) = cluster.processes("weft.engine.ranks.node_process")
     (rank,), engines = (cluster.processes(f"weft.engine.run.{name}process") for name in ("rank_", ""))
     os.kill(rank, signal.SIGKILL)
-    eventually(lambda: cluster.processes("weft.engine.run.process") not in ([], engines), lambda: engines)
+    eventually(lambda: cluster.processes("weft.engine.process") not in ([], engines), lambda: engines)
     (again,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
     assert cluster.processes("weft.engine.ranks.node_process") == [node]
     monkeypatch.setenv("WEFT_NNODES", "1")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.server.conftest import Site
-from weft.server.ray import environment
+from weft.server.ray import deploy as environment
 from weft.server.settings import FLAGS, Resolved, flag_name, resolve
 from weft.server.supervise.supervisor import DRAIN_MARGIN_S
 

@@ -12,17 +12,21 @@ from pydantic import BaseModel
 from docs.architectures import render_data
 from docs.generate import DATA, PAGES, PARTS, ROOT, TABLE, render_figures, update
 from docs.parameters import treatments
-from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
-from weft.server.request.fields import REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
-from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
-from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
-from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.completions import CompletionBody
-from weft.server.schemas.decisions import DecisionBody
-from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
-from weft.server.schemas.messages import MessagesBody
-from weft.server.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
-from weft.server.schemas.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
+from weft.server.apis.anthropic.body import REFUSED_IN_MESSAGES
+from weft.server.apis.anthropic.schema import MessagesBody
+from weft.server.apis.decisions.schema import DecisionBody
+from weft.server.apis.llama_cpp.route import REFUSED_IN_LLAMA_CPP, InfillBody, LlamaCppCompletionBody
+from weft.server.apis.ollama.body import (
+    REFUSED_IN_OLLAMA_CHAT,
+    REFUSED_IN_OLLAMA_GENERATE,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
+from weft.server.task.bodies import ChatCompletionBody, CompletionBody
+from weft.server.task.validation import REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
+from weft.server.task.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

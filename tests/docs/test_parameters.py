@@ -1,5 +1,5 @@
 from docs.parameters import REMARKS, ROUTES, render_table, treatments
-from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.task.bodies import ChatCompletionBody
 
 
 def test_every_field_of_every_route_has_a_row() -> None:

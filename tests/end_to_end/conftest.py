@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 if TYPE_CHECKING:  # what needs no browser does not wait for it
     from playwright.sync_api import Browser, Page
@@ -32,7 +32,7 @@ LONG_CONTEXT = 98_304
 """Tokens: a request that may fill it outlasts any test, also on a fast machine."""
 
 
-ENGINE, SERVER = "weft.engine.run.process", "weft.server.app.process"
+ENGINE, SERVER = "weft.engine.process", "weft.server.app.process"
 """Modules that the children of `weft serve` run."""
 
 

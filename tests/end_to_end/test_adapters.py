@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.end_to_end.conftest import ENGINE, SERVER, TIMEOUT_S, LiveServer, serving
 from tests.engine.lora.adapters_for_tests import write_adapter
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 ADMIN = {"authorization": "Bearer root"}
 KERNELS = "attention=torch,layers=torch,sampler=torch,threads=1"

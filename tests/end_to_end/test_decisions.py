@@ -13,7 +13,7 @@ import torch
 
 from tests.checkpoints import load_reference
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, serving
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 CHOICE: Any = {
     "type": "choice",

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.end_to_end.conftest import Serve
-from weft.server.terminal.settings_table import render_table
+from weft.server.cli.tables import render_table
 
 STORED = pathlib.Path(__file__).parent / "lock"
 COMMANDS = ("", "serve", "batch", "ray", "ray deploy", "chat", "plan", "simulate", "models", "doctor", "config")

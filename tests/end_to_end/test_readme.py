@@ -16,7 +16,7 @@ import pytest
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
 from tests.server.mcp_servers import new_server
 from tests.server.mcp_servers import serve as serve_mcp
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ADDRESS = "http://127.0.0.1:8000"

@@ -19,7 +19,7 @@ import pytest
 
 from tests.end_to_end.conftest import ENGINE, TIMEOUT_S, LiveServer, serving
 from tests.vector_checkpoints import write_model
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 TIGHT = """
 import sys

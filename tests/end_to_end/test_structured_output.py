@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
 from tests.engine.guidance.demo import TOKENIZER
 from tests.json_schemas import JSON_SCHEMAS
-from weft.server.formats.schema import guided_schema
+from weft.server.formats.grammar import guided_schema
 
 NUM_CONNECTIONS = 16
 MAX_TOKENS = 700

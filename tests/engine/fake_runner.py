@@ -17,15 +17,14 @@ import torch
 
 from tests.engine.cache.host_tier import HostTier
 from tests.engine.paged import paged_specs
+from weft.engine.batch import Batch, StepResult
 from weft.engine.cache.events import RecordingCache
 from weft.engine.cache.specs import CacheSpec, StateSpec
-from weft.engine.core.output_collector import Outputs
-from weft.engine.core.step_cost import StepCostModel
 from weft.engine.loop.engine import Engine
+from weft.engine.loop.output_collector import Outputs
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.shared.messages import TokenLogprobs
-from weft.engine.step.batch import Batch
-from weft.engine.step.step_result import StepResult
+from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.wire.messages import TokenLogprobs
 
 VOCAB_SIZE = 50
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
+from weft.engine.weights.reader import ExpertsRef, TensorRef, WeightRef
 
 
 class Given:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.engine.batch import Batch, GroupBatch, Placeholders, SamplingBatch
 from weft.engine.cache.specs import PagedKV
-from weft.engine.step.batch import Batch, GroupBatch, Placeholders, SamplingBatch
 
 NO_INTS = np.zeros(0, np.int64)
 NO_FLOATS = np.zeros(0, np.float32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from weft.engine.shared.messages import BeamOptions, TokenLogprobs
+from weft.engine.wire.messages import BeamOptions, TokenLogprobs
 
 
 def plain_beam_search(

@@ -14,11 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.batch import Batch, RowMasks, StepResult
 from weft.engine.start.startup import start
-from weft.engine.step.batch import Batch
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.step_result import StepResult
+from weft.engine.wire.messages import EngineOptions
 
 _LENGTH = struct.Struct("<I")
 
@@ -58,7 +56,7 @@ def receive(sock: socket.socket, kind: Any) -> Any:
 
 
 class ProcessExecutor:
-    """`weft.engine.step.executor.Executor`, whose handle of a step is the future of its result."""
+    """`weft.engine.batch.Executor`, whose handle of a step is the future of its result."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._socket, theirs = socket.socketpair()

@@ -18,11 +18,10 @@ from demo_model.tokenizer import encode_conversation
 from tests.engine.paged import PagedRequests
 from weft import server
 from weft.engine.cache.specs import group_layers, paged_groups
+from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.layers.attention import AttentionStep
-from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.step_caches import StepCaches
-from weft.engine.models.config import load_model_config
+from weft.engine.layers.block import AttentionStep, StepCaches
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import load_weights
 
 FOLDER = Path(server.__file__).parent / "demo_model"
@@ -45,7 +44,7 @@ def held_out_chats() -> tuple[list[np.ndarray], torch.Tensor]:
 
 
 def log_probabilities(
-    kit: LayerKit,
+    kit: LayerKernels,
     chats: list[np.ndarray],
     change: Callable[[AttentionStep], AttentionStep] = lambda step: step,
     folder: Path = FOLDER,

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, PagedKV
-from weft.engine.step.batch import Batch
 
 _SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.request import Request, make_request
-from weft.engine.shared.messages import AddRequest, Guidance, ReasoningBudget, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad
+from weft.engine.wire.messages import AddRequest, Guidance, ReasoningBudget, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 
 def add_request(

@@ -1,7 +1,7 @@
 """Runs requests to their end, and what they gained."""
 
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, RequestOutput
+from weft.engine.wire.messages import AddRequest, RequestOutput
 
 Outputs = dict[tuple[int, int], RequestOutput]
 

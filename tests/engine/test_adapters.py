@@ -8,12 +8,11 @@ import pytest
 
 from tests.engine.fake_runner import VOCAB_SIZE, FakeLaunched, FakeRunner, make_engine
 from tests.engine.process_executor import decode, encode
+from weft.engine.batch import Batch, StepResult
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.adapters import Adapter, find_adapter
-from weft.engine.shared.messages import AddRequest, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.step.batch import Batch
-from weft.engine.step.step_result import StepResult
+from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.options import Adapter, find_adapter
+from weft.engine.wire.params import SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 ADAPTERS: dict[str, Adapter] = {}

@@ -8,8 +8,8 @@ from tests.engine.guidance.demo import DEMO_MODEL, PROMPT, guided, json_grammar
 from tests.engine.process_executor import ProcessExecutor
 from tests.engine.requests_for_tests import add_request
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokenLogprobs
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokenLogprobs
 
 OPTIONS = EngineOptions(model=str(DEMO_MODEL), device="cpu", max_num_batched_tokens=64, max_num_seqs=4)
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}

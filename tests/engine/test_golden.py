@@ -18,20 +18,19 @@ import torch
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, load_reference, write_checkpoint
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import group_layers, paged_groups
-from weft.engine.core.step_cost import StepCostModel
-from weft.engine.kernels.caches import Caches
+from weft.engine.describe.config import ModelFacts, load_model_config
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.loop.engine import Engine
-from weft.engine.models.config import load_model_config
-from weft.engine.models.facts import ModelFacts
 from weft.engine.models.loading import load_weights
 from weft.engine.request import Request
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
-from weft.engine.shared.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.model_choice import LoadedModel
+from weft.engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 NUM_PROMPTS = 16
 NUM_OUTPUT_TOKENS = 10
@@ -148,7 +147,7 @@ class PreemptingScheduler(Scheduler):
 
 def load_native(folder: Path) -> tuple[ModelFacts, LoadedModel]:
     config = load_model_config(folder)
-    return config, load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=256)
+    return config, load_weights(folder, config, TorchKernels(), device=CPU, dtype=torch.float32, max_model_len=256)
 
 
 def build_engine(

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from weft.engine.speculation.lookup import Lookup, TokenHistory
+from weft.engine.drafts import Lookup, TokenHistory
 
 
 def follow(text: list[int], output: list[int], most: int = 4) -> list[list[int]]:

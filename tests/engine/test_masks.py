@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.step_result import NO_TOKEN_ID
+from weft.engine.batch import NO_TOKEN_ID, RowMasks
 
 
 @pytest.mark.parametrize("vocab_size", [32, 33, 70, 96])

@@ -11,9 +11,9 @@ from weft.engine import config as engine_config
 from weft.engine.cache.specs import PagedKV, StateSpec, group_layers
 from weft.engine.config import EngineConfig, available_memory_bytes
 from weft.engine.memory_plan import MemoryPlan, estimate_activations_bytes, make_plan, num_positions
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.memory import MAX_CPU_CACHE_BYTES
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import MAX_CPU_CACHE_BYTES
+from weft.engine.wire.messages import EngineOptions
 
 SPECS = PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)
 GROUPS = group_layers(SPECS)

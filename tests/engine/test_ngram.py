@@ -9,12 +9,12 @@ from tests.engine.fake_runner import make_engine
 from tests.engine.requests_for_tests import add_request
 from tests.engine.runs import run
 from weft import server
+from weft.engine.drafts import NgramDrafter
 from weft.engine.kernels.cpu import library
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.speculation.drafters import NgramDrafter
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("cheap_drafts")
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import torch
 
-from weft.engine.kernels.torch.sampling import pick_ids
-from weft.engine.models.decoder import Decoder
-from weft.engine.run import process
+from weft.engine import process
+from weft.engine.kernels.torch.layer_kernels import pick_ids
+from weft.engine.layers.block import Decoder
 from weft.engine.runner.model_runner import ModelRunner
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from weft.engine.step.out_of_memory import is_out_of_memory
+from weft.engine.device import is_out_of_memory
 
 
 @pytest.mark.parametrize(

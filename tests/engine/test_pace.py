@@ -1,6 +1,6 @@
 import pytest
 
-from weft.engine.speculation.pace import MAX_NUM_DRAFTS, Pace, best_num_drafts
+from weft.engine.drafts import MAX_NUM_DRAFTS, Pace, best_num_drafts
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])

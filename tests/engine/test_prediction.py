@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine
 from tests.engine.requests_for_tests import add_request
 from tests.engine.runs import ids, run
-from weft.engine.shared.messages import AddRequest, Guidance
-from weft.engine.speculation.drafters import PredictionDrafter
+from weft.engine.drafts import PredictionDrafter
+from weft.engine.wire.messages import AddRequest, Guidance
 
 pytestmark = pytest.mark.usefixtures("cheap_drafts")
 

@@ -15,17 +15,17 @@ from tests.engine.fake_runner import make_engine
 from tests.engine.guidance.demo import guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
-from weft.engine.core.output_collector import Outputs
-from weft.engine.core.pending_grammars import PendingGrammars
+from weft.engine import process
 from weft.engine.guidance.compiler import InvalidGrammarError
+from weft.engine.loop.crash_record import CrashRecord, fingerprint
 from weft.engine.loop.engine import Engine
+from weft.engine.loop.grammars import PendingGrammars
+from weft.engine.loop.output_collector import Outputs
 from weft.engine.memory_plan import MemoryPlan
-from weft.engine.run import process
-from weft.engine.run.crash_record import CrashRecord, fingerprint
-from weft.engine.run.process import EngineProcess
+from weft.engine.process import EngineProcess
 from weft.engine.schedule.scheduler import ScheduledStep
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import (
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import (
     AbortRequest,
     Accepted,
     AddRequest,
@@ -298,7 +298,7 @@ def test_idle_time_is_counted_anew_after_work(start: Start, monkeypatch: pytest.
     """The loop waits as long as `prepare` says, tells it how long nobody asked, and begins again behind a request."""
     p = start()
     now = 100.0
-    monkeypatch.setattr("weft.engine.run.process.time.monotonic", lambda: now)
+    monkeypatch.setattr("weft.engine.process.time.monotonic", lambda: now)
     monkeypatch.setattr(p._link, "put", lambda *_: None)
     monkeypatch.setattr(p._link, "put_outputs", lambda *_: None)
     idle: list[float] = []
@@ -365,7 +365,7 @@ def test_one_line_says_why_a_model_cannot_be_loaded(
 
 def test_what_the_engine_says_of_its_silence(start: Start, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     """While it loads it is not judged; then as its step is predicted to take, and without work at least as long."""
-    monkeypatch.setattr("weft.engine.run.process.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("weft.engine.process.time.monotonic", lambda: 1000.0)
     page = StatusPage(tmp_path / "status")
     pages: list[float] = []
     before = EngineProcess._before_launch

@@ -15,8 +15,8 @@ from tests.engine.cache.test_events import Router
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 from weft.engine.request import Request, RequestKey
-from weft.engine.sampling.random import uniforms
-from weft.engine.shared.messages import (
+from weft.engine.sampling.sampler import uniforms
+from weft.engine.wire.messages import (
     TIER_WIDTH,
     USUAL_CACHING,
     AddRequest,
@@ -27,7 +27,7 @@ from weft.engine.shared.messages import (
     TokenLogprobs,
     TokensInput,
 )
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.params import SamplingParams
 
 
 class ForcedRuns:

@@ -10,13 +10,11 @@ import msgspec
 import pytest
 
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
-from weft.engine.core.step_cost import StepLoad
-from weft.engine.run.measure_costs import fit
-from weft.engine.run.simulate import SimulatedReplica, Simulation, costs_for, prompt_ids
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.options import EngineOptions
-from weft.engine.shared.simulation import Arrive, Begin, Finish, Finished, Look, StepCosts
-from weft.server.run.child import python_command
+from weft.engine.schedule.step_cost import StepLoad
+from weft.engine.simulate import SimulatedReplica, Simulation, costs_for, fit, prompt_ids
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import Arrive, Begin, EngineOptions, Finish, Finished, Look, StepCosts
+from weft.server.supervise.child import python_command
 
 
 def costs(**changes: object) -> StepCosts:
@@ -136,9 +134,9 @@ def test_costs_of_other_options_and_other_files_are_refused(tmp_path: pathlib.Pa
 
 MEASURES_SHORTLY = """
 import runpy
-from weft.engine.run import measure_costs
+from weft.engine import simulate as measure_costs
 measure_costs.measure.__defaults__ = (1.0,)
-runpy.run_module("weft.engine.run.simulate", run_name="__main__")
+runpy.run_module("weft.engine.simulate", run_name="__main__")
 """
 
 
@@ -165,7 +163,7 @@ def test_ctrl_c_is_the_parents_to_heed(tmp_path: pathlib.Path) -> None:
     """A terminal sends it to both; the child would end with a traceback, or measure on alone."""
     file = tmp_path / "costs.json"
     file.write_bytes(msgspec.json.encode(costs()))
-    command, pipe = python_command("weft.engine.run.simulate", str(file)), subprocess.PIPE
+    command, pipe = python_command("weft.engine.simulate", str(file)), subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child:
         assert child.stdin and child.stdout
         child.stdin.write(msgspec.json.encode(costs().options) + b"\n")

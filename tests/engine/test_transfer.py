@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from weft.engine.step.transfer import Download, fill, pack, unpack
+from weft.engine.device import Download, fill, pack, unpack
 
 
 def test_what_is_packed_comes_out_again() -> None:

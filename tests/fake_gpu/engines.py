@@ -7,8 +7,8 @@ from typing import Any
 from tests.checkpoints import Checkpoint, write_config
 from tests.fake_gpu.gpu import FakeGpu
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import EngineOptions
 
 
 @dataclass(frozen=True)

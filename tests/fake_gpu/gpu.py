@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.fake_gpu.driver import HOPPER, SHARED_BYTES, FakeDriver, Record
 from tests.fake_gpu.tensors import FakeCuda, WithIndex, address, device_guard
-from weft.engine.run.settle import Component, Settler
-from weft.engine.shared.machine_facts import Settled
-from weft.engine.step.capture import CudaCapture
+from weft.engine.device import CudaCapture
+from weft.engine.tune.compare import Component, Tuner
 from weft.engine.weights.tensor_files import RandomSource
+from weft.engine.wire.machine import Settled
 
 MEMORY_BYTES = 80 << 30
 
@@ -54,7 +54,7 @@ class FakeGpu:
         self._stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
         enter(WithIndex())
-        enter(patch.object(Settler, "_compare", _prefer))
+        enter(patch.object(Tuner, "_compare", _prefer))
         enter(patch.object(RandomSource, "fill", lambda *_: None))  # thousands of copies for a large model
         enter(self.driver.active())
         enter(self.cuda)
@@ -85,7 +85,7 @@ class FakeGpu:
         return record
 
 
-def _prefer(_: Settler, component: Component) -> tuple[Settled, bool]:
+def _prefer(_: Tuner, component: Component) -> tuple[Settled, bool]:
     """The preferred candidate: nothing can be compared or timed here."""
     return Settled(component.name, component.shapes, component.names, component.names[0], ()), False
 

@@ -10,9 +10,9 @@ from tests.fake_gpu.gpu import FakeGpu
 
 
 def launch_norm(hidden: torch.Tensor) -> None:
-    from weft.engine.kernels.triton.triton_kit import TritonKit
+    from weft.engine.kernels.triton.layer_kernels import TritonKernels
 
-    TritonKit().norm(torch.ones(hidden.size(1), dtype=torch.bfloat16, device="cuda"), 1e-6)(hidden)
+    TritonKernels().norm(torch.ones(hidden.size(1), dtype=torch.bfloat16, device="cuda"), 1e-6)(hidden)
 
 
 def test_launches_are_counted_and_views_and_memory_are_not() -> None:
@@ -79,7 +79,7 @@ def test_another_alignment_or_size_is_another_variant() -> None:
 
 
 def test_graphs_launch_what_was_recorded() -> None:
-    from weft.engine.step.capture import CudaCapture
+    from weft.engine.device import CudaCapture
 
     with FakeGpu(compiles=False) as gpu:
         values = torch.empty(4, 64, dtype=torch.bfloat16, device="cuda")

@@ -10,11 +10,11 @@ from tests.architectures.checkpoints import write
 from tests.checkpoints import Checkpoint, write_config
 from tests.fake_gpu.gpu import FakeGpu
 from weft.engine import config as engine_config
-from weft.engine.models.config import load_model_config
-from weft.engine.run import packed_trials
-from weft.engine.run.packed_trials import PackedTrials, packed_parts
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.describe.config import load_model_config
 from weft.engine.tune import components
+from weft.engine.tune import triton_trials as packed_trials
+from weft.engine.tune.triton_trials import PackedTrials, packed_parts
+from weft.engine.wire.messages import EngineOptions
 
 
 def test_what_is_timed_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

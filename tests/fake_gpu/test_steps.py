@@ -19,10 +19,10 @@ from tests.fake_gpu.engines import Warm, start_warm
 from tests.fake_gpu.gpu import FakeGpu
 from tests.fake_gpu.shapes import QWEN3_8B
 from tests.gpu.harness import KINDS
+from weft.engine.batch import RowMasks
 from weft.engine.loop.engine import Engine
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.start import startup
-from weft.engine.step.masks import RowMasks
 from weft.engine.weights import tensor_files
 
 MOST_LAUNCHES = 330

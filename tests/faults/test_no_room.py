@@ -62,7 +62,7 @@ def test_a_runtime_folder_that_fills_up_ends_nothing(serve: Serve, tmp_path: pat
     server = serve(prefix=inside(f"-o size=2m none {folder}"), XDG_RUNTIME_DIR=str(folder))
     fill(pathlib.Path(f"/proc/{server.process.pid}/root/{folder}"))
     assert complete(server).status_code == 200
-    restart(server, "weft.engine.run.process")
+    restart(server, "weft.engine.process")
     restart(server, "weft.server.app.process")
     assert server.metric("weft:generation_tokens_total") >= 3
     assert "SIGBUS" not in server.log.read_text()

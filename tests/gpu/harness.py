@@ -10,11 +10,11 @@ import torch
 
 from tests.checkpoints import WIDE_CHECKPOINTS
 from weft.engine.cache.specs import group_layers
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.loop.engine import Engine
-from weft.engine.models.config import load_model_config
-from weft.engine.shared.messages import EngineOptions, TokenLogprobs
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import EngineOptions, TokenLogprobs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

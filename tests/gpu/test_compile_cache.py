@@ -16,12 +16,12 @@ def test_a_cache_that_was_moved_is_used(tmp_path: Path) -> None:
     """Filled by other processes from what a GPU that is not there was asked for."""
     from tests.fake_gpu.gpu import FakeGpu
     from tests.gpu.compile_cache import fill, relocate, using
-    from weft.engine.kernels.triton.triton_kit import TritonKit
+    from weft.engine.kernels.triton.layer_kernels import TritonKernels
 
     def launch(gpu: FakeGpu) -> None:
         with gpu:
             weight = torch.ones(64, dtype=torch.bfloat16, device="cuda")
-            TritonKit().norm(weight, 1e-6)(torch.ones(2, 64, dtype=torch.bfloat16, device="cuda"))
+            TritonKernels().norm(weight, 1e-6)(torch.ones(2, 64, dtype=torch.bfloat16, device="cuda"))
 
     launch(recorded := FakeGpu(compiles=False))
     there, here = tmp_path / "there", tmp_path / "here"

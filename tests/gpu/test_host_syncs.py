@@ -15,8 +15,8 @@ from tests.engine.requests_for_tests import add_request
 from tests.gpu.harness import DEVICES, KINDS
 from weft import server
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import EngineOptions, Guidance
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import EngineOptions, Guidance
 
 DEMO = Path(server.__file__).parent / "demo_model"
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}

@@ -58,7 +58,7 @@ def test_layers(dtype: torch.dtype) -> None:
 @pytest.mark.timeout(600)
 def test_few_rows() -> None:
     from tests.engine.kernels.triton import few_rows_parity as parity
-    from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch
+    from weft.engine.kernels.triton.layers_jit import supports_dependent_launch
 
     device = torch.device("cuda")
     for check in parity.CHECKS:
@@ -111,7 +111,7 @@ def test_sampling() -> None:
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (151936, 1024)], ids=str)
 def test_rows_of_tiled_products_are_alone(shape: tuple[int, int]) -> None:
     """Bit for bit, at every number of rows; and right."""
-    from weft.engine.kernels.torch.linear import TiledLinear, forbid_split_sums
+    from weft.engine.kernels.torch.layer_kernels import TiledLinear, forbid_split_sums
 
     forbid_split_sums()
     generator = torch.Generator("cuda").manual_seed(0)

@@ -8,11 +8,11 @@ import torch
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, start_engine
+from weft.engine.batch import Batch
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, FinishReason, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.step.batch import Batch
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import AddRequest, FinishReason, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 NUM_LARGE = 24
 SPARE_BYTES = 6 << 20

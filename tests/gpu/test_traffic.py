@@ -16,9 +16,9 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, PreemptingScheduler, golden, greedy
 from tests.gpu.harness import start_engine
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.start import startup
+from weft.engine.wire.messages import AddRequest, FinishReason, RequestOutput, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 MAX_NUM_OPEN = 40
 LONGEST_PROMPT, LONGEST_OUTPUT = 150, 60

@@ -15,15 +15,15 @@ import httpx
 import pytest
 import uvicorn
 
-from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
+from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status
+from weft.server.app.app import create_app
 from weft.server.errors import EngineUnavailableError
-from weft.server.model.served_model import served_models
-from weft.server.run.app import create_app
+from weft.server.models.served_model import served_models
 from weft.server.settings import Settings
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
-from weft.server.text.long_text import Room, fitted
+from weft.server.text.text_tokenizer import TokenRoom, fitted
 
 BOS, EOS, END = 256, 257, 258
 VOCAB_SIZE = 300
@@ -61,15 +61,15 @@ class ByteTokenizer:
         self.token_ids: dict[str, int] = {}
         self.added_ids: dict[str, int] = {}
 
-    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, room: TokenRoom | None = None) -> list[int]:
         self.threads.add(threading.current_thread().name)
         return [BOS] * add_special_tokens + list(fitted(text, room, len).encode())
 
-    def encode_pair(self, first: str, second: str, room: Room | None = None) -> tuple[list[int], list[int]]:
+    def encode_pair(self, first: str, second: str, room: TokenRoom | None = None) -> tuple[list[int], list[int]]:
         sides = [BOS, *fitted(first, room, len).encode(), END], [*fitted(second, room, len).encode(), END]
         return sides[0] + sides[1], [0] * len(sides[0]) + [1] * len(sides[1])
 
-    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
+    def encode_continuation(self, text: str, room: TokenRoom | None = None) -> list[int]:
         return self.encode(text, False, room)
 
     def render_chat(self, messages: Any, options: TemplateOptions) -> list[str]:
@@ -83,10 +83,10 @@ class ByteTokenizer:
             text = text.removesuffix("\n")
         return [text, "assistant:" * options.add_generation_prompt]
 
-    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+    def encode_rendered(self, pieces: list[str], room: TokenRoom | None = None) -> list[int]:
         return [BOS, *fitted("".join(pieces), room, len).encode()]
 
-    def encode_inserted(self, text: str, end: list[str], room: Room | None = None) -> list[int]:
+    def encode_inserted(self, text: str, end: list[str], room: TokenRoom | None = None) -> list[int]:
         return self.encode(text + "".join(end), False, room)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:

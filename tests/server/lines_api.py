@@ -11,13 +11,13 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.params import SamplingParams
 from weft.server.errors import ApiError
 from weft.server.formats.parser import Tool
 from weft.server.generate.events import Event, Reasoning, Report, Text, WholeChoice
 from weft.server.generate.pipeline import respond
 from weft.server.http.context import ServerContext, get_context
-from weft.server.request.service_tier import Service
+from weft.server.task.request_options import Service
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.tool_use import ToolUse
 from weft.server.text.chat_template import TemplateOptions

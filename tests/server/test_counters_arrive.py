@@ -16,7 +16,7 @@ fields += '    slack: Annotated[float, Shown("Slack.", "s")] = 0.0\\n'
 exec(compile(source.replace(first, fields + first), status_page.__file__, "exec"), status_page.__dict__)
 
 from weft.engine.schedule.scheduler import Counters
-from weft.server.api.stats import engine_stats
+from weft.server.apis.admin.status import engine_stats
 from weft.server.http.metrics import EngineCollector
 
 counters = Counters()

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import RejectReason
+from weft.engine.wire.messages import RejectReason
 from weft.server.errors import (
     MAX_MESSAGE_CHARS,
     EngineDiedError,

@@ -10,19 +10,18 @@ import pytest
 
 from tests.linear_time import assert_linear
 from weft import server
-from weft.server.formats import lark
+from weft.server.apis.anthropic.body import count_conversation
+from weft.server.apis.anthropic.schema import CountTokensBody
+from weft.server.apis.ollama.body import OllamaChatBody, chat_of
+from weft.server.apis.responses.input import InputItem, input_messages
+from weft.server.apis.responses.schema import ResponseItem
+from weft.server.formats import grammar as lark
 from weft.server.formats.harmony import HARMONY
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
-from weft.server.request.anthropic_body import count_conversation
-from weft.server.request.messages import template_messages
-from weft.server.request.ollama_body import chat_of
-from weft.server.request.response_input import InputItem, input_messages
-from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.messages import CountTokensBody
-from weft.server.schemas.ollama import OllamaChatBody
-from weft.server.schemas.responses import ResponseItem
+from weft.server.task.bodies import ChatCompletionBody
+from weft.server.task.messages import template_messages
 from weft.server.text.shield import Shield
 
 FILLERS = (

@@ -3,8 +3,8 @@ import pathlib
 
 import pytest
 
+from weft.server.cli.tables import describe
 from weft.server.settings import Settings, StartError, resolve
-from weft.server.terminal.settings_table import describe
 
 FILE = """
 max_model_len: 64

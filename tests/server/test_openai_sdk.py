@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from weft.engine.shared.messages import RejectReason
+from weft.engine.wire.messages import RejectReason
 from weft.server.errors import EngineDiedError, rejection
 
 MODEL = "org/fake model"

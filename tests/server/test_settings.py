@@ -6,11 +6,11 @@ import pytest
 
 from weft import server
 from weft.engine import config as engine_config
-from weft.engine.models.config import load_model_config
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.describe.config import load_model_config
+from weft.engine.wire.messages import EngineOptions
 from weft.server import settings as settings_module
+from weft.server.cli.tables import describe
 from weft.server.settings import FLAGS, Settings, StartError, check_meeting, engine_options, flag_name, resolve
-from weft.server.terminal.settings_table import describe
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
 

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
-from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.memory import FirstTouch, allocate
-from weft.engine.layers.attention import AttentionBackend, AttentionStep
-from weft.engine.step.batch import Batch, Ints
+from weft.engine.kernels.cpu.library import FirstTouch, NativeLibrary, allocate
+from weft.engine.layers.block import AttentionBackend, AttentionStep
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 

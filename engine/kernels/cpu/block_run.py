@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from typing_extensions import override
 
-from weft.engine.kernels.cpu.adapters import NativeSite, adapter_rows
 from weft.engine.kernels.cpu.attention import NativeStep
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, Matrix
+from weft.engine.kernels.cpu.products import NativeSite, adapter_rows
 from weft.engine.kernels.cpu.recurrent import NativeMamba
 from weft.engine.layers.block import Attention, Block, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
-from weft.engine.layers.mamba import Mamba2Mixer, ParallelMixers
-from weft.engine.lora.adapted_layers import AdaptedActivation, AdaptedLinear
-from weft.engine.lora.step_rows import AdapterStep
+from weft.engine.lora.adapted_layers import AdaptedActivation, AdaptedLinear, AdapterStep
+from weft.engine.parts.mamba import Mamba2Mixer, ParallelMixers
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 

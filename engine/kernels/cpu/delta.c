@@ -1,4 +1,4 @@
-/* One token of linear attention (engine/layers/delta_rule.py): each state is read once and written once. */
+/* One token of linear attention (engine/layers/recurrence.py): each state is read once and written once. */
 #include "pool.h"
 #include "vectors.h"
 

@@ -8,7 +8,7 @@
 
 enum { MAX_PAIRS = 1 << 14 }; /* of a row and an expert in one pass, which limits the memory between the products */
 
-/* Mirrored in engine/kernels/cpu/experts.py. */
+/* Mirrored in engine/kernels/cpu/products.py. */
 typedef struct {
     Matrix gate_up, down;
     int64_t num_experts;

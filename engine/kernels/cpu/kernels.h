@@ -22,7 +22,7 @@ typedef struct {
 } Matrix;
 
 /* What an adapter adds to the outputs from `first` on: see adapters.c. Mirrored, like the next two, in
- * engine/kernels/cpu/adapters.py. */
+ * engine/kernels/cpu/products.py. */
 typedef struct {
     const bf16 *a, *b;
     int64_t rank, first, size;

@@ -15,7 +15,7 @@ typedef struct {
     Requests convolved, scanned; /* of this step */
 } Mamba;
 
-/* Mirrored in engine/kernels/cpu/run.py. */
+/* Mirrored in engine/kernels/cpu/block_run.py. */
 typedef struct {
     Matrix qkv, o, gated, down; /* queries, keys and values stacked; gated.outputs is the size of gate times up */
     const bf16 *input_norm, *mlp_norm;

@@ -18,17 +18,29 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
-from weft.engine.kernels.triton.attention_kernels import attend_kernel, merge_kernel
+from weft.engine.device import to_device
+from weft.engine.kernels.triton.attention_jit import (
+    attend_kernel,
+    attend_latents_kernel,
+    merge_kernel,
+    write_latents_kernel,
+)
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
-from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
-from weft.engine.kernels.triton.attention_tuning import BatchLimits, LaunchTuning, aligned, most_integers, tune
-from weft.engine.kernels.triton.dependent_launch import launch_options
-from weft.engine.kernels.triton.latent_kernels import attend_latents_kernel, write_latents_kernel
-from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptStep, find_prompts, prompt_layers
-from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
-from weft.engine.step.batch import Batch, Ints
-from weft.engine.step.transfer import to_device
+from weft.engine.kernels.triton.attention_tiles import (
+    BatchLimits,
+    LaunchTuning,
+    Tile,
+    TileNames,
+    aligned,
+    most_integers,
+    padded,
+    tune,
+)
+from weft.engine.kernels.triton.layers_jit import launch_options
+from weft.engine.kernels.triton.prompts import PromptAttention, PromptStep, find_prompts, prompt_layers
+from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache
 
 _LOG2_E = 1.4426950408889634
 

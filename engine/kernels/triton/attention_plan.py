@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.engine.step.batch import Batch, GraphKey, Ints
+from weft.engine.batch import Batch, GraphKey, Ints
 
 Bools = npt.NDArray[np.bool_]
 

@@ -1,131 +1,260 @@
-"""Triton kernels between two matrices: norm; QK-norm, rotary embedding and K/V write; activation.
+"""The kit for CUDA: matrices by cuBLAS, and one Triton kernel for everything between two matrices.
 
-They compute in float32 and round once, at the end. A row's output bits depend on that row alone: a program computes one
-row, or a part of one, and shares nothing with other programs.
+In most families a layer is eight launches besides attention: two norms, four matrices, the heads, the activation. The
+sum with the residual needs no launch: cuBLAS adds it as it writes a matrix's outputs, which moves less memory than
+adding it in the norm. For few rows the matrices may be Triton's as well (`few_rows`), which leaves five launches: four
+matrices, with norms and activation, and the heads. Nothing waits for the device, and all shapes follow from those of
+the inputs, so that a CUDA graph can hold a layer.
 """
 
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
 import triton
-import triton.language as tl
+from typing_extensions import override
 
-from weft.engine.kernels.triton.dependent_launch import follow, let_next_start, wait_for_previous
+from weft.engine.families.experts import Gating
+from weft.engine.kernels.torch.layer_kernels import (
+    CublasLinear,
+    TiledLinear,
+    TorchKernels,
+    TorchLinear,
+    forbid_split_sums,
+    stack,
+)
+from weft.engine.kernels.triton import layers_jit as kernels
+from weft.engine.kernels.triton.layers import (
+    OWN_ACTIVATIONS,
+    FewRowsGated,
+    FewRowsLinear,
+    GatedActivation,
+    TritonNorm,
+    fuse_norms,
+)
+from weft.engine.kernels.triton.layers_jit import launch_options
+from weft.engine.kernels.triton.packed import Form, PackedMatrix, common_form, form_of, pack
+from weft.engine.kernels.triton.products import Fp8Linear, PackedLinear, TritonExperts
+from weft.engine.layers.block import Block, HeadLayer, Layer, Linear, PagedCache
+from weft.engine.layers.gated import ActivatedLinear, ActOrderLinear, gated
+from weft.engine.layers.kernels import Experts
+from weft.engine.layers.norm import HeadNorm
+from weft.engine.weights.groups import Storage, packed_in_order, round_matrix
+from weft.engine.weights.quantization import Quantization
+from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
+from weft.engine.wire.errors import ModelError
 
+# Values of heads per program: this gives many programs for a single token, each with few registers.
+_HEAD_VALUES = 2048
 
-@triton.jit
-def rms_norm(hidden, weight, outputs, size, row_stride, eps, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
-    """RMSNorm of one row (size,) per program, BLOCK >= size, times weight (size,)."""
-    let_next_start(IS_DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    is_inside = columns < size
-    weights = tl.load(weight + columns, mask=is_inside, other=0.0).to(tl.float32)
-    wait_for_previous(IS_DEPENDENT)
-    values = tl.load(hidden + row * row_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
-    normed = (values * scale * weights).to(outputs.dtype.element_ty)
-    tl.store(outputs + row * size + columns, normed, mask=is_inside)
-
-
-@triton.jit
-def prepare_heads(
-    qkv,
-    token_stride,
-    rotation,
-    weight,
-    eps,
-    cache,
-    slots,
-    scales,
-    HAS_NORM: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    """Norm and rotary embedding of HEADS heads of one token per program, in place; also writes K/V to the cache.
-
-    A token of qkv is (NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM): queries and keys, which are changed, then values. weight
-    is (NUM_HEADS + NUM_KV_HEADS, HEAD_DIM). rotation is (num_tokens, 2, HEAD_DIM), see `RotaryTable`: its cosine is
-    the same in both halves of a head, and its sine differs only in sign. cache, slots and scales are those of
-    `PagedCache`; BLOCK_SIZE 0 means no cache.
-    """
-    let_next_start(IS_DEPENDENT)
-    HALF: tl.constexpr = HEAD_DIM // 2
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    pairs = tl.arange(0, PAIRS)
-    is_pair = pairs < HALF
-    is_inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & is_pair[None, :]
-    is_rotated = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None] & is_pair[None, :]
-    offsets = heads[:, None] * HEAD_DIM + pairs[None, :]
-    if HAS_NORM:
-        first_weights = tl.load(weight + offsets, mask=is_rotated, other=1.0).to(tl.float32)
-        second_weights = tl.load(weight + offsets + HALF, mask=is_rotated, other=1.0).to(tl.float32)
-    wait_for_previous(IS_DEPENDENT)
-    at = qkv + token * token_stride + offsets
-    first = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=is_inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        squares = tl.sum(first * first + second * second, axis=1)
-        factors = tl.where(heads < NUM_HEADS + NUM_KV_HEADS, tl.rsqrt(squares / HEAD_DIM + eps), 1.0)[:, None]
-        first *= factors * first_weights
-        second *= factors * second_weights
-    angles = rotation + token * 2 * HEAD_DIM + pairs
-    cos = tl.load(angles, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(angles + HEAD_DIM + HALF, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    rotated = tl.where(is_rotated, first * cos - second * sin, first)
-    rotated_too = tl.where(is_rotated, second * cos + first * sin, second)
-    tl.store(at, rotated.to(qkv.dtype.element_ty), mask=is_rotated)
-    tl.store(at + HALF, rotated_too.to(qkv.dtype.element_ty), mask=is_rotated)
-    if BLOCK_SIZE > 0:
-        slot = tl.load(slots + token)
-        if slot >= 0:
-            kv_heads = heads - NUM_HEADS  # keys, then values; they have the same order in a block
-            is_kept = is_inside & (kv_heads >= 0)[:, None]
-            block = (slot // BLOCK_SIZE).to(tl.int64) * (2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
-            places = cache + block + (kv_heads * BLOCK_SIZE + slot % BLOCK_SIZE)[:, None] * HEAD_DIM + pairs[None, :]
-            kept, kept_too = rotated, rotated_too
-            if cache.dtype.element_ty.is_fp8():
-                is_kv = (kv_heads >= 0) & (kv_heads < 2 * NUM_KV_HEADS)
-                steps = tl.load(scales + kv_heads, mask=is_kv, other=1.0)[:, None]
-                kept, kept_too = rotated / steps, rotated_too / steps
-            tl.store(places, to_cache(kept, cache.dtype.element_ty), mask=is_kept)
-            tl.store(places + HALF, to_cache(kept_too, cache.dtype.element_ty), mask=is_kept)
+_STORED: dict[str, Form] = {"int8": Form("int8"), "int4": Form("int4", 32, has_zeros=True), "fp8": Form("fp8")}
 
 
-@triton.jit
-def to_cache(values, DTYPE: tl.constexpr):
-    """Convert to the type of the cache. e4m3 has no infinity; larger values become its largest, 448."""
-    if DTYPE.is_fp8():
-        values = tl.clamp(values, -448.0, 448.0)
-    return values.to(DTYPE)
+class TritonKernels(TorchKernels):
+    """torch's kit with Triton kernels between the matrices, and for few rows in their place."""
 
+    def __init__(
+        self,
+        is_deterministic: bool = False,
+        *,
+        few_rows: int = 0,
+        is_dependent: bool = False,
+        has_own_heads: bool = True,
+        has_own_norms: bool = True,
+        storage: Storage = "none",
+        quantization: Quantization | None = None,
+        has_fp8_products: bool = False,
+        experts: str | None = None,
+    ) -> None:
+        """Choose what is computed by Weft's kernels.
 
-@triton.jit
-def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
-    """activation(gate) * up for BLOCK values of one row per program: gate_up (2 * size,), gate first, to (size,)."""
-    follow(IS_DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_inside = columns < size
-    at = gate_up + row * 2 * size + columns
-    gate = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
-    up = tl.load(at + size, mask=is_inside, other=0.0).to(tl.float32)
-    values = activated(gate, ACTIVATION) * up
-    tl.store(outputs + row * size + columns, values.to(outputs.dtype.element_ty), mask=is_inside)
+        Args:
+            is_deterministic: Compute matrices in fixed tiles: a row's bits then do not depend on the batch.
+            few_rows: Most rows that `FewRowsLinear` multiplies by its kernel; 0 for none. Not with is_deterministic.
+            is_dependent: See `dependent_launch`; ask `supports_dependent_launch` first.
+            has_own_heads: Prepare heads by Weft's kernel, as Weft's attention needs it, not by torch.
+            has_own_norms: The same for norms and activations, which torch can compute in any case.
+            storage: How every plain matrix is kept.
+            quantization: How the checkpoint has its matrices, which are kept so, without storage, if the kernels can
+                read them; None to dequantize them. Packed matrices are for 16-bit types.
+            has_fp8_products: Round many rows to fp8 where the checkpoint was made for that; not with is_deterministic.
+            experts: How plain experts are multiplied: by Weft's kernel (triton), by torch expert by expert (torch), or
+                by torch's grouped product where it can (None).
+        """
+        assert not (is_deterministic and few_rows), "the sums of few rows have another order"
+        assert has_own_norms or not few_rows, "the products of few rows take norms and activations over"
+        if is_deterministic:
+            forbid_split_sums()
+        name = ("Triton and cuBLAS" if has_own_norms else "cuBLAS") + " in fixed tiles" * is_deterministic
+        name += f" for more than {few_rows} rows" * (few_rows > 0)
+        name += f", matrices in {storage}" * (storage != "none")
+        super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
+        self._few_rows = few_rows
+        self._is_dependent = is_dependent
+        self._has_own_heads = has_own_heads
+        self._has_own_norms = has_own_norms
+        self._storage = storage
+        self._quantization = quantization if storage == "none" else None
+        self.keeps_groups = self.keeps_floats = self._quantization is not None
+        self.rounds_inputs = has_fp8_products
+        self._experts = experts
 
+    @override
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+        if self._few_rows:
+            return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
+        return super()._matrix(weight, bias)
 
-@triton.jit
-def activated(gate, ACTIVATION: tl.constexpr):
-    """The activation of float32 values, by its name in config.json."""
-    if ACTIVATION == "silu":
-        factor = tl.sigmoid(gate)
-    elif ACTIVATION == "gelu":
-        factor = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
-        # (1 + tanh(x)) / 2 is the sigmoid of 2 x.
-        tl.static_assert(ACTIVATION == "gelu_pytorch_tanh")
-        factor = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    return gate * factor
+    def packed_form(self, ref: WeightRef, *, is_expert: bool = False) -> Form | None:
+        """How a matrix will be kept, as far as config.json says how the checkpoint has it; None for plain."""
+        form = _STORED.get(self._storage)
+        if form is not None:
+            return form if form.supports(ref.in_features) else None
+        if self._quantization is None or ref.scales:
+            return None
+        sizes = ref.in_features, ref.share.first_input if ref.share else 0
+        schemes = self._quantization.kept_schemes(ref.names, in_order=ref.is_cut or is_expert)
+        return common_form([form_of(scheme, *sizes) for scheme in schemes]) if schemes else None
+
+    @override
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        return self._bytes(ref, self.packed_form(ref), dtype)
+
+    def _bytes(self, ref: WeightRef, form: Form | None, dtype: torch.dtype) -> int:
+        if form is None:
+            return super().linear_bytes(ref, dtype)
+        return form.num_bytes(ref.out_features, ref.in_features) + ref.out_features * ref.has_bias * dtype.itemsize
+
+    @override
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        return ref.num_values * dtype.itemsize if self._storage == "none" else self.linear_bytes(ref, dtype)
+
+    @override
+    def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
+        return sum(
+            ref.num_experts * self._bytes(ref.matrix, self.packed_form(ref.matrix, is_expert=True), dtype)
+            for ref in (gate_up, down)
+        )
+
+    @override
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        return self._packed(ref, reader) or super().linear(ref, reader)
+
+    @override
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        if self._storage == "none" or self.packed_form(ref) is None:
+            return super().tied(ref, reader)
+        table, _ = reader.dense(ref)
+        head = PackedLinear(self._rounded(table), None, is_deterministic=self._linear is TiledLinear)
+        return partial(head.gather, dtype=table.dtype), head
+
+    def _packed(self, ref: WeightRef, reader: WeightReader) -> Linear | None:
+        """The matrix in its packed form; None if it is plain."""
+        is_deterministic = self._linear is TiledLinear
+        if self._storage != "none" and self.packed_form(ref):
+            weight, bias = reader.dense(ref)
+            return PackedLinear(self._rounded(weight), bias, is_deterministic=is_deterministic)
+        if self._quantization is None or self.packed_form(ref) is None:
+            return None
+        groups, scheme = reader.groups(ref), self._quantization.expected(ref.names[0])
+        matrix, order = packed_in_order(groups, pack) if groups else (None, None)
+        if matrix is None:
+            return None
+        if self.rounds_inputs and scheme and scheme.activation_bits == 8 and Fp8Linear.supports(matrix):
+            return Fp8Linear(matrix, reader.bias_of(ref))
+        linear = PackedLinear(matrix, reader.bias_of(ref), is_deterministic=is_deterministic)
+        return linear if order is None else ActOrderLinear(linear, order)
+
+    def _rounded(self, weight: torch.Tensor) -> PackedMatrix:
+        matrix = pack(round_matrix(weight, self._storage), _STORED[self._storage])
+        assert matrix is not None, "it was rounded to that form"
+        return matrix
+
+    def packed_experts(self, ref: ExpertsRef, reader: WeightReader) -> tuple[PackedMatrix, torch.Tensor | None] | None:
+        """All experts in one packed matrix, and their biases; None if they are plain.
+
+        Raises:
+            ModelError: Some are in another form than the first.
+        """
+        form = self.packed_form(ref.matrix, is_expert=True)
+        if form is None:
+            return None
+        experts: Iterator[tuple[PackedMatrix | None, torch.Tensor | None]]
+        if self._storage != "none":
+            experts = ((self._rounded(weight), bias) for weight, bias in reader.experts(ref))
+        else:
+            stored = reader.expert_groups(ref)
+            experts = ((pack(groups, form) if groups else None, bias) for groups, bias in stored)
+        first = next(experts)
+        if first[0] is None:
+            return None
+        matrices, biases = first[0].empty_experts(ref.num_experts), []
+        for index, (matrix, bias) in enumerate(itertools.chain([first], experts)):
+            if matrix is None:
+                raise ModelError(f"expert {index} of {ref.matrix.names[0]} is not quantized as the others are")
+            matrices.put(index, matrix)
+            biases += [] if bias is None else [bias]
+        return matrices, torch.stack(biases) if biases else None
+
+    @override
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        first, last = (self.packed_experts(ref, reader) for ref in (gate_up, down))
+        if self._experts == "torch" and first is last is None:
+            return super().experts(gate_up, down, reader, gating)
+        return TritonExperts(
+            *(*(first or stack(gate_up, reader)), *(last or stack(down, reader)), gating),
+            is_deterministic=self._linear is TiledLinear,
+            is_dependent=self._is_dependent,
+            is_grouped=self._experts != "triton",
+        )
+
+    @override
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        gate_up = self.linear(ref, reader)
+        if not self._has_own_norms or activation not in OWN_ACTIVATIONS:
+            return gated(gate_up, activation)
+        activate = GatedActivation(activation, self._is_dependent)
+        if isinstance(gate_up, FewRowsLinear):
+            return FewRowsGated(gate_up, activate)
+        return ActivatedLinear(gate_up, activate)
+
+    @override
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        if not self._has_own_norms:
+            return super().norm(weight, eps)
+        return TritonNorm(weight, eps, self._is_dependent)
+
+    @override
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        return fuse_norms(blocks)
+
+    @override
+    def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        if not self._has_own_heads:
+            return super().heads(norm, num_heads, num_kv_heads)
+
+        def prepare(
+            qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            num_tokens, _, head_dim = qkv.shape
+            num_prepared = num_heads + num_kv_heads * (2 if cache else 1)
+            pairs = triton.next_power_of_2(head_dim // 2)
+            # The tile does not depend on whether there is a cache, so that sums have the same bits in both cases.
+            heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_heads + 2 * num_kv_heads))
+            kernels.prepare_heads[(num_tokens, triton.cdiv(num_prepared, heads))](
+                *(qkv, qkv.stride(0), rotation),
+                *((norm.weight, norm.eps) if norm else (qkv, 0.0)),  # an absent tensor is not read
+                *(cache or (qkv, qkv, qkv)),
+                norm is not None,
+                *(num_heads, num_kv_heads, head_dim),
+                cache.blocks.size(3) if cache else 0,
+                heads,
+                pairs,
+                num_warps=4,
+                **launch_options(self._is_dependent),
+            )
+            queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
+            return queries, keys, values
+
+        return prepare

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 import triton
 
-from weft.engine.kernels.triton import packed_kernels as kernels
+from weft.engine.kernels.triton import products_jit as kernels
 from weft.engine.weights.groups import FP4, Groups
-from weft.engine.weights.scheme import Scheme
+from weft.engine.weights.quantization import Scheme
 
 Kind = Literal["int4", "int8", "fp4", "fp8"]
 

@@ -10,12 +10,11 @@ import torch
 import triton
 from typing_extensions import override
 
+from weft.engine.batch import Floats, RowMasks, SamplingBatch
+from weft.engine.device import to_device
 from weft.engine.kernels.triton import sampling_jit as kernels
-from weft.engine.kernels.triton.sampling_bins import BINS
-from weft.engine.sampling.in_graph import GraphSampler
-from weft.engine.step.batch import Floats, SamplingBatch
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.transfer import to_device
+from weft.engine.kernels.triton.sampling_rows_jit import BINS
+from weft.engine.sampling.sampler import GraphSampler
 
 _PART, _CHUNK = 4096, 128
 _TILE = 2048  # listed logits that a search reads at a time; lists of no more than that are not narrowed

@@ -22,13 +22,16 @@ launches. Parameters are (6, num_rows) float32, in the order of the names below.
 import triton
 import triton.language as tl
 
-from weft.engine.kernels.triton.sampling_bins import BINS, add_to_bins, find_bins, to_bins
-from weft.engine.kernels.triton.sampling_rows import (
+from weft.engine.kernels.triton.sampling_rows_jit import (
+    BINS,
     LEAST,
+    add_to_bins,
     draw_id,
     draw_part,
+    find_bins,
     find_floor,
     load_values,
+    to_bins,
     weigh,
     weigh_lists,
 )

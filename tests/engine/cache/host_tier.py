@@ -7,7 +7,7 @@ import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.cache.tier import CachedBlock
-from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.caches import Caches
 from weft.engine.wire.status_page import Counters
 
 

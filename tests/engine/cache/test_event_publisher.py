@@ -7,11 +7,10 @@ import pytest
 import zmq
 
 from weft.engine.cache import event_replay
+from weft.engine.cache import events as event_publisher
 from weft.engine.cache.event_replay import EventReplay
-from weft.engine.cache.events import BlockRemoved
-from weft.engine.run import event_publisher
-from weft.engine.run.event_publisher import EventPublisher
-from weft.engine.shared.errors import ModelError
+from weft.engine.cache.events import BlockRemoved, EventPublisher
+from weft.engine.wire.errors import ModelError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from tests.engine.requests_for_tests import find_prefix, request
 from weft.engine.cache.events import BlockEvents, BlockRemoved, BlockStored, Event, RecordingCache
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.request import Request
-from weft.engine.shared.adapters import Adapter
+from weft.engine.wire.options import Adapter
 
 PROMPT = list(range(10))
 

@@ -15,15 +15,14 @@ from tests.engine.describe.test_state_space_families import CASES
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
 from weft.engine import config as engine_config
+from weft.engine.cache.block_bytes import BlockBytes
 from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.offload import OffloadTier, open_tier
 from weft.engine.loop.engine import Engine
-from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.offload_tier import OffloadTier
-from weft.engine.offload.open_tier import open_tier
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start import startup
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 BLOCK_SIZE = 16
 NUM_BLOCKS_OF_A_PROMPT = 10

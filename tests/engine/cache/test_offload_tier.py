@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from weft.engine.cache import offload as offload_tier
+from weft.engine.cache.block_bytes import BlockBytes
 from weft.engine.cache.block_files import BlockFiles
+from weft.engine.cache.offload import OffloadTier
 from weft.engine.cache.tier import CachedBlock, LoadStoppedError
-from weft.engine.offload import offload_tier
-from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.offload.offload_tier import OffloadTier
 
 NUM_BLOCKS = 8
 ROW_BYTES = 2 * 3 * 4 + 5  # a tensor of float32 and one of bytes

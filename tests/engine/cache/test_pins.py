@@ -3,13 +3,13 @@ from collections.abc import Callable
 import pytest
 
 from weft.engine.cache.block_pool import BlockPool
-from weft.engine.cache.pins import Pins
+from weft.engine.cache.prefixes import Pins
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     now = [0.0]
-    monkeypatch.setattr("weft.engine.cache.pins.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("weft.engine.cache.prefixes.time.monotonic", lambda: now[0])
 
     def set_now(seconds: float) -> None:
         now[0] = seconds

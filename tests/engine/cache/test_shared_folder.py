@@ -16,17 +16,17 @@ import torch
 
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
-from weft.engine.cache import shared_tier
+from weft.engine.cache import offload as open_tier
+from weft.engine.cache import tier as shared_tier
+from weft.engine.cache.block_bytes import BlockBytes
 from weft.engine.config import resolve
+from weft.engine.describe.config import load_model_config
 from weft.engine.loop.engine import Engine
-from weft.engine.models.config import load_model_config
-from weft.engine.offload import open_tier
-from weft.engine.offload.block_bytes import BlockBytes
-from weft.engine.run.stored_prompts import StoredPrompts
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import CachePolicy, EngineOptions
+from weft.engine.process import StoredPrompts
 from weft.engine.start import startup
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import CachePolicy, EngineOptions
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 10

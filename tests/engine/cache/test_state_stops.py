@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.requests_for_tests import add_request, request
-from weft.engine.cache.state_stops import is_stop, next_stop
+from weft.engine.cache.prefixes import is_stop, next_stop
 
 GENERATOR = random.Random(0)
 PREFIX = [GENERATOR.randrange(50) for _ in range(1000)]

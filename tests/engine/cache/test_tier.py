@@ -15,14 +15,13 @@ from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache import tier as tier_module
 from weft.engine.cache.block_pool import BlockPool
+from weft.engine.cache.offload import OffloadTier, Opened
 from weft.engine.cache.tier import CachedBlock, Offload
 from weft.engine.loop.engine import Engine
-from weft.engine.offload.offload_tier import OffloadTier
-from weft.engine.offload.open_tier import Opened
 from weft.engine.request import RequestStatus
-from weft.engine.shared.messages import EngineOptions, FinishReason
 from weft.engine.start import startup
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import EngineOptions, FinishReason
 
 BLOCK_SIZE = 16
 NUM_PROMPT_TOKENS = 10 * BLOCK_SIZE + 3

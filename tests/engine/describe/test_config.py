@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.engine.describe.config import ModelConfig, load_model_config
 from weft.engine.describe.specs import AttentionSpec, DenseSpec, PreNormSpec
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.families.switches import Norms, QKNorm
 from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
-from weft.engine.models.config import ModelConfig, load_model_config
-from weft.engine.models.families.family import Norms, QKNorm
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.scheme import Scheme
+from weft.engine.weights.quantization import Scheme
+from weft.engine.wire.errors import ModelError
 
 SIZES: dict[str, object] = {
     "vocab_size": 1000,

@@ -10,14 +10,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from weft.engine.cache.specs import group_layers
 from weft.engine.config import resolve
+from weft.engine.describe.config import ModelConfig, load_model_config
+from weft.engine.kernels.choice import make_caches
 from weft.engine.kernels.cpu.library import runnable_variants
-from weft.engine.models.config import ModelConfig, load_model_config
-from weft.engine.run.kernel_choice import make_caches
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.vector_model import find_task, read_vector_model
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 LENGTHS = (70, 7, 1, 40)
 """Of the texts in one step; one is longer than the windows, one has a single token."""

@@ -18,16 +18,15 @@ from tests.architectures.serving import NATIVE
 from tests.architectures.shrink import VOCAB_SIZE
 from weft.engine.cache.specs import group_layers
 from weft.engine.config import resolve
+from weft.engine.describe.config import ModelConfig, load_model_config
+from weft.engine.families.attention import AttentionSwitches, SizedFeedForward
+from weft.engine.families.registry import identify
+from weft.engine.kernels.choice import make_caches
 from weft.engine.kernels.cpu.library import runnable_variants
-from weft.engine.models.config import ModelConfig, load_model_config
-from weft.engine.models.families.linear_attention import SizedFeedForward
-from weft.engine.models.families.registry import identify
-from weft.engine.models.families.tuned_attention import AttentionSwitches
-from weft.engine.run.kernel_choice import make_caches
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import plan_model
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("default")  # what modules of transformers warn of is no failure here
 

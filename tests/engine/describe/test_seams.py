@@ -10,20 +10,16 @@ import torch
 
 from tests.engine.paged import PagedRequests
 from weft.engine.cache.specs import group_layers, paged_groups
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.torch.linear import TorchLinear
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.layer_kernels import TorchKernels, TorchLinear
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.layers.block import Block, BlockStep
-from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.parts import Layer, Linear
-from weft.engine.models.config import load_model_config
-from weft.engine.models.decoder import Decoder
+from weft.engine.layers.block import Block, BlockStep, Decoder, Layer, Linear
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import build_decoder, make_rotaries
-from weft.engine.weights.formats import DenseReader, WeightReader
-from weft.engine.weights.refs import TensorRef, WeightRef
+from weft.engine.weights.reader import DenseReader, TensorRef, WeightReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
@@ -31,7 +27,9 @@ NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 64
 PROMPTS = [list(range(3, 20)), list(range(30, 35))]
 
 
-def build(folder: Path, kit: LayerKit, reader: WeightReader | None = None, spec: DecoderSpec | None = None) -> Decoder:
+def build(
+    folder: Path, kit: LayerKernels, reader: WeightReader | None = None, spec: DecoderSpec | None = None
+) -> Decoder:
     config = load_model_config(folder)
     rotaries = make_rotaries(config, MAX_MODEL_LEN, FLOAT, CPU)
     reader = reader or DenseReader(CheckpointSource(folder, CPU), CPU, FLOAT, 1)
@@ -71,7 +69,7 @@ class Int8Format:
         return self._tensors[ref]
 
 
-class PackingKit(TorchKit):
+class PackingKit(TorchKernels):
     """Keeps what the format gives, packed."""
 
     def __init__(self) -> None:
@@ -95,10 +93,10 @@ def test_a_format_may_be_unpacked_or_kept_packed(checkpoint_folder: Callable[[st
     folder = checkpoint_folder("qwen2")
     spec = decoder_spec(load_model_config(folder))
     reader, packing = Int8Format(folder, spec), PackingKit()
-    unpacked = logits(build(folder, TorchKit(), reader, spec))
+    unpacked = logits(build(folder, TorchKernels(), reader, spec))
     torch.testing.assert_close(logits(build(folder, packing, reader, spec)), unpacked)
     assert packing.num_packed >= 4 * len(spec.blocks)
-    assert not torch.equal(unpacked, logits(build(folder, TorchKit())))
+    assert not torch.equal(unpacked, logits(build(folder, TorchKernels())))
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class ConvolutionSpec(BlockSpec):
     norm: NormSpec
     matrix: WeightRef
 
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         return Convolution(self.norm.build(kit, reader), kit.linear(self.matrix, reader))
 
 
@@ -138,8 +136,8 @@ def test_a_block_that_caches_nothing_stands_between_others(
     mixed = replace(spec, blocks=(*spec.blocks[:place], other, *spec.blocks[place:]))
     assert mixed.caches == spec.caches
     assert mixed.num_parameters == spec.num_parameters + size * size + size
-    decoder = build(folder, TorchKit(), spec=mixed)
+    decoder = build(folder, TorchKernels(), spec=mixed)
     whole = logits(decoder)
     assert whole.shape == (2, load_model_config(folder).vocab_size)
-    assert not torch.allclose(whole, logits(build(folder, TorchKit())))
+    assert not torch.allclose(whole, logits(build(folder, TorchKernels())))
     torch.testing.assert_close(logits(decoder, (9, 5))[1], whole[1])

@@ -7,11 +7,11 @@ import torch
 
 from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
 from tests.engine.layers.test_decoder import Runner, make_prompts
+from weft.engine.describe.config import load_model_config
+from weft.engine.families.hybrids import falcon_h1, nemotron_h
+from weft.engine.families.mamba import mamba
+from weft.engine.families.switches import UseModule
 from weft.engine.fields import Fields
-from weft.engine.models.config import load_model_config
-from weft.engine.models.families.family import UseModule
-from weft.engine.models.families.hybrids import falcon_h1, nemotron_h
-from weft.engine.models.families.mamba import mamba
 
 MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 CASES = {

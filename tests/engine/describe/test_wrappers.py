@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
 from tests.engine.fallback.checkpoints import write as write_other
 from tests.engine.test_golden import run
-from weft.engine.models.config import ModelConfig
-from weft.engine.models.families.registry import identify
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.describe.config import ModelConfig
+from weft.engine.families.registry import identify
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 PROMPT = list(range(4, 30))
 

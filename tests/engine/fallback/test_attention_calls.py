@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from weft.engine.cache.specs import PagedKV
 from weft.engine.fallback.attention_calls import RECORDING, MaskFunction, Reach, read_reach, record
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
 
 SIZES: dict[str, object] = {
     "vocab_size": 99,

@@ -9,8 +9,8 @@ from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
 from tests.engine.fallback.checkpoints import write
 from weft.engine.cache.specs import ModuleCache
 from weft.engine.fallback.config import FallbackConfig, load_fallback_config
-from weft.engine.models.families.registry import identify
-from weft.engine.shared.errors import ModelError
+from weft.engine.families.registry import identify
+from weft.engine.wire.errors import ModelError
 
 
 def load(folder: Path, **changes: object) -> FallbackConfig:

@@ -18,10 +18,10 @@ from tests.engine.test_golden import (
     run,
 )
 from weft.engine import config as engine_config
-from weft.engine.models.facts import ModelFacts
+from weft.engine.describe.config import ModelFacts
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import LoadedModel, plan_model, read_model
+from weft.engine.wire.messages import EngineOptions
 
 QUICK = ("phi3", "cohere2", "smollm3", "qwen3_moe", "deepseek_v3", "gpt2")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FALLBACK_CHECKPOINTS]

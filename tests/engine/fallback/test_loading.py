@@ -8,12 +8,11 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import load_reference
 from tests.engine.fallback.checkpoints import write
 from weft.engine.fallback.config import load_fallback_config
-from weft.engine.fallback.loading import load_fallback
-from weft.engine.fallback.model import TransformersModel
-from weft.engine.models.families.registry import identify
+from weft.engine.fallback.loading import TransformersModel, load_fallback
+from weft.engine.families.registry import identify
 from weft.engine.models.loading import LoadFormat
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.formats import Progress
+from weft.engine.weights.reader import Progress
+from weft.engine.wire.errors import ModelError
 
 CPU = torch.device("cpu")
 IDS = torch.arange(4, 14)[None]

@@ -6,29 +6,28 @@ import torch
 from tests.engine.fallback.checkpoints import write
 from weft.engine import config as engine_config
 from weft.engine.fallback.config import load_fallback_config
-from weft.engine.fallback.loading import load_fallback
-from weft.engine.fallback.model import TransformersModel
+from weft.engine.fallback.loading import TransformersModel, load_fallback
+from weft.engine.families.registry import identify
 from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.models.families.registry import identify
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.start.model_choice import plan_model, read_model
+from weft.engine.wire.messages import EngineOptions
 
 IDS = torch.arange(4, 24).view(2, 10)
 
 
-def load(folder: Path, kit: NativeKit | None) -> TransformersModel:
+def load(folder: Path, kit: CpuKernels | None) -> TransformersModel:
     config = load_fallback_config(folder, identify(folder))
     with torch.inference_mode():
         return load_fallback(folder, config, device=torch.device("cpu"), dtype=torch.bfloat16, kit=kit)
 
 
 @pytest.fixture
-def kit() -> NativeKit:
+def kit() -> CpuKernels:
     native = library.load()
     if native is None:
         pytest.skip("no native kernels on this machine")
-    return NativeKit(native)
+    return CpuKernels(native)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def kit() -> NativeKit:
     ],
 )
 def test_packed_matrices_give_the_same_logits_and_replace_the_plain_ones(
-    tmp_path: Path, kit: NativeKit, name: str, num_left: int
+    tmp_path: Path, kit: CpuKernels, name: str, num_left: int
 ) -> None:
     folder = write(name, tmp_path)
     plain, packed = load(folder, None), load(folder, kit)
@@ -55,12 +54,12 @@ def test_packed_matrices_give_the_same_logits_and_replace_the_plain_ones(
 
 @pytest.mark.parametrize(("name", "is_packed"), [("phi3", True), ("qwen3_moe", False), ("gpt2", False)])
 def test_a_module_with_other_matrices_stays_as_it_is(
-    tmp_path: Path, kit: NativeKit, name: str, is_packed: bool
+    tmp_path: Path, kit: CpuKernels, name: str, is_packed: bool
 ) -> None:
     facts = read_model(write(name, tmp_path), "transformers")
     options = EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16", max_model_len=64)
     chosen = plan_model(facts, engine_config.resolve(options, facts))
-    assert isinstance(chosen.kit, NativeKit) == is_packed
+    assert isinstance(chosen.kit, CpuKernels) == is_packed
     chosen.load(tmp_path, lambda done, total: None)  # with its comparison
 
 

@@ -10,12 +10,11 @@ from weft.engine.cache.specs import group_layers
 from weft.engine.config import EngineConfig
 from weft.engine.fallback import parity
 from weft.engine.fallback.config import FallbackConfig
-from weft.engine.fallback.loading import load_fallback
-from weft.engine.fallback.model import TransformersModel
-from weft.engine.run.kernel_choice import make_caches
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.fallback.loading import TransformersModel, load_fallback
+from weft.engine.kernels.choice import make_caches
 from weft.engine.start.model_choice import read_model
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 
 def loaded(folder: Path, dtype: str, max_model_len: int = 64) -> tuple[FallbackConfig, EngineConfig, TransformersModel]:

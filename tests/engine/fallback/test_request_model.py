@@ -10,12 +10,12 @@ from tests.architectures.checkpoints import write
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import ModuleCache
 from weft.engine.fallback import parity
-from weft.engine.fallback.contexts import Context
 from weft.engine.fallback.request_model import GoingOn, RequestModel
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.kernels.torch.caches import Context
 from weft.engine.start import model_choice
 from weft.engine.start.model_choice import plan_model, read_model
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 
 def load(folder: Path, dtype: str = "float32") -> RequestModel:

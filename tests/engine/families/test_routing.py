@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
-from weft.engine.layers.routing import SparseMixer, TopK
+from weft.engine.families.experts import SparseMixer, TopK
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
 

@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType as Kind
 
 from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
+from weft.engine.gguf import folder
 from weft.engine.gguf.file import GgufError, GgufModel
-from weft.server.gguf import folder
-from weft.server.gguf.folder import choose, made_folder
+from weft.engine.gguf.folder import choose, made_folder
 
 SIZES: dict[str, object] = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
 FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}

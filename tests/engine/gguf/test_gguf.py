@@ -13,20 +13,18 @@ from tests import gguf_files
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, Checkpoint, load_reference
 from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.models.test_sharding import put
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.gguf.folder import made_folder
 from weft.engine.gguf.tensors import GgufSource
 from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.models.config import load_model_config
-from weft.engine.models.loading import load_weights
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
+from weft.engine.models.loading import DecodedSource, load_weights
 from weft.engine.models.sharding import shard
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.vector_model import find_task, read_vector_model
-from weft.engine.weights.decoded import DecodedSource
-from weft.engine.weights.formats import DenseReader
-from weft.engine.weights.refs import WeightRef
-from weft.server.gguf.folder import made_folder
+from weft.engine.weights.reader import DenseReader, WeightRef
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 KINDS = (
@@ -149,16 +147,16 @@ def test_a_common_mixture_stays_packed(tmp_path: Path) -> None:
     checkpoint = Checkpoint("llama", LARGE | {"num_hidden_layers": 2})
     file, plain = gguf_files.write_model(tmp_path / "model", "llama", checkpoint, q4_k_m)
     config = load_model_config(folder := made_folder(file))
-    kit, prompts = NativeKit(native, quantization=config.quantization), make_prompts(40)
+    kit, prompts = CpuKernels(native, quantization=config.quantization), make_prompts(40)
     reference = load_reference(plain)
     with torch.inference_mode():
         expected = reference(prompts[0][None]).logits[0]
     logits = Runner(folder, kit, BF16).run(prompts, 40)[0].float()
-    of_plain = Runner(plain, NativeKit(native), BF16).run(prompts, 40)[0].float()
+    of_plain = Runner(plain, CpuKernels(native), BF16).run(prompts, 40)[0].float()
     assert (logits - expected).norm() < 2 * (of_plain - expected).norm()  # inputs are rounded, too
     spec = decoder_spec(config)
     decoder = load_weights(folder, config, kit, device=CPU, dtype=BF16, max_model_len=64)
-    assert decoder.weights_bytes == spec.weights_bytes(kit, BF16) < 0.5 * spec.weights_bytes(NativeKit(native), BF16)
+    assert decoder.weights_bytes == spec.weights_bytes(kit, BF16) < 0.5 * spec.weights_bytes(CpuKernels(native), BF16)
     assert {str(config.quantization)} <= {"Q4_K and Q6_K (GGUF)", "Q6_K and Q4_K (GGUF)"}
 
 

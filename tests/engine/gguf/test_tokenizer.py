@@ -14,7 +14,7 @@ from tests import gguf_files
 from tests.server.text.test_tokenizer_files import _LLAMA, _train
 from tests.tokenizers_for_tests import byte_level, training_text
 from weft.engine.gguf.file import GgufError, GgufModel, read_model
-from weft.server.gguf.tokenizer import describe_tokenizer
+from weft.engine.gguf.folder import describe_tokenizer
 from weft.server.text.tokenizer import Tokenizer
 
 TEXTS = (

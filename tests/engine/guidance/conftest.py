@@ -4,8 +4,8 @@ import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import EngineOptions
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ from pathlib import Path
 import llguidance
 import tokenizers
 
-from weft.engine.core.output_collector import Outputs
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
+from weft.engine.loop.output_collector import Outputs
+from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"
 TOKENIZER = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL, VOCAB_SIZE, json_grammar, matcher
-from weft.engine.guidance.forcing import MAX_FORCED_BYTES, Forcing
+from weft.engine.guidance.matcher import MAX_FORCED_BYTES, Forcing
 
 WORDS = "once upon a time there was a zebra. " * 300
 TIME_LIMIT_S = 5.0

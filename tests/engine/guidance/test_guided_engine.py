@@ -11,11 +11,11 @@ import pytest
 from tests.engine.guidance.demo import PROMPT, TOKENIZER, VOCAB_SIZE, Answers, guided, json_grammar, run
 from tests.engine.requests_for_tests import add_request
 from tests.json_schemas import JSON_SCHEMAS
+from weft.engine.drafts import MAX_NUM_DRAFTS
 from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.loop.engine import Engine
 from weft.engine.schedule.speculator import Speculator
-from weft.engine.shared.messages import AddRequest, FinishReason, ReasoningBudget
-from weft.engine.speculation.pace import MAX_NUM_DRAFTS
+from weft.engine.wire.messages import AddRequest, FinishReason, ReasoningBudget
 
 PERSON = json_grammar(JSON_SCHEMAS["person"])
 

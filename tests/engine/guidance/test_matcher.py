@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from tests.engine.guidance.demo import VOCAB_SIZE, matcher
+from weft.engine.batch import NO_TOKEN_ID
 from weft.engine.guidance.matcher import GrammarMatcher, one_line
-from weft.engine.step.step_result import NO_TOKEN_ID
 
 
 def masks(matcher: GrammarMatcher, drafts: list[int]) -> list[list[int]]:

@@ -1,7 +1,7 @@
 import pytest
 
-from weft.engine.guidance.reasoning_budget import ReasoningProgress
-from weft.engine.shared.messages import ReasoningBudget
+from weft.engine.guidance.matcher import ReasoningProgress
+from weft.engine.wire.messages import ReasoningBudget
 
 
 def is_used_up(budget: ReasoningBudget, output: list[int]) -> bool:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL, VOCAB_SIZE
-from weft.engine.guidance.compiler import InvalidGrammarError
-from weft.engine.guidance.vocabulary import load_vocabulary
+from weft.engine.guidance.compiler import InvalidGrammarError, load_vocabulary
 
 
 def test_every_end_of_sequence_id_counts_and_ids_without_text_exist() -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.engine.layers.experts import join
-from weft.engine.layers.routing import Gating
+from weft.engine.families.experts import Gating
+from weft.engine.layers.kernels import join
 
 GATINGS = {"plain": Gating(), "limited": Gating(limit=2.0, slope=1.702, up_offset=1.0)}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.engine.quality import growth_of_perplexity, held_out_chats, log_probabilities
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.layers.attention import AttentionStep
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.layers.block import AttentionStep
 
 LARGEST = 448.0
 
@@ -48,7 +48,7 @@ class Int8Cache(Fp8Cache):
 @pytest.mark.parametrize("cache", [Fp8Cache, Int8Cache])
 def test_perplexity_stays_within_one_percent(cache: type[Fp8Cache]) -> None:
     chats, is_answer_next = held_out_chats()
-    plain, rounded = log_probabilities(TorchKit(), chats), log_probabilities(TorchKit(), chats, cache)
+    plain, rounded = log_probabilities(TorchKernels(), chats), log_probabilities(TorchKernels(), chats, cache)
     of_answers, of_all = growth_of_perplexity(plain, rounded, chats, is_answer_next)
     assert abs(of_answers) < 0.01
     assert 0 < abs(of_all) < 0.01

@@ -11,23 +11,10 @@ from tests.triton_interpreter import needs_triton
 from weft import server
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import group_layers, paged_groups
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu.layers import NativeLinear
-from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
-from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear
-from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
-from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.kernels.triton.attention_tiles import TileNames
-from weft.engine.kernels.triton.flash import FlashAttention2
-from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.parts import Layer
-from weft.engine.models.config import load_model_config
-from weft.engine.models.loading import load_weights
-from weft.engine.run import kernel_choice as kernels
-from weft.engine.run.kernel_choice import (
+from weft.engine.kernels import choice as kernels
+from weft.engine.kernels.choice import (
     choose_graph_sampler,
     choose_kit,
     choose_sampling,
@@ -35,18 +22,28 @@ from weft.engine.run.kernel_choice import (
     make_caches,
     set_num_threads,
 )
+from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layers import NativeLinear
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, CublasLinear, TiledLinear, TorchKernels
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.triton.attention_tiles import TileNames
+from weft.engine.kernels.triton.prompts import FlashAttention2
+from weft.engine.layers.block import Layer
+from weft.engine.layers.kernels import LayerKernels
+from weft.engine.models.loading import load_weights
 from weft.engine.sampling.sampler import SamplingKit
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import ModelPlan, plan_model
-from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.reader import WeightReader, WeightRef
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 
 
-def choose(folder: Path, quantization: str = "none", dtype: str = "auto") -> LayerKit:
+def choose(folder: Path, quantization: str = "none", dtype: str = "auto") -> LayerKernels:
     model = load_model_config(folder)
     options = EngineOptions(model=str(folder), device="cpu", quantization=quantization, dtype=dtype)
     return choose_kit(model, engine_config.resolve(options, model))
@@ -114,7 +111,7 @@ def test_soft_capped_scores_are_native_as_well(checkpoint_folder: Callable[[str]
     quantization = "int8" if is_int8 else "none"
     options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
     config = engine_config.resolve(options, model)
-    assert isinstance(choose_kit(model, config), NativeKit)
+    assert isinstance(choose_kit(model, config), CpuKernels)
     assert (
         make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads).name
         == "native"
@@ -128,7 +125,7 @@ def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) 
     config = engine_config.resolve(options, model)
     groups = paged_groups(group_layers(decoder_spec(model).caches))
     if dtype == "bfloat16" and library.load() is not None:
-        assert isinstance(choose_kit(model, config), NativeKit)
+        assert isinstance(choose_kit(model, config), CpuKernels)
         assert make_backend(groups, 2, config, model.num_heads).name == "native"
     else:
         with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* needs dtype bfloat16"):
@@ -177,7 +174,7 @@ def test_an_int8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_deterministic: bool) -> None:
     from weft.engine.kernels.triton import attention as triton
-    from weft.engine.kernels.triton import attention_tuning as triton_tuning
+    from weft.engine.kernels.triton import attention_tiles as triton_tuning
 
     made: list[dict[str, object]] = []
     monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
@@ -215,7 +212,7 @@ def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(m
 
 def choose_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, has_triton: bool, is_deterministic: bool = False
-) -> tuple[LayerKit, SamplingKit]:
+) -> tuple[LayerKernels, SamplingKit]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels, "has_triton", lambda device: has_triton)
     model = load_model_config(DEMO)
@@ -227,7 +224,7 @@ def choose_on_a_gpu(
 
 def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=False)
-    assert isinstance(kit, TorchKit)
+    assert isinstance(kit, TorchKernels)
     assert sampling is TORCH_SAMPLING
     monkeypatch.setattr(library, "load", lambda: None)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu"), load_model_config(DEMO))
@@ -241,12 +238,12 @@ def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     assert kit.name == "Triton and cuBLAS"
     assert isinstance(kit.linear(*given(torch.zeros(2, 3))), CublasLinear)
     assert type(sampling.pick_ids).__name__ == "TritonSampler"
-    assert sampling.apply_penalties.__module__ == "weft.engine.kernels.triton.penalties"
+    assert sampling.apply_penalties.__module__ == "weft.engine.kernels.triton.sampling_rows_jit"
 
 
 @needs_triton
 def test_deterministic_layers_on_a_gpu_have_fixed_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.engine.kernels.triton import triton_kit
+    from weft.engine.kernels.triton import layer_kernels as triton_kit
 
     forbidden: list[bool] = []
     monkeypatch.setattr(triton_kit, "forbid_split_sums", lambda: forbidden.append(True))
@@ -257,7 +254,7 @@ def test_deterministic_layers_on_a_gpu_have_fixed_tiles(monkeypatch: pytest.Monk
     assert all(isinstance(linear, TiledLinear) for linear in (kit.linear(ref, reader), kit.tied(ref, reader)[1]))
 
 
-class MeasuringKit(NativeKit):
+class MeasuringKit(CpuKernels):
     """Adds up the memory of the matrices that it makes."""
 
     num_bytes = 0
@@ -292,7 +289,7 @@ def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu"), load_model_config(DEMO))
-    set_num_threads(TorchKit(), Caches(SdpaBackend((), 1, 16, BF16, CPU)), choose_sampling(config), before)
+    set_num_threads(TorchKernels(), Caches(SdpaBackend((), 1, 16, BF16, CPU)), choose_sampling(config), before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -302,4 +299,4 @@ def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, 
     kit = choose_kit(model, config)
     caches = make_caches(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
     set_num_threads(kit, caches, choose_sampling(config), 3)
-    assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)
+    assert torch.get_num_threads() == (1 if isinstance(kit, CpuKernels) else 3)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from weft.engine.layers.step_caches import StateStep
-from weft.engine.step.batch import Ints
+from weft.engine.batch import Ints
+from weft.engine.layers.block import StateStep
 
 
 def starts_of(*counts: int) -> Ints:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from weft.engine.kernels.torch.linear import TorchLinear
-from weft.engine.layers.chained import ChainedLinear, scaled, soft_cap
+from weft.engine.kernels.torch.layer_kernels import TorchLinear
+from weft.engine.layers.gated import LinearWithEpilogue, scaled, soft_cap
 from weft.engine.layers.norm import RMSNorm
 
 
@@ -11,7 +11,7 @@ def test_a_follower_comes_before_the_residual(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     linear, norm = TorchLinear(torch.randn(48, 32, dtype=dtype)), RMSNorm(torch.rand(48) + 1, 1e-6)
     inputs, residual = torch.randn(5, 32, dtype=dtype), torch.randn(5, 48, dtype=dtype)
-    chained = ChainedLinear(linear, norm)
+    chained = LinearWithEpilogue(linear, norm)
     expected = norm(linear(inputs))
     assert torch.equal(chained(inputs), expected)
     sums = residual.clone()
@@ -21,7 +21,7 @@ def test_a_follower_comes_before_the_residual(dtype: torch.dtype) -> None:
 
 def test_logits_are_capped_in_float32() -> None:
     head = TorchLinear(torch.eye(4, dtype=torch.bfloat16))
-    logits = ChainedLinear(head, soft_cap(30.0)).to_float32(torch.tensor([[0.0, 15.0, -3e4, 3e38]]).bfloat16())
+    logits = LinearWithEpilogue(head, soft_cap(30.0)).to_float32(torch.tensor([[0.0, 15.0, -3e4, 3e38]]).bfloat16())
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, torch.tensor([[0.0, 13.863515, -30.0, 30.0]]))
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.layers.given_states import starts_of
-from weft.engine.layers.convolution import CausalConvolution
+from weft.engine.layers.recurrence import CausalConvolution
 
 CHANNELS = 6
 

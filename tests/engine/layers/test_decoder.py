@@ -11,16 +11,15 @@ import torch
 from tests.checkpoints import CHECKPOINTS, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, load_reference
 from tests.engine.paged import PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
-from weft.engine.kernels.caches import Caches
+from weft.engine.describe.config import load_model_config
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import supports as has_native_layers
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
-from weft.engine.kernels.cpu.native_kit import supports as has_native_layers
+from weft.engine.kernels.torch.caches import Caches, StateCache
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.states import StateCache
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.layers.kit import LayerKit
-from weft.engine.models.config import load_model_config
-from weft.engine.models.decoder import Decoder
+from weft.engine.layers.block import Decoder
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import load_weights
 
 NUM_BLOCKS, BLOCK_SIZE = 60, 8
@@ -31,7 +30,7 @@ class Runner:
     """A decoder over a paged cache that keeps the logits of every token."""
 
     def __init__(
-        self, folder: Path, kit: LayerKit | None = None, dtype: torch.dtype = torch.float32, **changes: object
+        self, folder: Path, kit: LayerKernels | None = None, dtype: torch.dtype = torch.float32, **changes: object
     ) -> None:
         """Compute a checkpoint whose configuration is changed."""
         config = load_model_config(folder)
@@ -39,7 +38,7 @@ class Runner:
         switches = dataclasses.replace(config.switches, **{n: v for n, v in changes.items() if n not in own})  # type: ignore[arg-type]
         config = dataclasses.replace(config, **own, switches=switches)  # type: ignore[arg-type]
         self.decoder: Decoder = load_weights(
-            folder, config, kit or TorchKit(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
+            folder, config, kit or TorchKernels(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
         )
         groups = group_layers(self.decoder.cache_specs)
         states = {i: CacheGroup(g.spec, g.layers) for i, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
@@ -90,7 +89,7 @@ def test_logits_equal_those_of_transformers(name: str, checkpoint_folder: Callab
 def test_wanted_rows_are_those_among_all(checkpoint_folder: Callable[[str], Path]) -> None:
     folder = checkpoint_folder("qwen3")
     config = load_model_config(folder)
-    decoder = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=64)
+    decoder = load_weights(folder, config, TorchKernels(), device=CPU, dtype=torch.float32, max_model_len=64)
     groups = paged_groups(group_layers(decoder.cache_specs))
     caches = Caches(SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU))
     paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
@@ -127,7 +126,7 @@ def test_native_matrices_serve_gemma_2(
     assert has_native_layers(load_model_config(folder), torch.bfloat16, CPU)
     for exact, logits in zip(
         Runner(folder).run(prompts, 40),
-        Runner(folder, NativeKit(library, storage), torch.bfloat16).run(prompts, 40),
+        Runner(folder, CpuKernels(library, storage), torch.bfloat16).run(prompts, 40),
         strict=True,
     ):
         assert np.corrcoef(logits.flatten(), exact.flatten())[0, 1] > least

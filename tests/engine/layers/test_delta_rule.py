@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.kernels.cpu.delta import NativeDeltaRule
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.torch.states import TorchStateStep
-from weft.engine.layers.delta_rule import DeltaInputs, DeltaRule, delta_rule, delta_scan
+from weft.engine.kernels.cpu.recurrent import NativeDeltaRule
+from weft.engine.kernels.torch.caches import TorchStateStep
+from weft.engine.layers.recurrence import DeltaInputs, DeltaRule, delta_rule, delta_scan
 
 HEADS, KEY_DIM = 3, 8
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from weft.engine.kernels.torch.linear import TorchLinear
+from weft.engine.kernels.torch.layer_kernels import TorchLinear
 from weft.engine.layers.gated import ACTIVATIONS, gated
 
 

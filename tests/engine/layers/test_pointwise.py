@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from weft.engine.layers.pointwise import sigmoid, softplus
-from weft.engine.layers.routing import TopK
+from weft.engine.families.experts import TopK
+from weft.engine.layers.gated import sigmoid, softplus
 
 
 @pytest.mark.parametrize(("own", "torchs"), [(sigmoid, torch.sigmoid), (softplus, torch.nn.functional.softplus)])

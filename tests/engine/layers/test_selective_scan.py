@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.layers.given_states import GivenStates
-from weft.engine.layers.selective_scan import SelectiveScan
+from weft.engine.layers.recurrence import SelectiveScan
 
 CHANNELS, STATE = 6, 5
 

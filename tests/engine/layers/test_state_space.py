@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.layers.given_states import GivenStates
-from weft.engine.layers.state_space import StateSpace, StateSpaceScan
+from weft.engine.layers.recurrence import StateSpace, StateSpaceScan
 
 HEADS, HEAD_DIM, STATE, GROUPS = 4, 3, 5, 2
 CHANNELS = HEADS * HEAD_DIM + 2 * GROUPS * STATE

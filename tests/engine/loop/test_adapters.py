@@ -11,11 +11,11 @@ from tests.engine.guidance.demo import guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.loop.test_pending_grammars import faults
 from tests.engine.requests_for_tests import add_request
-from weft.engine.core.check_request import RejectedError
-from weft.engine.core.pending_grammars import PendingGrammars
-from weft.engine.shared.adapters import Adapter, find_adapter
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import FinishReason, RejectReason
+from weft.engine.loop.grammars import PendingGrammars
+from weft.engine.loop.pending import RejectedError
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import FinishReason, RejectReason
+from weft.engine.wire.options import Adapter, find_adapter
 
 
 def adapter(folder: Path, name: str) -> Adapter:

@@ -14,11 +14,11 @@ from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, load_reference, write_che
 from tests.engine.fake_runner import FakeEngine, make_engine, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 from tests.engine.test_golden import build_engine
-from weft.engine.core import output_collector
-from weft.engine.core.check_request import RejectedError
+from weft.engine.loop import output_collector
 from weft.engine.loop.engine import Engine
+from weft.engine.loop.pending import RejectedError
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     AddRequest,
     BeamOptions,
     FinishReason,
@@ -27,7 +27,7 @@ from weft.engine.shared.messages import (
     RequestOutput,
     TokensInput,
 )
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.params import SamplingParams
 
 STOP_IDS = (2, 3, *range(20, 60))
 """With many of them searches finish beams on their way."""
@@ -243,7 +243,7 @@ def test_a_neighbour_goes_on_beside_a_search() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["weft.engine.core.beams.Beams.advance", "weft.engine.schedule.scheduler.Scheduler.start_beside"]
+    "broken", ["weft.engine.loop.beams.Beams.advance", "weft.engine.schedule.scheduler.Scheduler.start_beside"]
 )
 def test_a_search_that_fails_ends_alone(
     broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.engine.core.beams import Beam, Beams
-from weft.engine.shared.messages import BeamOptions, TokenLogprobs
+from weft.engine.loop.beams import Beam, Beams
+from weft.engine.wire.messages import BeamOptions, TokenLogprobs
 
 EOS = 0
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from tests.engine.requests_for_tests import add_request
-from weft.engine.run import crash_record
-from weft.engine.run.crash_record import CrashRecord, fingerprint
-from weft.engine.shared.adapters import Adapter
-from weft.engine.shared.messages import STEP_NAME, SUSPECTS_NAME, BeamOptions
+from weft.engine.loop import crash_record
+from weft.engine.loop.crash_record import CrashRecord, fingerprint
+from weft.engine.wire.messages import STEP_NAME, SUSPECTS_NAME, BeamOptions
+from weft.engine.wire.options import Adapter
 
 A, B, C = (bytes([letter]) * 16 for letter in b"ABC")
 

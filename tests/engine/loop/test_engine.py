@@ -9,15 +9,14 @@ import torch
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.guidance.demo import guided
 from tests.engine.requests_for_tests import add_request
-from weft.engine.core.check_request import RejectedError
-from weft.engine.core.pending_grammars import PendingGrammars
-from weft.engine.core.step_cost import StepLoad
-from weft.engine.core.token_budget import FIRST_TRIAL
+from weft.engine.drafts import FIRST_PAUSE, Pace
 from weft.engine.guidance.compiler import GrammarCompiler
+from weft.engine.loop.grammars import PendingGrammars
+from weft.engine.loop.pending import RejectedError
 from weft.engine.request import Request
 from weft.engine.schedule.speculator import Speculator
-from weft.engine.shared.adapters import Adapter
-from weft.engine.shared.messages import (
+from weft.engine.schedule.step_cost import FIRST_TRIAL, StepLoad
+from weft.engine.wire.messages import (
     AddRequest,
     CachePolicy,
     FinishReason,
@@ -28,9 +27,8 @@ from weft.engine.shared.messages import (
     RequestOutput,
     TokensInput,
 )
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.speculation.pace import Pace
-from weft.engine.speculation.pause import FIRST_PAUSE
+from weft.engine.wire.options import Adapter
+from weft.engine.wire.params import SamplingParams
 
 
 def finish(fake: FakeEngine) -> dict[tuple[int, int], list[int]]:

@@ -2,10 +2,10 @@ import llguidance
 
 from tests.engine.guidance.demo import matcher
 from tests.engine.requests_for_tests import request
-from weft.engine.core.forced_ids import ForcedTokens, certain_token_ids
+from weft.engine.drafts import MAX_NUM_DRAFTS
+from weft.engine.loop.output_collector import ForcedTokens, certain_token_ids
 from weft.engine.request import Request
-from weft.engine.shared.messages import ReasoningBudget
-from weft.engine.speculation.pace import MAX_NUM_DRAFTS
+from weft.engine.wire.messages import ReasoningBudget
 
 
 def ask(vocabulary: llguidance.LLTokenizer, grammar: str, **options: object) -> Request:

@@ -3,7 +3,7 @@ import torch
 
 from tests.engine.guidance.demo import VOCAB_SIZE, matcher
 from tests.engine.requests_for_tests import request
-from weft.engine.core.grammar_masks import MaskComputer
+from weft.engine.loop.grammars import MaskComputer
 from weft.engine.request import Request
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 

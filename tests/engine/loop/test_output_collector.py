@@ -4,14 +4,14 @@ import pytest
 
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
+from weft.engine.batch import StepResult
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.output_collector import collect, end, fail
-from weft.engine.core.step_cost import StepCostModel
+from weft.engine.drafts import PredictionDrafter
+from weft.engine.loop.output_collector import collect, end, fail
 from weft.engine.request import Request, RequestStatus
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
-from weft.engine.shared.messages import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs, TokensOutput
-from weft.engine.speculation.drafters import PredictionDrafter
-from weft.engine.step.step_result import StepResult
+from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.wire.messages import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs, TokensOutput
 
 
 def start(*requests: Request, num_blocks: int = 50, max_num_tokens: int = 100, max_num_seqs: int = 8) -> Scheduler:

@@ -12,13 +12,13 @@ from tests.engine.guidance.demo import Answers, guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
 from tests.engine.schedule.test_admission import num_operations
-from weft.engine.core import pending_grammars as pending_module
-from weft.engine.core.check_request import RejectedError
-from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.loop import grammars as pending_module
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import FinishReason, RejectReason
+from weft.engine.loop.grammars import PendingGrammars
+from weft.engine.loop.pending import RejectedError
+from weft.engine.wire.messages import FinishReason, RejectReason
 
 
 @pytest.fixture

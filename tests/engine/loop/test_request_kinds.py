@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from tests.engine.fake_runner import make_engine
-from weft.engine.core.check_request import RejectedError
 from weft.engine.loop import server_link
 from weft.engine.loop.engine import Engine
+from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     Accepted,
@@ -25,7 +25,7 @@ from weft.engine.shared.messages import (
     TokensInput,
     TokensOutput,
 )
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.errors import InvalidRequestError
 from weft.server.models import engine_client

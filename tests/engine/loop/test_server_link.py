@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from weft.engine.loop.server_link import ServerLink
-from weft.engine.shared.framing import FrameReader
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     AbortRequest,
     Accepted,
     EngineInfo,
     FinishReason,
+    FrameReader,
     FromEngine,
     StepOutput,
     ToEngine,

@@ -1,6 +1,6 @@
 import pytest
 
-from weft.engine.run.stall import StallRule
+from weft.engine.loop.crash_record import StallRule
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.engine.test_golden import check_entry, run
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.adapters import Adapter, find_adapter
-from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.start.startup import start
+from weft.engine.wire.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
+from weft.engine.wire.options import Adapter, find_adapter
+from weft.engine.wire.params import SamplingParams
 
 NUM_OUTPUT_TOKENS = 6
 ADAPTERS: dict[str, Adapter] = {}

@@ -17,10 +17,10 @@ from tests.engine.test_golden import run
 from weft.engine.loop.engine import Engine
 from weft.engine.lora import adapters
 from weft.engine.lora.peft_folder import read_adapter_config
-from weft.engine.shared.adapters import find_adapter
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, EngineOptions, FinishReason, RequestOutput
 from weft.engine.start import print_plan
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import AddRequest, EngineOptions, FinishReason, RequestOutput
+from weft.engine.wire.options import find_adapter
 
 Tensors = dict[str, torch.Tensor]
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -16,7 +16,7 @@ from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.block_run import NativeRun
 from weft.engine.loop.engine import Engine
 from weft.engine.lora.adapted_layers import AdaptedBlocks
-from weft.engine.shared.messages import AddRequest, RequestOutput
+from weft.engine.wire.messages import AddRequest, RequestOutput
 
 needs_kernels = pytest.mark.skipif(library.load() is None, reason="the native kernels were not compiled for this CPU")
 NUM_ADAPTERS, NUM_REQUESTS = 16, 64

@@ -9,7 +9,7 @@ import peft
 import pytest
 
 from weft.engine.lora.peft_folder import read_adapter_config
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
 
 
 def write(folder: Path, **changes: Any) -> Path:

@@ -10,8 +10,8 @@ from tests.architectures.checkpoints import write
 from tests.engine.lora.adapters_for_tests import check_all, start_engine, write_adapter
 from tests.engine.ranks.test_ranks import ForkedRank, keep_threads
 from weft.engine.lora import adapters
-from weft.engine.shared.adapters import Adapter
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import Adapter
 
 __all__ = ["keep_threads"]
 

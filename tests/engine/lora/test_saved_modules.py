@@ -15,11 +15,11 @@ from tests.checkpoints import WIDE_CHECKPOINTS, write_checkpoint
 from tests.engine.lora.adapters_for_tests import PROMPTS, add, check, check_all, start_engine, write_adapter
 from tests.engine.lora.test_mixed_steps import BFLOAT16, alone, bits, needs_kernels, uncached
 from tests.engine.test_golden import run
-from weft.engine.lora import saved_modules
-from weft.engine.shared.adapters import find_adapter
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.lora import targets as saved_modules
 from weft.engine.start import print_plan
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
+from weft.engine.wire.options import find_adapter
 
 TIED = {"tie_word_embeddings": True}
 BOTH = ["embed_tokens", "lm_head"]

@@ -8,8 +8,8 @@ import torch
 from tests.architectures.checkpoints import write
 from tests.engine.lora.adapters_for_tests import check_all, start_engine, write_adapter
 from weft.engine.lora.peft_folder import AdapterConfig
-from weft.engine.lora.stacked_experts import split
-from weft.engine.shared.errors import ModelError
+from weft.engine.lora.targets import split
+from weft.engine.wire.errors import ModelError
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from tests.engine.lora.adapters_for_tests import write_adapter
 from tests.engine.start.test_vector_model import NO_OUTPUT, run, started
 from tests.vector_checkpoints import write_model
-from weft.engine.shared.adapters import find_adapter
-from weft.engine.shared.messages import AddRequest, TokensInput
-from weft.engine.shared.vectors import Pooling
+from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.options import find_adapter
+from weft.engine.wire.params import Pooling
 
 PROMPTS = [[5, 9, 17], [7] * 19]
 

@@ -8,21 +8,18 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import CHECKPOINTS, Checkpoint, load_reference, write_checkpoint
 from tests.engine.given_weights import Given
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.torch.linear import OnednnLinear, TorchLinear
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.layers.parts import Layer, Linear
-from weft.engine.models.config import load_model_config
-from weft.engine.models.decoder import Decoder
+from weft.engine.kernels.torch.layer_kernels import OnednnLinear, TorchKernels, TorchLinear
+from weft.engine.layers.block import Decoder, Layer, Linear
 from weft.engine.models.loading import LoadFormat, load_weights
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.formats import Progress, WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.reader import Progress, WeightReader, WeightRef
+from weft.engine.wire.errors import ModelError
 
 CPU, CPU_DTYPE = torch.device("cpu"), torch.bfloat16
 
 
-class RecordingKit(TorchKit):
+class RecordingKit(TorchKernels):
     """Keeps the matrices that it is given, in order."""
 
     def __init__(self) -> None:
@@ -49,14 +46,14 @@ def load(
     folder: Path,
     dtype: torch.dtype = torch.float32,
     progress: Progress = lambda done, total: None,
-    kit: TorchKit | None = None,
+    kit: TorchKernels | None = None,
     seed: int = 0,
     load_format: LoadFormat = "auto",
 ) -> Decoder:
     return load_weights(
         folder,
         load_model_config(folder),
-        kit or TorchKit(),
+        kit or TorchKernels(),
         device=CPU,
         dtype=dtype,
         max_model_len=32,
@@ -121,7 +118,9 @@ def test_norms_around_one_are_float32_beside_weights_of_16_bits(checkpoint_folde
 def test_a_packed_copy_of_a_tied_head_counts(folder: Path) -> None:
     config = load_model_config(folder)
     spec = decoder_spec(config)
-    difference = spec.weights_bytes(TorchKit(OnednnLinear), CPU_DTYPE) - spec.weights_bytes(TorchKit(), CPU_DTYPE)
+    difference = spec.weights_bytes(TorchKernels(OnednnLinear), CPU_DTYPE) - spec.weights_bytes(
+        TorchKernels(), CPU_DTYPE
+    )
     assert difference == config.vocab_size * config.hidden_size * CPU_DTYPE.itemsize
 
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from tests.architectures.checkpoints import write
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import AttentionSpec, DecoderSpec, PreNormSpec
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.models.config import load_model_config
-from weft.engine.models.experts import ExpertsSpec
 from weft.engine.models.sharding import shard, whole_parts
-from weft.engine.weights.formats import DenseReader
-from weft.engine.weights.refs import ExpertsRef, Run, TensorRef, WeightRef
+from weft.engine.parts.experts import ExpertsSpec
+from weft.engine.weights.reader import DenseReader, ExpertsRef, Run, TensorRef, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
 CPU = torch.device("cpu")

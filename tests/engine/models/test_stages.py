@@ -8,13 +8,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.architectures.checkpoints import write
 from tests.engine.guidance.demo import DEMO_MODEL
+from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.models.config import ModelConfig
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.models.cut import _borders, find_stages, largest_groups
 from weft.engine.models.loading import load_weights
-from weft.engine.models.stages import _borders, find_stages, largest_groups
-from weft.engine.shared.errors import ModelError
 from weft.engine.start.model_choice import read_model
+from weft.engine.wire.errors import ModelError
 
 
 def model(folder: Path) -> ModelConfig:
@@ -67,5 +67,5 @@ def test_names_may_lack_their_first_part(tmp_path: Path) -> None:
     config = model(tmp_path)
     stage, _ = find_stages(decoder_spec(config), 2)
     sizes = {"device": torch.device("cpu"), "dtype": torch.float32, "max_model_len": 8}
-    decoder = load_weights(tmp_path, config, TorchKit(), stage=stage, **sizes)
-    assert decoder.weights_bytes < decoder_spec(config).weights_bytes(TorchKit(), torch.float32)
+    decoder = load_weights(tmp_path, config, TorchKernels(), stage=stage, **sizes)
+    assert decoder.weights_bytes < decoder_spec(config).weights_bytes(TorchKernels(), torch.float32)

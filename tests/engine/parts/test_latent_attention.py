@@ -11,15 +11,15 @@ from transformers.models.youtu import YoutuConfig
 
 from tests.engine.layers.test_decoder import Runner
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.families.latent import read_latent
+from weft.engine.families.switches import UseModule
 from weft.engine.fields import Fields
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.models.config import load_model_config
-from weft.engine.models.families.family import UseModule
-from weft.engine.models.families.latent import read_latent
-from weft.engine.shared.errors import ModelError
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.wire.errors import ModelError
 
 SIZES = {
     "vocab_size": 80,
@@ -79,7 +79,7 @@ def test_a_token_keeps_one_latent_and_the_rotary_part_of_its_key(tmp_path: Path)
 
 def test_native_layers_compute_what_torch_does(tmp_path: Path, library: NativeLibrary) -> None:
     write(tmp_path, CONFIGS["low-rank queries, neighbours, biases"])
-    plain, native = (Runner(tmp_path, kit, torch.bfloat16) for kit in (TorchKit(), NativeKit(library)))
+    plain, native = (Runner(tmp_path, kit, torch.bfloat16) for kit in (TorchKernels(), CpuKernels(library)))
     exact = Runner(tmp_path).run(PROMPTS, 64)
     for own, others, right in zip(native.run(PROMPTS, 7), plain.run(PROMPTS, 7), exact, strict=True):
         assert (own - right).abs().mean() < 1.2 * (others - right).abs().mean() + 1e-3

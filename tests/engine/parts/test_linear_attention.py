@@ -10,7 +10,7 @@ from tests.architectures import serving
 from tests.architectures.checkpoints import load_reference, write
 from tests.engine.layers.test_decoder import Runner, make_prompts
 from weft.engine.start.startup import Started, start
-from weft.engine.weights.refs import RowOrder
+from weft.engine.weights.reader import RowOrder
 
 
 @pytest.mark.filterwarnings("default")

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from weft.engine.layers.tuned_attention import TemperatureTable
+from weft.engine.parts.attention import TemperatureTable
 
 
 def test_temperatures_rise_at_the_end_of_each_period() -> None:

@@ -16,17 +16,15 @@ import numpy as np
 import pytest
 import torch
 
+from weft.engine.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, PoolBatch, ScoreBatch
+from weft.engine.cache.block_bytes import ReadBlock, WriteBlock
 from weft.engine.config import EngineConfig
 from weft.engine.memory_plan import MemoryPlan
-from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
+from weft.engine.ranks import ranks as links
 from weft.engine.ranks.nodes import Ended
-from weft.engine.run import links
-from weft.engine.run.links import Fault, Link, Message, Progress, RankTask, decode, encode
+from weft.engine.ranks.ranks import Fault, Link, Message, Progress, RankTask, decode, encode
 from weft.engine.runner.dummy_batch import largest_batch
-from weft.engine.shared.framing import MAX_FRAME_BYTES
-from weft.engine.shared.messages import EngineOptions
-from weft.engine.step.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, ScoreBatch
-from weft.engine.step.pool_batch import PoolBatch
+from weft.engine.wire.messages import MAX_FRAME_BYTES, EngineOptions
 
 IDS = np.arange(6, dtype=np.int64)
 CONFIG = EngineConfig(

@@ -18,7 +18,7 @@ from tests.engine.ranks.test_ranks import ForkedRank, check_ids, keep_threads, o
 from weft.engine.ranks import node_process
 from weft.engine.ranks.node_process import Node
 from weft.engine.ranks.nodes import Ended
-from weft.engine.run.links import Link
+from weft.engine.ranks.ranks import Link
 from weft.engine.wire.status_page import StatusPage
 
 __all__ = ["keep_threads"]

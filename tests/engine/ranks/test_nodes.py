@@ -16,9 +16,8 @@ import pytest
 from tests.end_to_end.conftest import reserved_port
 from weft.engine.ranks import nodes
 from weft.engine.ranks.nodes import Gathering, RefusedError, facts, interface, join
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.framing import receive
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions, receive
 
 
 def write(folder: Path, weights: bytes) -> str:

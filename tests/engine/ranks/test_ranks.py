@@ -23,17 +23,16 @@ from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.test_executor import REQUESTS, outputs
 from tests.engine.test_golden import greedy, run
 from weft.engine import config
+from weft.engine.cache.offload import OffloadTier
 from weft.engine.kernels.cpu import library
-from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.ranks.nodes import Ended
 from weft.engine.ranks.ranked_runner import RankedRunner
-from weft.engine.run.links import Fault, Link, Message, Progress, RankTask
-from weft.engine.run.ranks import Ranks
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.ranks.ranks import Fault, Link, Message, Progress, Ranks, RankTask
 from weft.engine.start import print_plan, rank_process
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 
 @pytest.fixture(autouse=True)
@@ -226,8 +225,8 @@ def test_modules_of_transformers_are_refused() -> None:
 
 STOPPED = """
 import os, signal, sys
-from weft.engine.run import ranks; from weft.engine.start import startup
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.ranks import ranks; from weft.engine.start import startup
+from weft.engine.wire.messages import EngineOptions
 
 class StoppedRanks(ranks.Ranks):
     def __init__(self, *args):
@@ -251,8 +250,8 @@ def test_a_rank_that_is_stopped_while_it_loads_ends_the_engine() -> None:
 
 LOST = """
 import sys
-from weft.engine.ranks import nodes; from weft.engine.run import ranks; from weft.engine.start import startup
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.ranks import nodes; from weft.engine.ranks import ranks; from weft.engine.start import startup
+from weft.engine.wire.messages import EngineOptions
 
 ranks.start_rank = lambda link, model: nodes.start_rank(link, "/nowhere")
 startup.start(EngineOptions(model=sys.argv[1], device="cpu", tensor_parallel_size=2), "epoch")

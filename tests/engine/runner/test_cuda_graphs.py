@@ -13,26 +13,25 @@ from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
 from tests.engine.paged import PagedRequest, PagedRequests, paged_specs
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.requests_for_tests import add_request
+from weft.engine.batch import Batch, Floats, GraphKey, SamplingBatch, ScoreBatch
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import group_layers, paged_groups
-from weft.engine.core.step_cost import StepCostModel
-from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.torch.sampling import draw
-from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.describe.config import load_model_config
+from weft.engine.drafts import NgramDrafter
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.layer_kernels import TorchKernels, draw
+from weft.engine.layers.block import Decoder
 from weft.engine.loop.engine import Engine
-from weft.engine.models.config import load_model_config
-from weft.engine.models.decoder import Decoder
 from weft.engine.models.loading import load_weights
 from weft.engine.runner import cuda_graphs
 from weft.engine.runner.cuda_graphs import StepGraphs, graph_keys, graph_sizes
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.runner.model_runner import ModelRunner
-from weft.engine.sampling.in_graph import GraphSampler
+from weft.engine.sampling.sampler import GraphSampler
 from weft.engine.schedule.scheduler import Scheduler
 from weft.engine.schedule.speculator import Drafter
-from weft.engine.shared.messages import RequestOutput, TokensOutput
-from weft.engine.speculation.drafters import NgramDrafter
-from weft.engine.step.batch import Batch, Floats, GraphKey, SamplingBatch, ScoreBatch
+from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.wire.messages import RequestOutput, TokensOutput
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 40, 4, 6, 32
 CPU = torch.device("cpu")
@@ -52,7 +51,7 @@ def model(checkpoint_folder: Callable[[str], Path]) -> Decoder:
     folder = checkpoint_folder("qwen3")
     config = load_model_config(folder)
     return load_weights(
-        folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=MAX_POSITION_EMBEDDINGS
+        folder, config, TorchKernels(), device=CPU, dtype=torch.float32, max_model_len=MAX_POSITION_EMBEDDINGS
     )
 
 

@@ -10,16 +10,15 @@ from tests.engine.paged import paged_specs
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.config import EngineConfig
-from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
+from weft.engine.describe.config import load_model_config
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, TorchKernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.runner.dummy_batch import dummy_batch, largest_batch
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.sampling.sampler import sample
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.wire.messages import EngineOptions
 
 CPU = torch.device("cpu")
 
@@ -51,7 +50,7 @@ def test_the_step_that_is_measured_stays_within_the_context(
     assert sorted(set(batch.groups[0].slot_mapping.tolist())) == sorted(batch.groups[0].slot_mapping.tolist())
     assert batch.groups[0].slot_mapping[-1] // 16 == batch.groups[0].block_tables[-1, (lengths[-1] - 1) // 16]
     model = load_weights(
-        folder, load_model_config(folder), TorchKit(), device=CPU, dtype=torch.float32, max_model_len=40
+        folder, load_model_config(folder), TorchKernels(), device=CPU, dtype=torch.float32, max_model_len=40
     )
     num_blocks = int(batch.groups[0].block_tables.max()) + 1
     groups = paged_groups(group_layers(model.cache_specs))

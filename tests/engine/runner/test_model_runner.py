@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.engine.paged import paged_specs
-from weft.engine.kernels.caches import Caches
-from weft.engine.layers.attention import AttentionStep
+from weft.engine import device as transfer
+from weft.engine.batch import Batch, Placeholders, ScoreBatch
+from weft.engine.device import Download
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.layers.block import AttentionStep
 from weft.engine.runner import model_runner
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
-from weft.engine.step import transfer
-from weft.engine.step.batch import Batch, Placeholders, ScoreBatch
-from weft.engine.step.transfer import Download
 
 VOCAB_SIZE = 40
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from weft.engine.step.batch import SamplingBatch
+from weft.engine.batch import SamplingBatch
 
 
 class MakeBatch(Protocol):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.sampling import chunks
+from weft.engine.sampling import scores as chunks
 
 VOCAB_SIZES = [1, 2, 127, 128, 129, 1000, 5000, 32003]
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.sampling.logits_processors import apply_penalties, edit_logits
-from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders
+from weft.engine.batch import ConditionalBans, PenaltyBatch, Placeholders
+from weft.engine.sampling.edits import apply_penalties, edit_logits
 
 INF = float("inf")
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.sampling.logprobs import pick, score, token_logprobs
-from weft.engine.step.batch import AskedLogprobs, ScoreBatch
+from weft.engine.batch import AskedLogprobs, ScoreBatch
+from weft.engine.sampling.scores import pick, score, token_logprobs
 
 
 def _scores(target_ids: list[int], num_logprobs: list[int]) -> ScoreBatch:

@@ -2,7 +2,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from weft.engine.sampling.random import philox4x32, uniforms
+from weft.engine.sampling.sampler import philox4x32, uniforms
 
 
 def _draw(seeds: object, positions: object, choices: object) -> npt.NDArray[np.float32]:

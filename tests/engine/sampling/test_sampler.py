@@ -9,17 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.engine.batch import NO_TOKEN_ID, ConditionalBans, PenaltyBatch, Placeholders, RowMasks, SamplingBatch
+from weft.engine.kernels.cpu.layer_kernels import NativeSampler
 from weft.engine.kernels.cpu.library import load, runnable_variants
-from weft.engine.kernels.cpu.sampling import NativeSampler
-from weft.engine.kernels.torch.sampling import TORCH_SAMPLING, draw, pick_ids
+from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, draw, pick_ids
 from weft.engine.sampling import sampler
-from weft.engine.sampling.logits_processors import apply_penalties
-from weft.engine.sampling.logprobs import token_logprobs
-from weft.engine.sampling.random import uniforms
-from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit
-from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.step_result import NO_TOKEN_ID
+from weft.engine.sampling.edits import apply_penalties
+from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit, uniforms
+from weft.engine.sampling.scores import token_logprobs
 
 INF = float("inf")
 VOCAB_SIZE = 1003  # several chunks, the last one short

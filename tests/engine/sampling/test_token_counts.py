@@ -1,4 +1,4 @@
-from weft.engine.sampling.token_counts import TokenCounts
+from weft.engine.sampling.edits import TokenCounts
 
 
 def test_ids_of_the_prompt_count_when_they_are_in_the_output() -> None:

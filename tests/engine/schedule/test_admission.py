@@ -9,11 +9,11 @@ import pytest
 
 from tests.engine.requests_for_tests import request
 from tests.engine.schedule.test_scheduler import make_scheduler
-from weft.engine.core.admission import BLOCKS_PER_STEP
-from weft.engine.core.output_collector import collect
+from weft.engine.batch import StepResult
+from weft.engine.loop.output_collector import collect
 from weft.engine.request import Request, RequestStatus
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.step.step_result import StepResult
+from weft.engine.schedule.waiting_queue import BLOCKS_PER_STEP
 
 
 def num_operations(work: Callable[[], object]) -> int:

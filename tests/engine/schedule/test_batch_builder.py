@@ -7,18 +7,17 @@ import numpy.typing as npt
 
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import request
+from weft.engine.batch import Batch, ScoreBatch, StepResult
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import PagedKV
-from weft.engine.core.output_collector import collect
-from weft.engine.core.step_cost import StepCostModel
+from weft.engine.loop.output_collector import collect
 from weft.engine.request import Request
-from weft.engine.sampling.random import uniforms
+from weft.engine.sampling.sampler import uniforms
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
-from weft.engine.shared.messages import ReasoningBudget, TokenLogprobs
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.step.batch import Batch, ScoreBatch
-from weft.engine.step.step_result import StepResult
+from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.wire.messages import ReasoningBudget, TokenLogprobs
+from weft.engine.wire.params import SamplingParams
 
 INF = float("inf")
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.engine.core.indexed_heap import IndexedHeap
+from weft.engine.schedule.waiting_queue import IndexedHeap
 
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["push", "discard"]), st.integers(0, 9), st.integers(0, 5)))
 

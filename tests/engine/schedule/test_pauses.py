@@ -8,13 +8,12 @@ import pytest
 
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import request
+from weft.engine.batch import StepResult
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.output_collector import collect
-from weft.engine.core.prompt_burst import MAX_DELAY_S
-from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.loop.output_collector import collect
 from weft.engine.request import Request
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.step.step_result import StepResult
+from weft.engine.schedule.step_cost import MAX_DELAY_S, StepCostModel, StepLoad
 
 FAST, SLOW, SLOWEST = (0.036, 0.0023), (0.15, 0.0052), (0.3, 0.02)
 """Seconds of a step, and of each of its tokens: two cores with AVX-512 and a model of 0.6 billion parameters, two that
@@ -121,7 +120,7 @@ def test_whatever_comes_no_pause_is_longer(
 def force(monkeypatch: pytest.MonkeyPatch, num_forced: Callable[[], int]) -> None:
     """Behind every sampled id the grammar of the request leaves no choice about so many more."""
     monkeypatch.setattr(
-        "weft.engine.core.output_collector.certain_token_ids", lambda r: [7] * min(num_forced(), r.num_remaining_tokens)
+        "weft.engine.loop.output_collector.certain_token_ids", lambda r: [7] * min(num_forced(), r.num_remaining_tokens)
     )
 
 

@@ -9,13 +9,12 @@ import pytest
 from tests.engine.fake_runner import VOCAB_SIZE
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import add_request
+from weft.engine.batch import Batch, StepResult
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.loop.engine import Engine
 from weft.engine.schedule.scheduler import Scheduler
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad
 from weft.engine.start.warm_up import _CUDA_WARM_UP_TOKENS
-from weft.engine.step.batch import Batch
-from weft.engine.step.step_result import StepResult
 
 HOST_S = 0.006
 """What the host takes to launch an eager step of a model of 36 layers."""

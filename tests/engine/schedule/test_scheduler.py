@@ -7,14 +7,14 @@ import pytest
 from tests.engine.fake_runner import make_engine
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import PerToken, add_request, request
+from weft.engine.batch import StepResult
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.output_collector import Outputs, collect
-from weft.engine.core.step_cost import StepCostModel
+from weft.engine.loop.output_collector import Outputs, collect
 from weft.engine.request import Request, RequestStatus
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
-from weft.engine.shared.background import BACKGROUND
-from weft.engine.shared.messages import TIER_WIDTH, FinishReason, ReasoningBudget
-from weft.engine.step.step_result import StepResult
+from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.wire.messages import TIER_WIDTH, FinishReason, ReasoningBudget
+from weft.engine.wire.params import BACKGROUND
 
 
 class Careless(Scheduler):

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.requests_for_tests import PerToken
-from weft.engine.core.step_cost import StepCostModel
 from weft.engine.schedule.speculator import price_of_drafts
+from weft.engine.schedule.step_cost import StepCostModel
 
 
 def test_the_price_rises_with_the_batch() -> None:

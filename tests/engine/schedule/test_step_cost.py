@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad
 
 
 def load(*requests: tuple[int, int]) -> StepLoad:

@@ -2,9 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.requests_for_tests import request
-from weft.engine.core.waiting_queue import AGE_S, WaitingQueue
 from weft.engine.request import Request
-from weft.engine.shared.messages import TIER_WIDTH
+from weft.engine.schedule.waiting_queue import AGE_S, WaitingQueue
+from weft.engine.wire.messages import TIER_WIDTH
 
 FLEX, PRIORITY = TIER_WIDTH, -TIER_WIDTH
 

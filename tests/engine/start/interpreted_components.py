@@ -11,24 +11,22 @@ from tests.checkpoints import write_config
 from tests.engine.tune.test_components import GEMMA4
 from weft import server
 from weft.engine import config as engine_config
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.torch.experts import TorchExperts
-from weft.engine.kernels.triton import experts
-from weft.engine.kernels.triton.adapters import TritonSite
+from weft.engine.families.experts import Gating
+from weft.engine.kernels import choice as kernel_choice
+from weft.engine.kernels.torch.layer_kernels import TorchExperts
+from weft.engine.kernels.triton import products as experts
 from weft.engine.kernels.triton.attention import TritonBackend
-from weft.engine.kernels.triton.experts import TritonExperts
-from weft.engine.kernels.triton.triton_kit import TritonKit
-from weft.engine.layers.routing import Gating
-from weft.engine.models.config import load_model_config
-from weft.engine.run import experts_trials, kernel_choice
-from weft.engine.run.settle import Settler
-from weft.engine.run.settled_file import SettledFile
-from weft.engine.shared.machine_facts import Settled
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.kernels.triton.layer_kernels import TritonKernels
+from weft.engine.kernels.triton.products import TritonExperts, TritonSite
 from weft.engine.tune import components
-from weft.engine.weights.formats import DenseReader
-from weft.engine.weights.refs import ExpertsRef
+from weft.engine.tune import layer_trials as experts_trials
+from weft.engine.tune.compare import ChoiceFile, Tuner
+from weft.engine.weights.reader import DenseReader, ExpertsRef
 from weft.engine.weights.tensor_files import RandomSource
+from weft.engine.wire.machine import Settled
+from weft.engine.wire.messages import EngineOptions
 
 CPU = torch.device("cpu")
 ON_CUDA = components._COMPONENTS["cuda"]
@@ -49,9 +47,9 @@ def settle(
     sizes: dict[str, Any] = {"max_num_seqs": 2, "block_size": 16, "max_num_batched_tokens": 32, "max_model_len": 20}
     options = EngineOptions(model=str(model_folder), device="cpu", dtype=dtype, max_loras=max_loras, **sizes)
     config = engine_config.resolve(options, model)
-    file = SettledFile(folder / "settled.json", "here")
+    file = ChoiceFile(folder / "settled.json", "here")
     times = iter(range(1, 99))
-    config = components.settle_kernels(model, config, Settler(file, lambda run: float(next(times))))
+    config = components.settle_kernels(model, config, Tuner(file, lambda run: float(next(times))))
     settled = {choice.component: choice for choice in file.of_this_machine()}
     assert config.kernels == {name: choice.chosen for name, choice in settled.items()}
     return settled
@@ -113,7 +111,9 @@ def test_experts_whose_kernel_is_wrong_are_torch_s(monkeypatch: pytest.MonkeyPat
 
     def kind_of_experts(name: str) -> type:
         chosen = settle(monkeypatch, tmp_path / name, "experts", dtype="float16", model_folder=folder)["experts"].chosen
-        return type(TritonKit(experts=chosen).experts(spec, spec, DenseReader(source, CPU, torch.float16, 1), Gating()))
+        return type(
+            TritonKernels(experts=chosen).experts(spec, spec, DenseReader(source, CPU, torch.float16, 1), Gating())
+        )
 
     assert kind_of_experts("right") is TritonExperts
     multiply = experts.multiply_groups

@@ -11,21 +11,20 @@ from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, Checkpoint, write_checkpo
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.runs import Outputs, ids, run
 from weft import server
+from weft.engine import drafts as pace
 from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
 from weft.engine.config import resolve
-from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.torch.caches import Caches
 from weft.engine.loop.engine import Engine
-from weft.engine.run.draft_checkpoint import find_draft_checkpoint, match_groups
-from weft.engine.run.draft_model import DraftModel
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import ModelRunner
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.speculation import pace
+from weft.engine.start.draft_model import DraftModel, find_draft_checkpoint, match_groups
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.startup import start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.params import SamplingParams
 
 DEMO = Path(server.__file__).parent / "demo_model"
 CPU = torch.device("cpu")

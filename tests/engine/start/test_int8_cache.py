@@ -9,8 +9,8 @@ from tests.engine.quality import FOLDER, held_out_chats
 from tests.engine.requests_for_tests import add_request
 from weft.engine.kernels.cpu import library
 from weft.engine.loop.engine import Engine
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.startup import Started, start
+from weft.engine.wire.messages import EngineOptions
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="no native kernels")
 

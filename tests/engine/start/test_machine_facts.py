@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from weft.engine.kernels.cpu import library
-from weft.engine.run import settled_file
-from weft.engine.shared.machine_facts import Settled
 from weft.engine.start.machine_facts import collect
+from weft.engine.tune import compare as settled_file
+from weft.engine.wire.machine import Settled
 
 
 def test_facts_are_those_of_torch_and_the_kernels() -> None:
@@ -22,6 +22,6 @@ def test_choices_of_this_machine_are_facts(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert collect().settled == ()
     settled = Settled("sampler", "vocabulary of 9", ("native", "torch"), "torch", ())
-    settled_file.open_for(torch.device("cpu")).keep(settled)
-    settled_file.SettledFile(settled_file.default_path(), "another machine").keep(settled)
+    settled_file.open_choices(torch.device("cpu")).keep(settled)
+    settled_file.ChoiceFile(settled_file.default_path(), "another machine").keep(settled)
     assert collect().settled == (settled,)

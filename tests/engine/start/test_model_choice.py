@@ -14,11 +14,11 @@ from tests.architectures import checkpoints
 from tests.engine.fallback.checkpoints import write
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import PagedKV
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start import model_choice, print_plan
 from weft.engine.start.model_choice import ModelPlan, plan_model, read_model
 from weft.engine.start.startup import start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 
 def planned(options: EngineOptions) -> ModelPlan:

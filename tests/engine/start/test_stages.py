@@ -11,9 +11,9 @@ import pytest
 from tests.architectures.checkpoints import write
 from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.ranks.test_ranks import ForkedRank, answers, check_ids, keep_threads, options
-from weft.engine.shared.errors import ModelError
 from weft.engine.start import print_plan
 from weft.engine.start.startup import start
+from weft.engine.wire.errors import ModelError
 
 __all__ = ["keep_threads"]
 

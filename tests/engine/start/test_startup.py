@@ -17,24 +17,23 @@ from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.requests_for_tests import add_request
 from weft import server
 from weft.engine import config as engine_config
+from weft.engine.batch import Batch, StepResult
 from weft.engine.cache.specs import CacheGroup, CacheSpec, paged_groups
 from weft.engine.config import EngineConfig
-from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.torch.caches import Caches
+from weft.engine.layers.block import Decoder
 from weft.engine.loop.engine import Engine
 from weft.engine.models import loading
-from weft.engine.models.decoder import Decoder
-from weft.engine.run import settle
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import LaunchedStep
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.memory import ModelMemory
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start import model_choice, startup, warm_up
 from weft.engine.start import print_plan as plan
 from weft.engine.start.startup import start
-from weft.engine.step.batch import Batch
-from weft.engine.step.step_result import StepResult
+from weft.engine.tune import compare as settle
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import ModelMemory
+from weft.engine.wire.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 

@@ -10,13 +10,12 @@ import torch
 from numpy.testing import assert_allclose
 
 from tests.vector_checkpoints import TEXTS, write_classifier, write_embedder, write_model, write_reranker
-from weft.engine.core.check_request import RejectedError
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, EngineOptions, FinishReason, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.shared.vectors import PooledOutput, Pooling
+from weft.engine.loop.pending import RejectedError
 from weft.engine.start.startup import Started, start
 from weft.engine.start.vector_model import find_task
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import AddRequest, EngineOptions, FinishReason, TokensInput
+from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams
 
 NO_OUTPUT = SamplingParams(max_tokens=0)
 

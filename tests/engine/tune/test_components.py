@@ -16,24 +16,24 @@ from tests.triton_interpreter import needs_triton, run_interpreted
 from tests.vector_checkpoints import write_encoder
 from weft import server
 from weft.engine import config as engine_config
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import PreNormSpec
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.kernels import choice as kernel_choice
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.attention import NativeBackend
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.kernels.cpu.sampling import NativeSampler
-from weft.engine.kernels.triton.flashinfer import FlashInfer
-from weft.engine.layers.parts import Layer
-from weft.engine.models.config import load_model_config
-from weft.engine.models.experts import ExpertsSpec
-from weft.engine.run import kernel_choice, settled_file
-from weft.engine.run.settle import Component, Settler
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.machine_facts import Settled
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, NativeSampler
+from weft.engine.kernels.triton.prompts import FlashInfer
+from weft.engine.layers.block import Layer
+from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.start.startup import Started, start
+from weft.engine.tune import compare as settled_file
 from weft.engine.tune import components, trials
+from weft.engine.tune.compare import Component, Tuner
 from weft.engine.tune.trials import AttentionTrials, StepShape
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import Settled
+from weft.engine.wire.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 OPTIONS = EngineOptions(model=str(DEMO), device="cpu", max_num_seqs=8, kv_cache_memory=30_000_000)
@@ -68,13 +68,13 @@ def own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The components that were compared, as it happens."""
     names: list[str] = []
-    compare = Settler._compare
+    compare = Tuner._compare
 
-    def record(self: Settler, component: Component) -> tuple[Settled, bool]:
+    def record(self: Tuner, component: Component) -> tuple[Settled, bool]:
         names.append(component.name)
         return compare(self, component)
 
-    monkeypatch.setattr(Settler, "_compare", record)
+    monkeypatch.setattr(Tuner, "_compare", record)
     return names
 
 
@@ -83,7 +83,7 @@ def changed(**changes: Any) -> EngineOptions:
 
 
 def kept() -> dict[str, Settled]:
-    settled = settled_file.open_for(torch.device("cpu")).of_this_machine()
+    settled = settled_file.open_choices(torch.device("cpu")).of_this_machine()
     return {choice.component: choice for choice in settled}
 
 
@@ -178,7 +178,7 @@ def test_what_exists_but_cannot_compute_the_model_is_refused_with_the_reason() -
             start(changed(dtype="float32", kernels={component: "native"}), "epoch")
 
 
-class ShiftedNorms(NativeKit):
+class ShiftedNorms(CpuKernels):
     """A kit that was compiled wrongly: a value of each row is off by half."""
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
@@ -213,7 +213,7 @@ def test_wrong_kernels_cost_speed_and_no_answers(
         outputs[-1, 2] = 0
         return outputs
 
-    monkeypatch.setattr(kernel_choice, "NativeKit", ShiftedNorms)
+    monkeypatch.setattr(kernel_choice, "CpuKernels", ShiftedNorms)
     monkeypatch.setattr(NativeBackend, "attend", forget_a_head)
     monkeypatch.setattr(NativeSampler, "__call__", lambda self, logits, batch, masks: logits.argmin(-1))
     started = start(OPTIONS, "epoch")
@@ -273,7 +273,7 @@ def test_attention_that_is_wrong_for_one_size_of_heads_is_not_used(
     model = load_model_config(folder)
     config = engine_config.resolve(EngineOptions(model=str(folder), device="cpu", dtype="bfloat16"), model)
     make = components._COMPONENTS["cpu"]["attention"]
-    settler = Settler(settled_file.open_for(config.device), lambda run: 1.0)
+    settler = Tuner(settled_file.open_choices(config.device), lambda run: 1.0)
     for is_wrong in (True, False):
         with monkeypatch.context() as context, torch.inference_mode():
             if is_wrong:

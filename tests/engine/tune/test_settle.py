@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.engine.run import settle
-from weft.engine.run.settle import Candidate, Component, Judge, Settler, Trial, measure_on, relative_errors
-from weft.engine.run.settled_file import SettledFile
-from weft.engine.shared.errors import ModelError
+from weft.engine.tune import compare as settle
+from weft.engine.tune.compare import Candidate, ChoiceFile, Component, Judge, Trial, Tuner, measure_on, relative_errors
+from weft.engine.wire.errors import ModelError
 
 INPUTS = torch.arange(12.0).view(3, 4)
 
@@ -53,21 +52,21 @@ def component(*candidates: Candidate, shapes: str = "3 x 4") -> Component:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> SettledFile:
-    return SettledFile(tmp_path / "weft" / "settled.json", "this machine")
+def file(tmp_path: Path) -> ChoiceFile:
+    return ChoiceFile(tmp_path / "weft" / "settled.json", "this machine")
 
 
 @pytest.fixture
-def settler(file: SettledFile) -> Settler:
-    return Settler(file, measure_on(torch.device("cpu")))
+def settler(file: ChoiceFile) -> Tuner:
+    return Tuner(file, measure_on(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_the_fastest_right_candidate_is_taken(
-    settler: Settler, file: SettledFile, is_reversed: bool, caplog: pytest.LogCaptureFixture
+    settler: Tuner, file: ChoiceFile, is_reversed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     candidates = [candidate(run) for run in (slow, wrong_in_one_row, product)]
-    with caplog.at_level("INFO", "weft.engine.run.settle"):
+    with caplog.at_level("INFO", "weft.engine.tune.compare"):
         assert settler.settle(component(*(reversed(candidates) if is_reversed else candidates))) == "product"
     (kept,) = file.of_this_machine()
     by_name = {verdict.candidate: verdict for verdict in kept.verdicts}
@@ -80,7 +79,7 @@ def test_the_fastest_right_candidate_is_taken(
     assert line == f"few_row_products: {kept.summary()}"
 
 
-def test_what_cannot_be_used_is_listed_with_the_reason(settler: Settler, file: SettledFile) -> None:
+def test_what_cannot_be_used_is_listed_with_the_reason(settler: Tuner, file: ChoiceFile) -> None:
     others = [candidate(not_a_number), candidate(broken), Candidate("missing", missing)]
     assert settler.settle(component(*others, candidate(slow))) == "slow"
     assert file.of_this_machine()[0].summary() == (
@@ -89,30 +88,30 @@ def test_what_cannot_be_used_is_listed_with_the_reason(settler: Settler, file: S
     )
 
 
-def test_the_reference_is_taken_where_nothing_is_right(settler: Settler) -> None:
+def test_the_reference_is_taken_where_nothing_is_right(settler: Tuner) -> None:
     assert settler.settle(component(candidate(broken), candidate(not_a_number))) == "torch"
     assert settler.settle(component()) == "torch"
 
 
-def test_a_candidate_that_fails_while_it_is_timed_is_not_taken(settler: Settler) -> None:
+def test_a_candidate_that_fails_while_it_is_timed_is_not_taken(settler: Tuner) -> None:
     failing = Candidate("failing", lambda: Trial(lambda: [product()], broken))
     assert settler.settle(component(failing, candidate(slow))) == "slow"
 
 
-def test_right_candidates_that_cannot_be_timed_stay_right(settler: Settler, file: SettledFile) -> None:
+def test_right_candidates_that_cannot_be_timed_stay_right(settler: Tuner, file: ChoiceFile) -> None:
     """Torch's reference was taken instead, for good, as where a recording failed for want of memory."""
     failing = [Candidate(name, lambda: Trial(lambda: [product()], broken)) for name in ("first", "second")]
     assert settler.settle(component(*failing)) == "first"
     assert file.of_this_machine() == ()
 
 
-def test_a_candidate_that_breaks_the_device_ends_the_start(file: SettledFile) -> None:
+def test_a_candidate_that_breaks_the_device_ends_the_start(file: ChoiceFile) -> None:
     """All that came after it failed as well, and torch's reference was kept for every component."""
 
     def check_device() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    fragile = Settler(file, measure_on(torch.device("cpu")), check_device)
+    fragile = Tuner(file, measure_on(torch.device("cpu")), check_device)
     assert fragile.settle(component(candidate(product))) == "product"
     with pytest.raises(
         ModelError, match=r"^few_row_products: broken broke the device \(RuntimeError: an illegal .*\);"
@@ -121,7 +120,7 @@ def test_a_candidate_that_breaks_the_device_ends_the_start(file: SettledFile) ->
     assert [settled.shapes for settled in file.of_this_machine()] == ["3 x 4"]
 
 
-def test_nothing_runs_for_what_is_kept(settler: Settler, file: SettledFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_runs_for_what_is_kept(settler: Tuner, file: ChoiceFile, caplog: pytest.LogCaptureFixture) -> None:
     assert settler.settle(component(candidate(slow), candidate(product))) == "product"
     runs: list[str] = []
 
@@ -135,8 +134,8 @@ def test_nothing_runs_for_what_is_kept(settler: Settler, file: SettledFile, capl
 
     named = tuple(Candidate(name, partial(make, name)) for name in ("slow", "product"))
     later = Component("few_row_products", "3 x 4", named, "torch", reference, 0.01)
-    again = Settler(file, lambda run: pytest.fail("it was timed"))
-    with caplog.at_level("INFO", "weft.engine.run.settle"):
+    again = Tuner(file, lambda run: pytest.fail("it was timed"))
+    with caplog.at_level("INFO", "weft.engine.tune.compare"):
         assert again.settle(later) == "product"
     assert caplog.records[-1].message.startswith("few_row_products: product 0.0") and runs == []
     assert caplog.records[-1].message.endswith(" (kept)")
@@ -148,7 +147,7 @@ def test_nothing_runs_for_what_is_kept(settler: Settler, file: SettledFile, capl
     assert len(runs) == 5
 
 
-def test_a_setting_decides_without_a_run(settler: Settler, file: SettledFile) -> None:
+def test_a_setting_decides_without_a_run(settler: Tuner, file: ChoiceFile) -> None:
     assert settler.settle(component(candidate(broken)), "broken") == "broken"
     assert settler.settle(component(candidate(broken)), "torch") == "torch"
     assert file.of_this_machine() == ()
@@ -156,7 +155,7 @@ def test_a_setting_decides_without_a_run(settler: Settler, file: SettledFile) ->
         settler.settle(component(candidate(broken)), "fast")
 
 
-def test_what_memory_was_missing_for_is_tried_again(settler: Settler, file: SettledFile) -> None:
+def test_what_memory_was_missing_for_is_tried_again(settler: Tuner, file: ChoiceFile) -> None:
     """Another program may have had the device's memory at that moment."""
 
     def crowded() -> torch.Tensor:
@@ -166,7 +165,7 @@ def test_what_memory_was_missing_for_is_tried_again(settler: Settler, file: Sett
     assert file.of_this_machine() == ()
 
 
-def test_candidates_of_equal_results_differ_in_speed_only(settler: Settler) -> None:
+def test_candidates_of_equal_results_differ_in_speed_only(settler: Tuner) -> None:
     def timed(seconds: float) -> Candidate:
         return Candidate(
             f"{seconds}", lambda: Trial(lambda: pytest.fail("it was compared"), partial(time.sleep, seconds))
@@ -208,10 +207,10 @@ def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyP
     assert len(runs) == 4
 
 
-def test_a_fallback_that_is_wrong_itself_is_warned_of(settler: Settler, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fallback_that_is_wrong_itself_is_warned_of(settler: Tuner, caplog: pytest.LogCaptureFixture) -> None:
     """Where torch was a candidate, too, and wrong, the line was one of many that tell of choices."""
     wrong = Candidate("torch", lambda: Trial(lambda: [not_a_number()], not_a_number))
-    with caplog.at_level("INFO", "weft.engine.run.settle"):
+    with caplog.at_level("INFO", "weft.engine.tune.compare"):
         assert settler.settle(component(candidate(broken), wrong)) == "torch"
     assert (caplog.records[-1].levelname, caplog.records[-1].message.partition(";")[0]) == (
         "WARNING",

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.engine.run import settled_file
-from weft.engine.run.settled_file import SettledFile, default_path, machine_text
-from weft.engine.shared import machine_facts
-from weft.engine.shared.machine_facts import Settled, Verdict
+from weft.engine.tune import compare as settled_file
+from weft.engine.tune.compare import ChoiceFile, default_path, machine_text
+from weft.engine.wire import machine as machine_facts
+from weft.engine.wire.machine import Settled, Verdict
 
 NAMES = ("triton", "flash2")
 
@@ -26,13 +26,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_choice_is_found_again_for_the_same_shapes_candidates_and_machine(path: Path) -> None:
-    SettledFile(path, "here").keep(settled())
-    file = SettledFile(path, "here")
+    ChoiceFile(path, "here").keep(settled())
+    file = ChoiceFile(path, "here")
     assert file.find("attention", "8 x 128", NAMES) == settled()
     assert file.find("sampler", "8 x 128", NAMES) is None
     assert file.find("attention", "8 x 64", NAMES) is None
     assert file.find("attention", "8 x 128", (*NAMES, "flash3")) is None
-    assert SettledFile(path, "there").find("attention", "8 x 128", NAMES) is None
+    assert ChoiceFile(path, "there").find("attention", "8 x 128", NAMES) is None
     file.keep(settled(chosen="flash2"))
     assert file.of_this_machine() == (settled(chosen="flash2"),)  # in place of the older one
     assert [entry.name for entry in path.parent.iterdir()] == ["settled.json"]
@@ -44,38 +44,38 @@ def test_a_choice_is_found_again_for_the_same_shapes_candidates_and_machine(path
 def test_a_broken_or_foreign_file_is_ignored_and_replaced(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    file = SettledFile(path, "here")
+    file = ChoiceFile(path, "here")
     assert file.of_this_machine() == ()
     file.keep(settled())
     assert file.of_this_machine() == (settled(),)
 
 
 def test_a_choice_that_is_none_of_the_candidates_is_ignored(path: Path) -> None:
-    SettledFile(path, "here").keep(settled())
+    ChoiceFile(path, "here").keep(settled())
     path.write_text(path.read_text().replace('"chosen": "triton"', '"chosen": "malware"'))
-    assert SettledFile(path, "here").find("attention", "8 x 128", NAMES) is None
+    assert ChoiceFile(path, "here").find("attention", "8 x 128", NAMES) is None
 
 
 def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "weft").write_text("a file where the folder should be")
     with caplog.at_level("INFO"):
-        SettledFile(tmp_path / "weft" / "settled.json", "here").keep(settled())
+        ChoiceFile(tmp_path / "weft" / "settled.json", "here").keep(settled())
     assert "is not kept" in caplog.text
-    nowhere = SettledFile(None, "here")
+    nowhere = ChoiceFile(None, "here")
     nowhere.keep(settled())
     assert nowhere.of_this_machine() == ()
 
 
 def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settled_file, "_MAX_NUM_ENTRIES", 3)
-    file = SettledFile(path, "here")
+    file = ChoiceFile(path, "here")
     for shapes in "abcde":
         file.keep(settled(shapes=shapes))
     assert [kept.shapes for kept in file.of_this_machine()] == ["c", "d", "e"]
 
 
 def test_a_reader_never_sees_half_a_file(path: Path) -> None:
-    file = SettledFile(path, "here")
+    file = ChoiceFile(path, "here")
     file.keep(settled())
 
     def write(component: str) -> None:

@@ -12,22 +12,21 @@ from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
 from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import GPTQ, LIBRARIES, OWN, checkpoint, own, root
 from weft.engine import config as engine_config
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.families.experts import Gating
 from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu.experts import NativeExperts
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.layers import NativeLinear
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.kernels.torch.experts import TorchExperts
-from weft.engine.layers.experts import Experts
-from weft.engine.layers.ordered import OrderedLinear
-from weft.engine.layers.routing import Gating
-from weft.engine.models.config import load_model_config
+from weft.engine.kernels.cpu.products import NativeExperts
+from weft.engine.kernels.torch.layer_kernels import TorchExperts
+from weft.engine.layers.gated import ActOrderLinear
+from weft.engine.layers.kernels import Experts
 from weft.engine.models.loading import load_weights
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import plan_model, read_model
-from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import ExpertsRef, WeightRef
-from weft.engine.weights.scheme import Quantization, Scheme
+from weft.engine.weights.quantization import Quantization, Scheme
+from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
+from weft.engine.wire.messages import EngineOptions
 
 __all__ = ["root"]
 
@@ -62,16 +61,16 @@ def test_answers_and_bytes(native: library.NativeLibrary, tmp_path: Path, kind: 
     (tmp_path / "quantized").mkdir()
     plain = WRITE[name](tmp_path / "base", folder := tmp_path / "quantized")
     config = load_model_config(folder)
-    kit = NativeKit(native, quantization=config.quantization)
+    kit = CpuKernels(native, quantization=config.quantization)
     reference, prompts = load_reference(plain), make_prompts(40)
     with torch.inference_mode():
         expected = reference(prompts[0][None]).logits[0]
     logits = Runner(folder, kit, BF16).run(prompts, 40)[0].float()
-    of_plain = Runner(plain, NativeKit(native), BF16).run(prompts, 40)[0].float()
+    of_plain = Runner(plain, CpuKernels(native), BF16).run(prompts, 40)[0].float()
     assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.998
     assert (logits - expected).norm() < 3 * (of_plain - expected).norm()  # inputs are rounded, too
     spec = decoder_spec(config)
-    assert spec.weights_bytes(kit, BF16) < 0.7 * spec.weights_bytes(NativeKit(native), BF16)
+    assert spec.weights_bytes(kit, BF16) < 0.7 * spec.weights_bytes(CpuKernels(native), BF16)
 
 
 @pytest.mark.parametrize("name", [*OWN, *LIBRARIES])
@@ -79,12 +78,12 @@ def test_the_plan_is_what_matrices_take(native: library.NativeLibrary, root: Pat
     folder, _ = checkpoint(root, name)
     config, sizes = load_model_config(folder), []
 
-    class Counted(NativeKit):
+    class Counted(CpuKernels):
         def _packed(
             self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False
-        ) -> NativeLinear | OrderedLinear:
+        ) -> NativeLinear | ActOrderLinear:
             built = super()._packed(ref, reader, is_gated=is_gated)
-            linear = built.inner if isinstance(built, OrderedLinear) else built
+            linear = built.inner if isinstance(built, ActOrderLinear) else built
             assert isinstance(linear, NativeLinear)
             taken = sum(tensor.nbytes for tensor in linear.matrix.tensors)
             sizes.append((ref.names, self.linear_bytes(ref, BF16), taken))
@@ -109,7 +108,7 @@ def test_experts_that_do_not_stay_packed_are_planned_so(
     WRITE[name](tmp_path / "base", folder)
     config, taken = load_model_config(folder), []
 
-    class Counted(NativeKit):
+    class Counted(CpuKernels):
         def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
             built = super().experts(gate_up, down, reader, gating)
             if isinstance(built, NativeExperts):
@@ -128,7 +127,7 @@ def test_experts_that_do_not_stay_packed_are_planned_so(
 
 
 def test_a_matrix_that_is_scaled_while_it_is_read_is_planned_plain(native: library.NativeLibrary) -> None:
-    kit = NativeKit(native, quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
+    kit = CpuKernels(native, quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
     ref = WeightRef(("m",), (64,), 64)
     assert kit.linear_bytes(ref, BF16) < kit.linear_bytes(replace(ref, scales=(0.5,)), BF16) == 64 * 64 * 2
 

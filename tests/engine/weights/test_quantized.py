@@ -17,19 +17,17 @@ from tests.checkpoints import load_reference
 from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.models.test_sharding import put
 from weft.engine import config as engine_config
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.models.config import load_model_config
-from weft.engine.models.loading import load_weights
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.models.loading import DecodedSource, load_weights
 from weft.engine.models.sharding import shard
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start import model_choice, print_plan
 from weft.engine.start.model_choice import plan_model, read_model, weights_note
-from weft.engine.weights.decoded import DecodedSource
-from weft.engine.weights.formats import DenseReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.reader import DenseReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 CPU = torch.device("cpu")
 Write = Callable[[Path, Path], Path]
@@ -250,7 +248,7 @@ def test_faults_name_the_tensor(
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ModelError, match=fault):
         load_weights(
-            tmp_path, load_model_config(tmp_path), TorchKit(), device=CPU, dtype=torch.float32, max_model_len=8
+            tmp_path, load_model_config(tmp_path), TorchKernels(), device=CPU, dtype=torch.float32, max_model_len=8
         )
 
 

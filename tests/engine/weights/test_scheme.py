@@ -7,8 +7,8 @@ import pytest
 from tests.engine.weights.test_quantized import checkpoint, root
 from weft.engine import config as engine_config
 from weft.engine.kernels.cpu import library
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import plan_model, read_model, weights_note
+from weft.engine.wire.messages import EngineOptions
 
 __all__ = ["root"]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from weft.engine.shared.errors import ModelError
 from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.wire.errors import ModelError
 
 CPU = torch.device("cpu")
 NORM = torch.arange(4.0)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from weft.engine.weights.upload import PinnedUpload
+from weft.engine.weights.tensor_files import PinnedUpload
 
 CPU = torch.device("cpu")
 

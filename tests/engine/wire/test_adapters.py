@@ -3,8 +3,8 @@ import pathlib
 
 import pytest
 
-from weft.engine.shared.adapters import AdapterUse, find_adapter, unpack
-from weft.engine.shared.errors import ModelError
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import AdapterUse, find_adapter, unpack
 
 
 def test_the_content_is_that_of_the_files_whatever_else_is_equal(tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,6 @@
 import gc
 
-from weft.engine.shared import garbage
+from weft.engine.wire import machine as garbage
 
 
 def test_what_is_there_is_not_looked_at_again() -> None:

@@ -3,7 +3,7 @@ import resource
 
 import pytest
 
-from weft.engine.shared import limits
+from weft.engine.wire import errors as limits
 
 
 def chained(outer: Exception, inner: Exception) -> Exception:

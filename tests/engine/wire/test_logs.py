@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.engine.shared import logs
+from weft.engine.wire import errors as logs
 
 
 @pytest.fixture(autouse=True)

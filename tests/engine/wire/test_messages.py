@@ -1,15 +1,15 @@
 import msgspec
 import pytest
 
-from weft.engine.shared.adapters import Adapter
-from weft.engine.shared.framing import MAX_FRAME_BYTES, FrameReader
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
+    MAX_FRAME_BYTES,
     AbortRequest,
     Accepted,
     AddRequest,
     BeamOptions,
     EngineInfo,
     FinishReason,
+    FrameReader,
     FromEngine,
     Rejected,
     RejectReason,
@@ -22,7 +22,8 @@ from weft.engine.shared.messages import (
     decode_to_engine,
     encode,
 )
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.options import Adapter
+from weft.engine.wire.params import SamplingParams
 
 TO_ENGINE: list[ToEngine] = [
     AddRequest(TokensInput([1, 2, 3]), SamplingParams(), request_id=1),

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.engine.shared.sampling_params import MAX_LOGPROBS, SamplingParams
+from weft.engine.wire.params import MAX_LOGPROBS, SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -42,5 +42,5 @@ def test_two_apps_do_not_share_anything(make_site: Any) -> None:
 
 
 def test_importing_it_loads_no_tensor_library() -> None:
-    code = "import weft.server.run.app, sys; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    code = "import weft.server.app.app, sys; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

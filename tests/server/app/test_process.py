@@ -20,8 +20,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from weft.engine.shared.framing import FrameReader
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     AbortRequest,
@@ -29,6 +28,7 @@ from weft.engine.shared.messages import (
     AddRequest,
     EngineInfo,
     FinishReason,
+    FrameReader,
     FromEngine,
     StepOutput,
     TokensOutput,
@@ -37,7 +37,7 @@ from weft.engine.shared.messages import (
 )
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.app.process import Drain
-from weft.server.http.workers import LONG_SIZE
+from weft.server.http.limits import LONG_SIZE
 from weft.server.settings import Settings
 from weft.server.supervise import supervisor
 from weft.server.supervise.runtime_folder import METRICS_NAME, engine_folder

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from tests.pseudo_terminal import Screen
-from weft.server.terminal.answer_display import LiveDisplay, PlainDisplay, finished_length
+from weft.server.cli.display import LiveDisplay, PlainDisplay, finished_length
 
 
 @pytest.mark.parametrize(

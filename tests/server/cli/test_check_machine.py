@@ -1,6 +1,7 @@
 import pytest
 
-from weft.server.terminal.check_machine import (
+from weft.server.cli.doctor import (
+    Finding,
     check_folder,
     check_hub,
     check_memory,
@@ -9,7 +10,6 @@ from weft.server.terminal.check_machine import (
     check_runtime_folder,
     check_shared_memory,
 )
-from weft.server.terminal.finding import Finding
 
 GB = 10**9
 

@@ -2,8 +2,9 @@ import msgspec
 import pytest
 from packaging.requirements import Requirement
 
-from weft.engine.shared.machine_facts import CudaDevice, MachineFacts, Settled, Verdict
-from weft.server.terminal.check_software import (
+from weft.engine.wire.machine import CudaDevice, MachineFacts, Settled, Verdict
+from weft.server.cli.doctor import (
+    Finding,
     check_compiler,
     check_cuda,
     check_kernels,
@@ -12,7 +13,6 @@ from weft.server.terminal.check_software import (
     check_settled,
     check_triton,
 )
-from weft.server.terminal.finding import Finding
 
 CPU = MachineFacts(None, (), 8_000_000_000, ("amx", "avx2"), "avx2")
 BARE = MachineFacts("12.8", (), 8_000_000_000, (), None)

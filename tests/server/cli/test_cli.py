@@ -16,8 +16,8 @@ import pytest
 
 from tests.architectures import table
 from tests.server.cli.scripted_server import Script
-from weft.server.run.checkpoint import DEMO_MODEL
 from weft.server.settings import FLAGS, flag_name
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 TIMEOUT_S = 500.0
 """Longest wait; reached only in a failure."""
@@ -136,7 +136,7 @@ def test_models_without_a_server_says_what_else_it_could_mean() -> None:
 def test_command_line_imports_neither_tensors_nor_the_web() -> None:
     code = (
         "import sys, weft.server.__main__, weft.server.cli.commands\n"
-        "import weft.server.supervise.supervisor, weft.server.run.checkpoint\n"
+        "import weft.server.supervise.supervisor, weft.server.supervise.checkpoint\n"
         "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)

@@ -4,8 +4,8 @@ import pathlib
 import pytest
 
 from tests.server.cli.scripted_server import Script
+from weft.server.cli.chat import HELP, CommandError, Conversation, run_command
 from weft.server.cli.chat_client import ChatClient
-from weft.server.terminal.conversation import HELP, CommandError, Conversation, run_command
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from weft.engine.shared.machine_facts import MachineFacts, Settled, Verdict
-from weft.server.run.checkpoint import DEMO_MODEL
+from weft.engine.wire.machine import MachineFacts, Settled, Verdict
+from weft.server.cli import doctor
 from weft.server.settings import Settings
-from weft.server.terminal import doctor
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 SETTLED = Settled("layers", "192 x 512", ("native", "torch"), "native", (Verdict("native", error=0.01),))
 FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2", (SETTLED,))

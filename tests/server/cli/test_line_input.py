@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.server.terminal import line_input
-from weft.server.terminal.line_input import LineInput, history_path
+from weft.server.cli import display as line_input
+from weft.server.cli.display import LineInput, history_path
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 from tests.checkpoints import CHECKPOINTS, write_config
 from tests.server.cli.test_cli import TIMEOUT_S, weft
 from tests.server.supervise.test_memory_shares import CHAT, GB, model
-from weft.engine.shared.memory import MAX_CPU_CACHE_BYTES
-from weft.server.run.memory_shares import divide
-from weft.server.terminal.plan import describe_plan
+from weft.engine.wire.machine import MAX_CPU_CACHE_BYTES
+from weft.server.cli.reports import describe_plan
+from weft.server.supervise.memory_shares import divide
 
 
 @pytest.fixture(scope="module")

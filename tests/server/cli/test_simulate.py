@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from weft.engine.shared.simulation import Arrive, Begin, Finish, Finished, Load, Look, StepCosts
+from weft.engine.wire.options import Arrive, Begin, Finish, Finished, Load, Look, StepCosts
 from weft.server.cli.simulate import Outcome, Simulator, TraceLine, read_trace, table
-from weft.server.run.checkpoint import DEMO_MODEL
 from weft.server.settings import Settings, StartError, engine_options
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 LINE = '{"timestamp": 27482, "input_length": 700, "output_length": 8, "hash_ids": [46, 47]}'
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.server.formats.call_formats import WAYS, Call
 from tests.tokenizers_for_tests import CHATML_SPECIAL, byte_level
-from weft.server.formats import json_calls, lark, reasoning
+from weft.server.formats import grammar as lark
+from weft.server.formats import json_calls, reasoning
 from weft.server.formats.parser import AnswerRules, Mark, Tool
 from weft.server.formats.reasoning import ReasoningBlock, ReasoningFormat
 

@@ -1,6 +1,6 @@
 import pytest
 
-from weft.server.formats.raw_values import raw_to_json, types_of
+from weft.server.formats.grammar import raw_to_json, types_of
 
 ROOT = {
     "$defs": {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.server.formats.scanner import Scanner, Steps
+from weft.server.formats.parser import Scanner, Steps
 
 
 class _Value(Scanner):

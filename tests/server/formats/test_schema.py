@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from weft.server.formats.schema import MAX_DEPTH, SchemaError, guided_schema
+from weft.server.formats.grammar import MAX_DEPTH, SchemaError, guided_schema
 
 OPEN: dict[str, Any] = {"properties": {"a": {"properties": {"b": {}}}}}
 CLOSED = {

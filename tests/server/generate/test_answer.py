@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import MODEL
-from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensInput, TokensOutput
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensInput, TokensOutput
+from weft.engine.wire.params import SamplingParams
 from weft.server.errors import EngineDiedError, QueueFullError, rejection
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream

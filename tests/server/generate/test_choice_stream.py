@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
+from weft.engine.wire.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import End, Event, Part, Text, Token, TokenIds, WholeChoice, whole_choice
 from weft.server.task.task import TextOptions

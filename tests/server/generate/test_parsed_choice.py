@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.server.conftest import ByteDetokenizer
-from weft.engine.shared.messages import FinishReason, TokensOutput
+from weft.engine.wire.messages import FinishReason, TokensOutput
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import OutputParser, Tool
 from weft.server.formats.reasoning import THINK, ReasoningBlock
@@ -21,7 +21,7 @@ from weft.server.generate.events import (
     WholeChoice,
     whole_choice,
 )
-from weft.server.generate.parsed_choice import ParsedChoice
+from weft.server.generate.output_plan import ParsedChoice
 from weft.server.task.task import TextOptions
 
 TOKENS = ["<th", "ink>", "\nwhy", "\n</think>", "\n\n", "Hi", " <", "3", " <tool", "_call>", '{"name": "f",']

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.server.http.workers import LONG_SIZE
+from weft.server.http.limits import LONG_SIZE
 
 TIMEOUT_S = 60.0
 """Of what is waited for; only a failure takes so long."""

@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from weft.server.errors import MalformedHttpError
-from weft.server.http.connections import LOG_EVERY_S, Connections
+from weft.server.http.limits import LOG_EVERY_S, Connections
 from weft.server.settings import Settings
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 128, 128), (128, 128, 128)])
 def test_the_soft_file_limit_is_raised_to_the_hard_one(soft: int, hard: int, raised: int) -> None:
     code = (
-        "import json, resource, sys; from weft.server.http.connections import raise_file_limit;"
+        "import json, resource, sys; from weft.server.http.limits import raise_file_limit;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
         "json.dump([raise_file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)], sys.stdout)"
     )
@@ -30,7 +30,7 @@ def test_connections_take_a_share_of_the_files_or_what_is_set(asked: int | None,
 
 def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("weft.server.http.connections.time.monotonic", lambda: now)
+    monkeypatch.setattr("weft.server.http.limits.time.monotonic", lambda: now)
     connections = Connections(Settings(), 100)
     with caplog.at_level(logging.WARNING):
         for _ in range(50):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from weft.server.errors import BodyTooLargeError, InternalError, InvalidRequestError, QueueFullError, RouteError
-from weft.server.http.error_shapes import error_response
+from weft.server.http.middleware import error_response
 
 STATE = {"request_id": "req_1"}
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from weft.server.http.lifecycle import Lifecycle
+from weft.server.http.limits import Lifecycle
 
 
 def test_idle_until_a_request_enters_and_again_when_the_last_leaves() -> None:

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from weft.engine.shared.adapters import AdapterUse
-from weft.engine.shared.messages import TokensOutput
+from weft.engine.wire.messages import TokensOutput
+from weft.engine.wire.options import AdapterUse
 from weft.engine.wire.status_page import Status
 from weft.server.http import metrics as metrics_module
 from weft.server.http.metrics import FLUSH_S, BatchHistogram, RequestTimer

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from weft.server.http.connections import Connections
+from weft.server.http.limits import Connections
 from weft.server.http.protocol import MAX_HEADER_BYTES, MAX_NUM_HEADERS, WeftProtocol
 from weft.server.settings import Settings
 

@@ -7,7 +7,7 @@ import sys
 CHILD = """
 import importlib.util, logging, pathlib, sys
 logging.basicConfig()
-from weft.server.http import shared_metrics
+from weft.server.http import metrics as shared_metrics
 spec = importlib.util.spec_from_file_location("fakes", sys.argv[1])
 fakes = importlib.util.module_from_spec(spec)
 sys.modules["fakes"] = fakes

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from starlette.types import Message
 
+from weft.server.apis.openai.render import DONE
 from weft.server.http import sse
-from weft.server.http.begun_stream import begun_in_time
+from weft.server.http.context import with_early_headers
 from weft.server.http.sse import EventStream, error_event
-from weft.server.render.common import DONE
 from weft.server.settings import Settings
 
 PING = b": ping\n\n"
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_a_stream_begun_in_time_ends_what_makes_it(is_made:
         return {"type": "http.disconnect"}
 
     async def stream() -> None:
-        response = await begun_in_time(make(), error_event, 0.01)
+        response = await with_early_headers(make(), error_event, 0.01)
         await response({"type": "http", "method": "POST"}, receive, send)
         await asyncio.sleep(0)  # the task's turn to end
         assert ended == ["making", "stream"][: 1 + is_made]

@@ -6,8 +6,8 @@ import weakref
 import pytest
 
 from weft.server.errors import QueueFullError
-from weft.server.http import workers
-from weft.server.http.workers import LIGHT_SIZE, LONG_SIZE, SHORT_SIZE, Workers
+from weft.server.http import limits as workers
+from weft.server.http.limits import LIGHT_SIZE, LONG_SIZE, SHORT_SIZE, Workers
 
 
 def thread() -> str:

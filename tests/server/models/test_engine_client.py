@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
-from weft.engine.shared.framing import FrameReader
-from weft.engine.shared.messages import (
+from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     AbortRequest,
@@ -17,6 +16,7 @@ from weft.engine.shared.messages import (
     AddRequest,
     EngineInfo,
     FinishReason,
+    FrameReader,
     Rejected,
     RejectReason,
     RequestOutput,
@@ -27,7 +27,7 @@ from weft.engine.shared.messages import (
     decode_to_engine,
     encode,
 )
-from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.errors import EngineDiedError, EngineLeftError, EngineUnavailableError, PoisonRequestError
 from weft.server.models import engine_client

@@ -2,7 +2,7 @@ import pathlib
 
 import pytest
 
-from weft.server.model.generation_defaults import GenerationDefaults, read_generation_defaults
+from weft.server.models.served_model import GenerationDefaults, read_generation_defaults
 
 
 def write(folder: pathlib.Path, text: str) -> GenerationDefaults:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import AddRequest, SamplingParams, TokensInput
+from weft.engine.wire.messages import AddRequest, SamplingParams, TokensInput
 from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
-from weft.server.model.live_models import LiveModels
-from weft.server.model.on_demand_client import OnDemandClient
 from weft.server.models import fleet as fleet_module
 from weft.server.models.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, first_state, publish, take_asks
+from weft.server.models.other_clients import OnDemandClient
+from weft.server.models.served_model import LiveModels
 from weft.server.settings import Settings
 
 SETTINGS = Settings.model_validate({"models": {"a": {"aliases": ["x"]}, "b": {"load": "on-demand"}}})

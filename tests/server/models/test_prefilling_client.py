@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tests.server.conftest import FakeEngine
-from weft.engine.shared.messages import AddRequest, CachePolicy, TokensInput
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.model import prefilling_client
-from weft.server.model.prefilling_client import PrefillingClient, with_prefill
+from weft.engine.wire.messages import AddRequest, CachePolicy, TokensInput
+from weft.engine.wire.params import SamplingParams
+from weft.server.models import other_clients as prefilling_client
+from weft.server.models.other_clients import PrefillingClient, with_prefill
 from weft.server.settings import Settings
 
 URLS = ("http://a:1/", "https://b:2/prefill")

@@ -9,10 +9,10 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.conftest import BOS, MODEL, ByteTokenizer, FakeEngine
-from weft.engine.shared.adapters import Adapter
+from weft.engine.wire.options import Adapter
 from weft.engine.wire.status_page import Status
-from weft.server.model.served_model import served_models
-from weft.server.run.app import create_app
+from weft.server.app.app import create_app
+from weft.server.models.served_model import served_models
 
 
 class UpperTokenizer(ByteTokenizer):

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.server.ray import environment
+from weft.server.ray import deploy as environment
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,8 @@ import pytest
 
 from weft.server.ray import engine_owner
 from weft.server.ray.engine_owner import EngineError, EngineOwner
-from weft.server.run.checkpoint import DEMO_MODEL
 from weft.server.settings import Settings
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 TIMEOUT_S = 300.0
 OWNER = """
@@ -46,7 +46,7 @@ def engines(folder: pathlib.Path) -> list[int]:
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             has_it = f"XDG_RUNTIME_DIR={folder}\0".encode() in (process / "environ").read_bytes()
-            if has_it and b"weft.engine.run.process" in (process / "cmdline").read_bytes():
+            if has_it and b"weft.engine.process" in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
         except OSError:  # it ended, or is another user's
             continue

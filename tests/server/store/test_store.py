@@ -13,8 +13,7 @@ import pytest
 from weft.server.errors import NotFoundError, StorageError, StorageFullError
 from weft.server.settings import Settings
 from weft.server.store import store as store_module
-from weft.server.store.database import FILE_NAME
-from weft.server.store.store import Store
+from weft.server.store.store import FILE_NAME, Store
 from weft.server.store.transaction import Row, Transaction
 
 MakeStore = Callable[..., Store]

@@ -14,9 +14,9 @@ from huggingface_hub.utils._paths import filter_repo_objects
 
 from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
-from weft.server.run import checkpoint
+from weft.server.cli import doctor
 from weft.server.settings import Settings, StartError
-from weft.server.terminal import doctor
+from weft.server.supervise import checkpoint
 
 FILES = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.server.run import child
-from weft.server.run.child import Child, python_command
+from weft.server.supervise import child
+from weft.server.supervise.child import Child, python_command
 
 
 def wait_end(process: Child) -> int:
@@ -62,5 +62,5 @@ def test_kill_waits_for_the_end() -> None:
 
 
 def test_modules_are_not_taken_from_the_current_folder() -> None:
-    command = python_command("weft.engine.run.process", "a")
-    assert command == [sys.executable, "-P", "-m", "weft.engine.run.process", "a"]
+    command = python_command("weft.engine.process", "a")
+    assert command == [sys.executable, "-P", "-m", "weft.engine.process", "a"]

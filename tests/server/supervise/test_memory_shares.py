@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.engine.shared.memory import MAX_CPU_CACHE_BYTES, ModelMemory
-from weft.server.run.memory_shares import Shares, divide
+from weft.engine.wire.machine import MAX_CPU_CACHE_BYTES, ModelMemory
 from weft.server.settings import StartError
+from weft.server.supervise.memory_shares import Shares, divide
 
 GB = 1_000_000_000
 CHAT = ModelMemory(

@@ -5,10 +5,9 @@ import shutil
 import pytest
 
 from tests.server.cli.test_cli import weft
-from weft.server.run.checkpoint import DEMO_MODEL
-from weft.server.run.model_check import check_tokenizer
+from weft.server.cli import doctor
 from weft.server.settings import Settings, StartError
-from weft.server.terminal import doctor
+from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer
 from weft.server.text.tokenizer import Tokenizer
 
 DEMO = Tokenizer.load(DEMO_MODEL)

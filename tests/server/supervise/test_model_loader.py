@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.adapters import Adapter
+from weft.engine.wire.options import Adapter
 from weft.engine.wire.status_page import Status
 from weft.server.model_entry import MAX_MODELS
 from weft.server.models.fleet import ASKS_NAME, Ask, Fleet
-from weft.server.run.room import Need, Room
 from weft.server.settings import Settings
 from weft.server.supervise import model_loader
+from weft.server.supervise.memory_shares import EvictionPlan, MemoryNeed
 from weft.server.supervise.model_loader import ModelLoader
 
 SETTINGS = Settings.model_validate(
@@ -62,7 +62,7 @@ class Site:
         monkeypatch.setattr("os.kill", lambda *told: self.signals.append(told))
         self.fleet = Fleet(folder, SETTINGS)
         self.engines = {name: Engine() for name in SETTINGS.fleet}
-        room = Room({"cpu": 100}, {name: Need("cpu", size) for name, size in NEEDS.items()})
+        room = EvictionPlan({"cpu": 100}, {name: MemoryNeed("cpu", size) for name, size in NEEDS.items()})
         self.loader = ModelLoader(SETTINGS, folder, self.engines, room, {"d": "no such layer"})  # type: ignore[arg-type]
         self.run("base")
 

@@ -1,13 +1,13 @@
-from weft.server.run.room import Need, Room
+from weft.server.supervise.memory_shares import EvictionPlan, MemoryNeed
 
-ROOM = Room(
+ROOM = EvictionPlan(
     {"cpu": 100, "cuda": 10},
     {
-        "base": Need("cpu", 40),
-        "large": Need("cpu", 60),
-        "half": Need("cpu", 30),
-        "other": Need("cpu", 25),
-        "gpu": Need("cuda", 10),
+        "base": MemoryNeed("cpu", 40),
+        "large": MemoryNeed("cpu", 60),
+        "half": MemoryNeed("cpu", 30),
+        "other": MemoryNeed("cpu", 25),
+        "gpu": MemoryNeed("cuda", 10),
     },
 )
 

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from weft.server.settings import StartError
-from weft.server.store.database import FILE_NAME, VERSION
+from weft.server.store.store import FILE_NAME, VERSION
 from weft.server.supervise import runtime_folder
 from weft.server.supervise.runtime_folder import MARK_NAME, MIN_FREE_BYTES
 

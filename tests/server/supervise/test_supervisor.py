@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from weft.engine.shared.messages import EngineOptions
+from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.status_page import StatusPage
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import supervisor
 
 SUPERVISOR = """
 import pathlib, sys
-from weft.engine.shared import logs
+from weft.engine.wire import errors as logs
 from weft.server.supervise import supervisor
 from weft.server.settings import Settings
 supervisor.DRAIN_MARGIN_S = 0.2

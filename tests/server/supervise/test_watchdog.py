@@ -3,7 +3,7 @@ import pathlib
 import pytest
 
 from weft.engine.wire.status_page import Status, StatusPage
-from weft.server.run.watchdog import Watchdog
+from weft.server.supervise.child import Watchdog
 
 RUNNING = Status(is_ready=1, progress_time=100.0, stall_time=110.0, num_requests_running=3)
 

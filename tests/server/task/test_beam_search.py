@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.chat_templates_for_tests import QWEN3
-from weft.engine.shared.messages import BeamOptions, FinishReason, RejectReason
+from weft.engine.wire.messages import BeamOptions, FinishReason, RejectReason
 from weft.server.errors import rejection
 
 

@@ -9,12 +9,11 @@ import pytest
 
 from tests.linear_time import assert_linear
 from weft.server.errors import InvalidRequestError, MalformedBodyError
-from weft.server.http.workers import LIGHT_SIZE
-from weft.server.schemas.chat_completions import MAX_MESSAGES, ChatCompletionBody
-from weft.server.schemas.common import MAX_ITEMS, MAX_MEMBERS
-from weft.server.schemas.completions import CompletionBody
+from weft.server.http.limits import LIGHT_SIZE
 from weft.server.task import body
+from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody
 from weft.server.task.body import MAX_PARTS, check_amount, decode
+from weft.server.task.schema import MAX_ITEMS, MAX_MEMBERS
 
 MESSAGE = {"role": "user", "content": "x"}
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import CachePolicy, Pin
-from weft.server.request.cache_options import Breakpoint, find_pins, marked
+from weft.engine.wire.messages import CachePolicy, Pin
+from weft.server.task.request_options import Breakpoint, find_pins, marked
 
 
 def chat(*parts: Any, **body: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@ import pytest
 
 from weft.server.formats.json_calls import HERMES, KIMI_K2, MISTRAL
 from weft.server.formats.parser import ToolFormat
-from weft.server.request.messages import template_messages
-from weft.server.schemas.chat_completions import FunctionCall, Message, ToolCall
+from weft.server.task.bodies import FunctionCall, Message, ToolCall
+from weft.server.task.messages import template_messages
 
 
 def _chat(*ids: str) -> list[Message]:

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from weft.server.request import fields
-from weft.server.request.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, REFUSED_IN_TOKENIZE
+from weft.server.task import validation as fields
+from weft.server.task.validation import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, REFUSED_IN_TOKENIZE
 
 ASKING: dict[str, Any] = {
     "response_format": {"type": "json_object"},

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.chat_templates_for_tests import QWEN3
-from weft.engine.shared.messages import AddRequest, decode_to_engine, encode
-from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.completions import CompletionBody
+from weft.engine.wire.messages import AddRequest, decode_to_engine, encode
+from weft.server.task.bodies import ChatCompletionBody, CompletionBody
 
 INTEGERS = [-1, 0, 2**31, 2**53, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**20, -(10**20), 10**400]
 

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.engine.shared.messages import CachePolicy
+from weft.engine.wire.messages import CachePolicy
 
 ASKING = {
     "do_remote_decode": True,

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import TIER_WIDTH
+from weft.engine.wire.messages import TIER_WIDTH
 
 KEYS: dict[str, Any] = {"api_key": ("usual", "s\u00e9cond"), "priority_keys": ("s\u00e9cond",)}
 

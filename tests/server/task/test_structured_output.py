@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.linear_time import assert_linear
 from weft import server
 from weft.server.errors import InvalidRequestError
-from weft.server.schemas.completions import CompletionBody
+from weft.server.task.bodies import CompletionBody
 from weft.server.task.structured_output import Structure, structure_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

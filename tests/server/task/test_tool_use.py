@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
-from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.task.bodies import ChatCompletionBody
 from weft.server.task.tool_use import ToolUse, tool_use
 
 WEATHER = {"name": "weather", "description": "Tells.", "parameters": {"type": "object", "properties": {"city": {}}}}

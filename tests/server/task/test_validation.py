@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.common import GenerationBody
-from weft.server.schemas.completions import CompletionBody
+from weft.server.task.bodies import ChatCompletionBody, CompletionBody
+from weft.server.task.schema import GenerationBody
 
 JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "a"}

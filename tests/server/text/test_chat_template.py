@@ -7,8 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, encode_chat, sentencepiece, write_checkpoint
-from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates
-from weft.server.text.template_files import read_chat_templates
+from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates, read_chat_templates
 from weft.server.text.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

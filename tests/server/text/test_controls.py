@@ -1,6 +1,6 @@
 import pytest
 
-from weft.server.text.controls import strip_controls
+from weft.server.text.shield import strip_controls
 
 
 @pytest.mark.parametrize(

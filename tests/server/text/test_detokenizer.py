@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
 from weft.server.generate.choice_stream import Detokenizer
-from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer
-from weft.server.text.token_bytes import read_token_table
+from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 
 _BUILDERS = {"byte_level": byte_level, "sentencepiece": sentencepiece, "metaspace": metaspace, "wordpiece": wordpiece}
 _BYTE_TOKEN = re.compile(r"<0x..>")

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tokenizers_for_tests import byte_level, metaspace, sentencepiece, training_text, wordpiece
-from weft.server.text.long_text import CUT_TOKENS, SLICE_CHARS, USUAL_CHARS_PER_TOKEN, Room, TextTooLongError, fitted
+from weft.server.text.text_tokenizer import (
+    CUT_TOKENS,
+    SLICE_CHARS,
+    USUAL_CHARS_PER_TOKEN,
+    TextTooLongError,
+    TokenRoom,
+    fitted,
+)
 from weft.server.text.tokenizer import Tokenizer
 
 TEXT = " ".join(training_text())
@@ -26,27 +33,27 @@ def test_what_cannot_fit_is_told_after_a_part_of_it() -> None:
     """It took 36 seconds to encode ten megabytes, only to refuse them."""
     count = Words()
     with pytest.raises(TextTooLongError) as raised:
-        fitted("a " * 5_000_000, Room(100_000), count)
+        fitted("a " * 5_000_000, TokenRoom(100_000), count)
     assert 100_000 < raised.value.num_tokens <= 100_000 + SLICE_CHARS
     assert count.num_chars <= 4 * SLICE_CHARS
 
 
 def test_short_text_is_not_counted() -> None:
     text = "x" * USUAL_CHARS_PER_TOKEN * 100
-    assert fitted(text, Room(100), lambda text: 1 // 0) is text
+    assert fitted(text, TokenRoom(100), lambda text: 1 // 0) is text
     assert fitted(text * 2, None, lambda text: 1 // 0) == text * 2
 
 
 def test_text_of_few_tokens_fits_however_long_it_is() -> None:
     text = "a" * 3_000_000
-    assert fitted(text, Room(1), Words()) is text
+    assert fitted(text, TokenRoom(1), Words()) is text
 
 
 @given(st.integers(1, 40_000), st.integers(0, 300_000))
 def test_the_end_that_is_kept_fills_the_room(num_tokens: int, num_chars: int) -> None:
     text = ("ab cde f " * 40_000)[:num_chars]
     count = Words()
-    end = fitted(text, Room(num_tokens, keeps_end=True), count)
+    end = fitted(text, TokenRoom(num_tokens, keeps_end=True), count)
     assert text.endswith(end)
     assert len(end.split()) >= min(num_tokens, len(text.split()))
     assert count.num_chars <= num_tokens * 9 + (CUT_TOKENS * 18 + 1) * SLICE_CHARS
@@ -60,10 +67,10 @@ def test_room_changes_no_ids(build: object) -> None:
     whole = tokenizer.encode(text)
     assert len(text) > 2 * SLICE_CHARS
     num_tokens = next(i for i in numbers(1000, 1000) if len(text) > USUAL_CHARS_PER_TOKEN * i)
-    end = tokenizer.encode(text, room=Room(num_tokens, keeps_end=True))
+    end = tokenizer.encode(text, room=TokenRoom(num_tokens, keeps_end=True))
     assert len(end) >= num_tokens
     assert end[-num_tokens:] == whole[-num_tokens:]
     with pytest.raises(TextTooLongError) as raised:
-        tokenizer.encode(text, room=Room(num_tokens))
+        tokenizer.encode(text, room=TokenRoom(num_tokens))
     assert num_tokens < raised.value.num_tokens <= len(whole)
-    assert tokenizer.encode(text, room=Room(len(whole))) == whole
+    assert tokenizer.encode(text, room=TokenRoom(len(whole))) == whole

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.server.text.stop_strings import StopStrings
+from weft.server.text.detokenizer import StopStrings
 
 _TEXT = st.text(alphabet="abn\n", max_size=30)
 _STOPS = st.lists(st.text(alphabet="abn\n", min_size=1, max_size=6), max_size=4)

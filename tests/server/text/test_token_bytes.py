@@ -3,7 +3,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from tests.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
-from weft.server.text.token_bytes import TokenTable, read_token_table
+from weft.server.text.detokenizer import TokenTable, read_token_table
 
 
 def _table(backend: tokenizers.Tokenizer, added: frozenset[str] = frozenset()) -> TokenTable:

@@ -14,8 +14,9 @@ from llguidance import LLMatcher
 from transformers import GPT2Tokenizer
 
 from tests.tokenizers_for_tests import byte_level, training_text
-from weft.engine.guidance.vocabulary import load_vocabulary
-from weft.engine.shared import convert_tokenizer, tokenizer_files
+from weft.engine.guidance.compiler import load_vocabulary
+from weft.engine.wire import tokenizer_files
+from weft.engine.wire import tokenizer_files as convert_tokenizer
 from weft.server.text.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = (

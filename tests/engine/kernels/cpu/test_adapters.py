@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.given_weights import given
-from weft.engine.kernels.cpu.adapters import MAX_RANK, AdapterMemory, NativeSite
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.lora.step_rows import Delta, StepRows
+from weft.engine.kernels.cpu.products import MAX_RANK, AdapterMemory, NativeSite
+from weft.engine.lora.adapted_layers import Delta, StepRows
 
 SLOTS = np.array([0, 3, 1, 1, 3, 0, 2, *([1] * 13), 2])
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def test_each_row_gets_what_its_adapter_makes(
 def test_a_gated_matrix_in_two_steps_has_the_same_bits(library: NativeLibrary, inner: int, storage: str) -> None:
     torch.manual_seed(0)
     weight, inputs = (torch.randn(2 * inner, 64) / 8).bfloat16(), torch.randn(37, 64).bfloat16()
-    gated = NativeKit(library, storage).gated(*given(weight), "silu")  # type: ignore[arg-type]
+    gated = CpuKernels(library, storage).gated(*given(weight), "silu")  # type: ignore[arg-type]
     assert isinstance(gated, NativeLinear)
     sums = gated.sums(inputs)
     if storage == "bfloat16":

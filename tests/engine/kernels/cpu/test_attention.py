@@ -13,8 +13,7 @@ import torch
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.attention import NativeBackend, supports
-from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.memory import FirstTouch
+from weft.engine.kernels.cpu.library import FirstTouch, NativeLibrary
 
 NUM_BLOCKS = 250
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ import torch
 from tests.engine.given_weights import given_experts
 from tests.engine.kernels.cpu.test_layers import random
 from tests.engine.kernels.experts_reference import GATINGS, Weights, draw, exact, routes
-from weft.engine.kernels.cpu.experts import NativeExperts
+from weft.engine.families.experts import Gating
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
-from weft.engine.kernels.torch.experts import TorchExperts
-from weft.engine.layers.routing import Gating
+from weft.engine.kernels.cpu.products import NativeExperts
+from weft.engine.kernels.torch.layer_kernels import TorchExperts
 
 ROWS = (1, 2, 5, 17, 64)
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def experts_of(
     has_bias: bool = False,
 ) -> tuple[NativeExperts, Weights]:
     weights = draw(*sizes, torch.bfloat16, CPU, has_bias=has_bias)
-    experts = NativeKit(library, storage).experts(*given_experts(*weights.all), gating)
+    experts = CpuKernels(library, storage).experts(*given_experts(*weights.all), gating)
     assert isinstance(experts, NativeExperts)
     return experts, weights
 
@@ -79,7 +79,7 @@ def test_more_rows_than_one_pass_takes(library: NativeLibrary) -> None:
 
 def test_what_no_kernel_computes_takes_the_plain_way(library: NativeLibrary) -> None:
     weights = draw(3, 32, 24, torch.bfloat16, CPU, has_bias=True)
-    experts = NativeKit(library).experts(*given_experts(*weights.all), Gating())
+    experts = CpuKernels(library).experts(*given_experts(*weights.all), Gating())
     assert isinstance(experts, TorchExperts)
     inputs, ids, shares, sums = (
         random(5, 32),

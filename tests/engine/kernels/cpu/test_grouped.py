@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given, given_experts
 from tests.engine.kernels.cpu.test_layers import assert_close, random
-from weft.engine.kernels.cpu.grouped import Form, GroupedRows, common_form, form_of, round_rows, rows_of
+from weft.engine.families.experts import Gating
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary, runnable_variants
 from weft.engine.kernels.cpu.library import load as load_variant
-from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
-from weft.engine.layers.routing import Gating
+from weft.engine.kernels.cpu.packed import Form, GroupedRows, common_form, form_of, round_rows, rows_of
 from weft.engine.weights.groups import Groups, stacked
-from weft.engine.weights.scheme import Scheme
+from weft.engine.weights.quantization import Scheme
 
 FORMS = [Form(4, 32), Form(4, 32, True)]
 FORMS += [Form(bits, group, has_offset) for bits in (6, 8) for group in (16, 32) for has_offset in (False, True)]
@@ -142,7 +142,7 @@ def test_eight_bits_reach_the_largest_magnitude(library: NativeLibrary) -> None:
 @pytest.mark.parametrize(("storage", "form"), [("int8", INT8), ("int4", INT4)])
 def test_layers_are_made_of_such_matrices(library: NativeLibrary, storage: KitStorage, form: Form) -> None:
     torch.manual_seed(0)
-    kit, weight = NativeKit(library, storage), random(96, 64) * 0.1
+    kit, weight = CpuKernels(library, storage), random(96, 64) * 0.1
     kept = weights_of(round_rows(library, weight, form), form)
     inputs = random(5, 64)
     gate, up = F.linear(rounded(inputs, 32), kept).chunk(2, dim=1)
@@ -156,7 +156,7 @@ def test_layers_are_made_of_such_matrices(library: NativeLibrary, storage: KitSt
 
 def test_experts_are_as_their_matrices_alone(library: NativeLibrary) -> None:
     torch.manual_seed(0)
-    kit, num_experts = NativeKit(library, "int4"), 5
+    kit, num_experts = CpuKernels(library, "int4"), 5
     gate_up, down = random(num_experts, 128, 96) * 0.1, random(num_experts, 96, 64) * 0.1
     experts = kit.experts(*given_experts(gate_up, down, None, None), Gating())
     inputs, ids = random(23, 96), torch.randint(0, num_experts, (23, 1))

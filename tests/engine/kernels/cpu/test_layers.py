@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.given_weights import given
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.layers import NativeLayerNorm, NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.rotary import RopeConfig, RotaryTable, rotate
 
@@ -62,7 +62,7 @@ def test_what_is_packed_beside_steps_is_packed_alike(library: NativeLibrary) -> 
 def test_gated(library: NativeLibrary, inner: int, in_features: int) -> None:
     torch.manual_seed(0)
     weight = random(2 * inner, in_features) * in_features**-0.5
-    gated = NativeKit(library).gated(*given(weight), "silu")
+    gated = CpuKernels(library).gated(*given(weight), "silu")
     for num_rows in ROWS:
         inputs = random(num_rows, in_features)
         gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
@@ -74,7 +74,7 @@ def test_silu_of_large_values_stays_finite(library: NativeLibrary) -> None:
     inputs = torch.zeros(4, 16).bfloat16()
     inputs[0, 0], inputs[1, 0], inputs[2, 0], inputs[3, 0] = 1e4, -1e4, 88.5, -87.5
     gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
-    ours = NativeKit(library).gated(*given(weight), "silu")(inputs)
+    ours = CpuKernels(library).gated(*given(weight), "silu")(inputs)
     torch.testing.assert_close(ours.double(), F.silu(gate) * up, atol=1e-30, rtol=0.01)
 
 
@@ -82,7 +82,7 @@ def test_other_activations_take_the_plain_way(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     weight, bias, inputs = random(64, 32), random(64), random(3, 32)
     gate, up = F.linear(inputs.double(), weight.double(), bias.double()).chunk(2, dim=1)
-    ours = NativeKit(library).gated(*given(weight, bias), "gelu")(inputs).double()
+    ours = CpuKernels(library).gated(*given(weight, bias), "gelu")(inputs).double()
     torch.testing.assert_close(ours, F.gelu(gate) * up, atol=0.05, rtol=0.02)
 
 
@@ -129,7 +129,7 @@ def test_a_call_takes_as_many_threads_as_it_may(library: NativeLibrary) -> None:
 def test_a_tied_table_gives_its_rows_back(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     table = random(130, 98)
-    embedding, head = NativeKit(library).tied(*given(table))
+    embedding, head = CpuKernels(library).tied(*given(table))
     ids = torch.randint(0, 130, (100,))
     assert torch.equal(embedding(ids), table[ids])
     inputs = random(2, 98)
@@ -142,7 +142,7 @@ def test_norm(library: NativeLibrary, num_rows: int) -> None:
     torch.manual_seed(0)
     inputs, weight = random(num_rows, 1040), random(1040)
     exact = RMSNorm(weight.double(), 1e-6)(inputs.double())
-    assert_close(NativeKit(library).norm(weight, 1e-6)(inputs), exact)
+    assert_close(CpuKernels(library).norm(weight, 1e-6)(inputs), exact)
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -157,7 +157,7 @@ def test_heads(library: NativeLibrary, has_norm: bool, head_dim: int, num_tokens
     if norm is not None:
         normed = HeadNorm(norm.weight[0].double(), norm.weight[-1].double(), 4, 2, 1e-6)(normed)
     exact = rotate(normed, rotation.double())
-    queries, keys, values = NativeKit(library).heads(norm, 4, 2)(qkv.clone(), rotation)
+    queries, keys, values = CpuKernels(library).heads(norm, 4, 2)(qkv.clone(), rotation)
     assert_close(queries, exact[:, :4])
     assert_close(keys, exact[:, 4:])
     assert torch.equal(values, qkv[:, 6:])
@@ -177,7 +177,7 @@ def test_layer_norm(library: NativeLibrary, has_bias: bool) -> None:
     """Also far from zero, where the mean is large beside the deviation."""
     torch.manual_seed(0)
     weight, bias = random(48), random(48) if has_bias else None
-    norm = NativeKit(library).layer_norm(weight, bias, 1e-5)
+    norm = CpuKernels(library).layer_norm(weight, bias, 1e-5)
     assert isinstance(norm, NativeLayerNorm)
     for num_rows in (0, 1, 7, 600):
         inputs = (random(num_rows, 64) * 3 + 20)[:, :48]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.kernels.cpu.memory import FirstTouch, allocate
+from weft.engine.kernels.cpu.library import FirstTouch, allocate
 
 PAGE = 2 << 20
 

@@ -6,9 +6,7 @@ import torch
 from tests.engine.layers.given_states import GivenStates
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
-from weft.engine.layers.convolution import CausalConvolution
-from weft.engine.layers.selective_scan import SelectiveScan
-from weft.engine.layers.state_space import StateSpace, StateSpaceScan
+from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan, StateSpace, StateSpaceScan
 
 steps = pytest.mark.parametrize("counts", [(1,), (1, 1, 1), (1, 9, 1), (70, 2)], ids=str)
 

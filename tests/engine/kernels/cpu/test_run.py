@@ -9,19 +9,18 @@ import torch
 
 from tests.engine.given_weights import given
 from tests.engine.paged import PagedRequests
+from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.attention import NativeBackend, NativeStep
 from weft.engine.kernels.cpu.block_run import NativeRun
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
-from weft.engine.kernels.torch.states import TorchStateStep
-from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, run_blocks
-from weft.engine.layers.mamba import Mamba2Mixer, ParallelMixers
+from weft.engine.kernels.torch.caches import TorchStateStep
+from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, StepCaches, run_blocks
 from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.recurrence import StateSpace
 from weft.engine.layers.rotary import RopeConfig, RotaryTable
-from weft.engine.layers.state_space import StateSpace
-from weft.engine.layers.step_caches import StepCaches
-from weft.engine.step.batch import Batch
+from weft.engine.parts.mamba import Mamba2Mixer, ParallelMixers
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 66, 4, 2, 32
@@ -40,7 +39,7 @@ class Kind:
     has_mamba: bool = False
 
 
-def make_mamba(kit: NativeKit, weight: Callable[..., torch.Tensor], cache: int, *, has_norm: bool) -> Mamba2Mixer:
+def make_mamba(kit: CpuKernels, weight: Callable[..., torch.Tensor], cache: int, *, has_norm: bool) -> Mamba2Mixer:
     width, channels = SPACE_HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM + 2 * STATE_SIZE
     parameters = (-torch.rand(SPACE_HEADS), torch.randn(SPACE_HEADS), torch.randn(SPACE_HEADS))
     return Mamba2Mixer(
@@ -70,7 +69,7 @@ def begin_states(states: dict[int, torch.Tensor], batch: Batch) -> TorchStateSte
     return TorchStateStep(states, dict.fromkeys(states, slots), is_new, batch.query_start_locs)
 
 
-def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu", inner: int = INNER) -> PreNormBlock:
+def make_block(kit: CpuKernels, kind: Kind, index: int, activation: str = "silu", inner: int = INNER) -> PreNormBlock:
     def weight(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape) * shape[-1] ** -0.5).bfloat16()
 
@@ -119,7 +118,7 @@ def make_backend(library: NativeLibrary) -> NativeBackend:
 @pytest.mark.parametrize("rows", ["all", "some", "none"])
 def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind: Kind, rows: str) -> None:
     torch.manual_seed(0)
-    kit = NativeKit(library, kind.storage)
+    kit = CpuKernels(library, kind.storage)
     blocks = [make_block(kit, kind, index) for index in range(NUM_LAYERS)]
     fused = kit.fuse(blocks)
     assert [type(block) for block in fused] == [NativeRun]
@@ -152,7 +151,7 @@ def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind
 
 def test_blocks_that_are_not_alike_stay_apart(library: NativeLibrary) -> None:
     """A run ends at a part that is not native, and where a size changes."""
-    kit = NativeKit(library)
+    kit = CpuKernels(library)
     blocks = [make_block(kit, Kind(), index) for index in range(2)]
     blocks.append(make_block(kit, Kind(), 2, activation="gelu_pytorch_tanh"))
     blocks += [make_block(kit, Kind(), 3), make_block(kit, Kind(), 4, inner=2 * INNER)]
@@ -178,7 +177,7 @@ class Passing:
 
 def test_attention_of_another_kind_is_called_block_by_block(library: NativeLibrary) -> None:
     torch.manual_seed(0)
-    kit = NativeKit(library)
+    kit = CpuKernels(library)
     blocks = [make_block(kit, Kind(), index) for index in range(2)]
     assert not isinstance(Passing(), NativeStep)
     hidden, rotation = torch.randn(5, HIDDEN).bfloat16(), torch.randn(5, 2, HEAD_DIM).bfloat16()

@@ -10,15 +10,15 @@ import torch
 
 from tests.engine.given_weights import given
 from tests.engine.kernels.cpu.test_grouped import FORMS, every_form
-from weft.engine.kernels.cpu.experts import NativeExperts
-from weft.engine.kernels.cpu.grouped import Form
+from weft.engine.families.experts import Gating
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels
+from weft.engine.kernels.cpu.layers import TriedForms
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.kernels.cpu.tried_forms import TriedForms
-from weft.engine.layers.routing import Gating
+from weft.engine.kernels.cpu.packed import Form
+from weft.engine.kernels.cpu.products import NativeExperts
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.refs import ExpertsRef, WeightRef
-from weft.engine.weights.scheme import Quantization, Scheme
+from weft.engine.weights.quantization import Quantization, Scheme
+from weft.engine.weights.reader import ExpertsRef, WeightRef
 
 BF16 = torch.bfloat16
 FOUR_BITS = Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32, has_zeros=True)),))
@@ -109,7 +109,7 @@ class Packed:
 def test_a_matrix_of_a_wrong_form_is_kept_plain(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     groups, ref, inputs = draw(Form(4, 32, True)), WeightRef(("m",), (200,), 288), torch.randn(3, 288).bfloat16()
-    kit, plain = NativeKit(broken(library), quantization=FOUR_BITS), NativeKit(library)
+    kit, plain = CpuKernels(broken(library), quantization=FOUR_BITS), CpuKernels(library)
     assert kit.linear_bytes(ref, BF16) < 0.4 * plain.linear_bytes(ref, BF16)
     linear = kit.linear(ref, cast(Any, Packed(groups)))
     assert torch.equal(linear(inputs), plain.linear(*given(groups.dequantize(BF16)))(inputs))
@@ -119,7 +119,7 @@ def test_a_matrix_of_a_wrong_form_is_kept_plain(library: NativeLibrary) -> None:
 def test_experts_of_a_wrong_form_are_kept_plain(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     groups, ref = draw(Form(4, 32, True), 64, 64), ExpertsRef(WeightRef(("m",), (64,), 64), 2)
-    kit, plain = NativeKit(broken(library), quantization=FOUR_BITS), NativeKit(library)
+    kit, plain = CpuKernels(broken(library), quantization=FOUR_BITS), CpuKernels(library)
     experts, right = (
         cast(NativeExperts, of.experts(ref, ref, cast(Any, Packed(groups)), Gating())) for of in (kit, plain)
     )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from weft.engine.fallback.contexts import Context, ContextBackend
+from weft.engine.kernels.torch.caches import Context, ContextBackend
 
 
 def claim(backend: ContextBackend, *requests: tuple[int, int, list[int]]) -> list[Context]:

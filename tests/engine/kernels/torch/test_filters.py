@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.engine.kernels.torch.filters import weight_floors
+from weft.engine.kernels.torch.layer_kernels import weight_floors
 
 F32 = np.float32
 

@@ -1,12 +1,11 @@
 import pytest
 import torch
 
-from weft.engine.kernels.torch.linear import ROW_TILE, OnednnLinear, TiledLinear, TorchLinear
-from weft.engine.kernels.torch.torch_kit import torch_kit
+from weft.engine.kernels.torch.layer_kernels import ROW_TILE, OnednnLinear, TiledLinear, TorchLinear, torch_kernels
 
 CPU = torch.device("cpu")
 needs_bfloat16 = pytest.mark.skipif(
-    torch_kit(CPU, torch.bfloat16).name == "torch", reason="the CPU has no bfloat16 instructions"
+    torch_kernels(CPU, torch.bfloat16).name == "torch", reason="the CPU has no bfloat16 instructions"
 )
 
 
@@ -30,11 +29,11 @@ def test_all_ways_of_calling_compute_the_same(kind: type[TorchLinear], num_rows:
 
 
 def test_other_dtypes_and_devices_stay_plain() -> None:
-    assert torch_kit(CPU, torch.float16).name == "torch"
-    assert torch_kit(torch.device("cuda"), torch.bfloat16).name == "torch"
+    assert torch_kernels(CPU, torch.float16).name == "torch"
+    assert torch_kernels(torch.device("cuda"), torch.bfloat16).name == "torch"
 
 
-@pytest.mark.skipif(torch_kit(CPU, torch.float32).name == "torch", reason="oneDNN does not compute here")
+@pytest.mark.skipif(torch_kernels(CPU, torch.float32).name == "torch", reason="oneDNN does not compute here")
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 300])
 def test_onednn_computes_float32_to_its_precision(num_rows: int) -> None:
     """Inputs may have a stride, and GELU may follow."""

@@ -20,24 +20,26 @@ from tests.checkpoints import VOCAB_SIZE, load_reference
 from tests.engine.plain_beam_search import plain_beam_search
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.test_golden import PreemptingScheduler, greedy, run
+from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, paged_groups
+from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.torch.states import StateCache
-from weft.engine.layers.block import Block, BlockStep
-from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.parts import Layer, Linear
+from weft.engine.kernels.choice import make_caches
+from weft.engine.kernels.torch.caches import Caches, StateCache
+from weft.engine.layers.block import Block, BlockStep, Layer, Linear
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.loop.engine import Engine
 from weft.engine.models import loading
-from weft.engine.models.config import ModelConfig
-from weft.engine.run.kernel_choice import make_caches
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import (
+from weft.engine.start import model_choice, startup, warm_up
+from weft.engine.start.startup import start
+from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import (
     AddRequest,
     BeamOptions,
     EngineOptions,
@@ -46,12 +48,7 @@ from weft.engine.shared.messages import (
     TokenLogprobs,
     TokensInput,
 )
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.start import model_choice, startup, warm_up
-from weft.engine.start.startup import start
-from weft.engine.step.batch import Batch
-from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import TensorRef, WeightRef
+from weft.engine.wire.params import SamplingParams
 
 CPU = torch.device("cpu")
 DECAY = 0.8
@@ -67,7 +64,7 @@ class RecurrentSpec(BlockSpec):
     matrix: WeightRef
     state: StateSpec
 
-    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         return Recurrent(self.norm.build(kit, reader), kit.linear(self.matrix, reader), first_cache)
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from weft.engine.batch import Batch
 from weft.engine.cache.specs import PagedKV
-from weft.engine.kernels.torch.sdpa import attend
-from weft.engine.kernels.torch.whole_texts import attend_to_texts, equal_texts
+from weft.engine.kernels.torch.sdpa import attend, attend_to_texts, equal_texts
 from weft.engine.runner.dummy_batch import dummy_batch
-from weft.engine.step.batch import Batch
 
 CPU = torch.device("cpu")
 SPEC = PagedKV(2, 16, is_bidirectional=True)

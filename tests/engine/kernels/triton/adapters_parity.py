@@ -1,4 +1,4 @@
-"""Checks of `weft.engine.kernels.triton.adapters` against torch's sums, on any device."""
+"""Checks of `weft.engine.kernels.triton.products` against torch's sums, on any device."""
 
 import dataclasses
 
@@ -6,12 +6,9 @@ import numpy as np
 import torch
 
 from tests.engine.kernels import experts_reference
-from weft.engine.kernels.torch.adapters import TorchSite
-from weft.engine.kernels.torch.experts import TorchExperts
-from weft.engine.kernels.triton.adapters import TritonSite
-from weft.engine.kernels.triton.experts import TritonExperts
-from weft.engine.lora.adapted_experts import AdaptedExperts
-from weft.engine.lora.step_rows import AdapterStep, Delta, StepRows
+from weft.engine.kernels.torch.layer_kernels import TorchExperts, TorchSite
+from weft.engine.kernels.triton.products import TritonExperts, TritonSite
+from weft.engine.lora.adapted_layers import AdaptedExperts, AdapterStep, Delta, StepRows
 from weft.engine.runner.dummy_batch import dummy_batch
 
 NUM_OUTS, COLUMNS, RANK = 200, 72, 100

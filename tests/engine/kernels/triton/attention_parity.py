@@ -14,15 +14,19 @@ import torch
 
 from tests.engine.kernels.triton.prompts import attend_to_one
 from tests.engine.paged import NO_COPIES, NO_INTS, PagedRequest, PagedRequests
+from weft.engine.batch import Batch, GraphKey
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention import TritonBackend, TritonStep
-from weft.engine.kernels.triton.attention_tiles import TileNames
-from weft.engine.kernels.triton.attention_tuning import BatchLimits
-from weft.engine.kernels.triton.flash import FlashAttention2
-from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptLayers, Prompts, PromptStep
-from weft.engine.kernels.triton.prompt_libraries import installed_libraries
-from weft.engine.kernels.triton.triton_kit import TritonKit
-from weft.engine.step.batch import Batch, GraphKey
+from weft.engine.kernels.triton.attention_tiles import BatchLimits, TileNames
+from weft.engine.kernels.triton.layer_kernels import TritonKernels
+from weft.engine.kernels.triton.prompts import (
+    FlashAttention2,
+    PromptAttention,
+    PromptLayers,
+    Prompts,
+    PromptStep,
+    installed_libraries,
+)
 
 NUM_BLOCKS = 130
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048)
@@ -145,7 +149,7 @@ class Harness:
             cache.blocks.view(torch.uint8)[blocks, :, :, places] = kept.view(torch.uint8)
             return step.attend(0, queries, kv[0], kv[1], self.sinks)
         rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
-        heads = TritonKit().heads(None, *sizes)
+        heads = TritonKernels().heads(None, *sizes)
         with torch.inference_mode():
             return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), cache), self.sinks)
 

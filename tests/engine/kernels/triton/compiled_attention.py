@@ -69,7 +69,7 @@ def compile_for(
 
 def compile_attend_latents(capability: int, num_heads: int, dtype: str, tile: Tile) -> Any:
     """For the latents of DeepSeek V2 and V3."""
-    from weft.engine.kernels.triton.latent_kernels import attend_latents_kernel
+    from weft.engine.kernels.triton.attention_jit import attend_latents_kernel
 
     sizes = {"LATENT_DIM": 512, "ROTARY_DIM": 64, "PADDED_LATENT": 512, "PADDED_ROTARY": 64, "BLOCK_SIZE": 16}
     constants = {
@@ -98,7 +98,7 @@ def compile_attend(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> Any:
-    from weft.engine.kernels.triton.attention_kernels import attend_kernel
+    from weft.engine.kernels.triton.attention_jit import attend_kernel
 
     integers = dict.fromkeys(("metadata", "items"), "i32")
     floats = dict.fromkeys(("partials", "partial_sums", "slopes", "sinks", "scales"), "fp32")

@@ -1,10 +1,10 @@
-"""Checks of `weft.engine.kernels.triton.experts` against float64, on any device: Triton's interpreter or a GPU."""
+"""Checks of `weft.engine.kernels.triton.products` against float64, on any device: Triton's interpreter or a GPU."""
 
 import torch
 
 from tests.engine.kernels.experts_reference import GATINGS, Weights, draw, exact, routes
-from weft.engine.kernels.triton.experts import TritonExperts
-from weft.engine.layers.routing import Gating
+from weft.engine.families.experts import Gating
+from weft.engine.kernels.triton.products import TritonExperts
 
 ROWS = (1, 40)
 

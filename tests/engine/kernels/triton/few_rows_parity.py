@@ -1,4 +1,4 @@
-"""Checks of `weft.engine.kernels.triton.few_rows` against float64, on any device: Triton's interpreter or a GPU."""
+"""Checks of `weft.engine.kernels.triton.layers` against float64, on any device: Triton's interpreter or a GPU."""
 
 import itertools
 
@@ -7,15 +7,20 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given
 from tests.engine.kernels.triton.layer_parity import Source, assert_close
-from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch
-from weft.engine.kernels.triton.few_rows import MAX_ROWS, FewRowsGated, FewRowsLinear, supports
-from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation, TritonNorm
-from weft.engine.kernels.triton.triton_kit import TritonKit
-from weft.engine.layers.attention import AttentionStep
-from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, PreNormBlock
+from weft.engine.kernels.triton.layer_kernels import TritonKernels
+from weft.engine.kernels.triton.layers import (
+    MAX_ROWS,
+    OWN_ACTIVATIONS,
+    FewRowsGated,
+    FewRowsLinear,
+    GatedActivation,
+    TritonNorm,
+    supports,
+)
+from weft.engine.kernels.triton.layers_jit import supports_dependent_launch
+from weft.engine.layers.block import Attention, AttentionStep, BlockStep, GatedFeedForward, PreNormBlock, StepCaches
 from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.norm import RMSNorm
-from weft.engine.layers.step_caches import StepCaches
 
 SHAPES = ((24, 48), (19, 1200))
 """Rows and columns of a matrix: less than a tile, and more than one but no multiple of it."""
@@ -27,8 +32,8 @@ def numbers_of_rows(device: torch.device, dtype: torch.dtype) -> list[int]:
     return [rows for rows in range(1, MAX_ROWS + 2) if not is_broken or not 2 < rows <= MAX_ROWS]
 
 
-def make_kit(device: torch.device) -> TritonKit:
-    return TritonKit(few_rows=MAX_ROWS, is_dependent=supports_dependent_launch(device))
+def make_kit(device: torch.device) -> TritonKernels:
+    return TritonKernels(few_rows=MAX_ROWS, is_dependent=supports_dependent_launch(device))
 
 
 class Counted(FewRowsLinear):
@@ -129,7 +134,7 @@ def check_block(device: torch.device, dtype: torch.dtype) -> None:
     qkv = source.draw((num_heads + 2 * num_kv_heads) * head_dim, hidden_size, scale=0.1)
     o, down = source.draw(hidden_size, num_heads * head_dim, scale=0.1), source.draw(hidden_size, size, scale=0.1)
     gate_up, norms = source.draw(2 * size, hidden_size, scale=0.1), source.draw(2, hidden_size)
-    kits = TritonKit(), make_kit(device)
+    kits = TritonKernels(), make_kit(device)
     blocks = []
     for kit in kits:
         attention = Attention(
@@ -158,7 +163,7 @@ def check_early_starts(device: torch.device) -> None:
     norm_weight, start = source.draw(size), source.draw(MAX_ROWS, size)
 
     def run(num_rows: int, *, is_dependent: bool) -> torch.Tensor:
-        kit = TritonKit(few_rows=MAX_ROWS, is_dependent=is_dependent)
+        kit = TritonKernels(few_rows=MAX_ROWS, is_dependent=is_dependent)
         norm, gated, linear = kit.norm(norm_weight, 1e-6), kit.gated(*given(gate_up), "silu"), kit.linear(*given(down))
         hidden = start[:num_rows].clone()
         for _ in range(50):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.engine.kernels.triton import attention_parity as parity
-from weft.engine.step.batch import GraphKey
+from weft.engine.batch import GraphKey
 
 CPU = torch.device("cpu")
 

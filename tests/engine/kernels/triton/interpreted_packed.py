@@ -19,28 +19,27 @@ from tests.engine.kernels.triton import packed_parity as parity
 from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, reader
 from weft.engine import config as engine_config
+from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.triton import packed_layers
+from weft.engine.families.experts import Gating
+from weft.engine.gguf.folder import made_folder
+from weft.engine.kernels import choice as kernel_choice
+from weft.engine.kernels.triton import products as packed_layers
+from weft.engine.kernels.triton.layer_kernels import TritonKernels
 from weft.engine.kernels.triton.packed import PackedMatrix
-from weft.engine.kernels.triton.packed_layers import PackedLinear
-from weft.engine.kernels.triton.triton_kit import TritonKit
-from weft.engine.layers.ordered import OrderedLinear
-from weft.engine.layers.parts import Linear
-from weft.engine.layers.routing import Gating
-from weft.engine.models.config import load_model_config
+from weft.engine.kernels.triton.products import PackedLinear
+from weft.engine.layers.block import Linear
+from weft.engine.layers.gated import ActOrderLinear
 from weft.engine.models.sharding import shard
-from weft.engine.run import kernel_choice, packed_trials
-from weft.engine.run.settle import Settler
-from weft.engine.run.settled_file import SettledFile
-from weft.engine.shared.machine_facts import Settled
-from weft.engine.shared.messages import EngineOptions
 from weft.engine.start.model_choice import weights_note
 from weft.engine.tune import components
-from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import ExpertsRef, WeightRef
-from weft.engine.weights.rounding import Storage
-from weft.engine.weights.scheme import Quantization, Scheme
-from weft.server.gguf.folder import made_folder
+from weft.engine.tune import triton_trials as packed_trials
+from weft.engine.tune.compare import ChoiceFile, Tuner
+from weft.engine.weights.groups import Storage
+from weft.engine.weights.quantization import Quantization, Scheme
+from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
+from weft.engine.wire.machine import Settled
+from weft.engine.wire.messages import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a sigmoid that is 0
 
@@ -60,14 +59,14 @@ FORMS = {
 }
 
 
-class Counted(TritonKit):
+class Counted(TritonKernels):
     """Notes the matrices that stay packed, and checks that they take what was planned."""
 
     num_packed = 0
 
     def _packed(self, ref: WeightRef, reader: WeightReader) -> Linear | None:
         linear = super()._packed(ref, reader)
-        inner = linear.inner if isinstance(linear, OrderedLinear) else linear
+        inner = linear.inner if isinstance(linear, ActOrderLinear) else linear
         if inner:
             assert isinstance(inner, PackedLinear)
             assert inner.matrix.nbytes == self.linear_bytes(ref, torch.float16)
@@ -130,7 +129,7 @@ def test_plain_checkpoints_are_packed_while_they_are_loaded(tmp_path: Path, stor
     """Of the embedding, which is the head, too, rows are gathered from the packed matrix."""
     tolerance = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[storage]
     write_checkpoint(Checkpoint("qwen3", {"tie_word_embeddings": True, "num_hidden_layers": 1}), tmp_path)
-    logits = Runner(tmp_path, TritonKit(storage=storage), torch.float16).run(prompts := make_prompts(5), 5)[0]
+    logits = Runner(tmp_path, TritonKernels(storage=storage), torch.float16).run(prompts := make_prompts(5), 5)[0]
     parity.assert_near(logits, Runner(tmp_path).run(prompts, 5)[0].double(), tolerance)
 
 
@@ -138,7 +137,7 @@ def test_ranks_have_their_parts(tmp_path: Path) -> None:
     """Of 96 inputs in groups of 32 a rank of two begins inside of a group, on the border of a run, as it is planned."""
     (folder := tmp_path / "own").mkdir()
     OWN["gptq zeros"](written.write_base(tmp_path / "base"), folder)
-    kit = TritonKit(quantization=load_model_config(folder).quantization)
+    kit = TritonKernels(quantization=load_model_config(folder).quantization)
     for rank in range(2):
         for ref in matrices(folder, rank, 2):
             found = kit._packed(ref, reader(folder))
@@ -153,7 +152,7 @@ def test_ranks_have_their_parts(tmp_path: Path) -> None:
 def test_experts_of_ranks_stay_packed(tmp_path: Path) -> None:
     """If a rank began inside of a group, they were dequantized, and took four times the memory that was planned."""
     model = load_model_config(folder := write_gpt_oss(tmp_path, 96))
-    kit = TritonKit(quantization=model.quantization)
+    kit = TritonKernels(quantization=model.quantization)
     experts = [ref for ref in shard(decoder_spec(model), 1, 2).weights if isinstance(ref, ExpertsRef)]
     for gate_up, down in zip(experts[::2], experts[1::2], strict=True):
         taken = 0
@@ -168,7 +167,7 @@ def test_experts_of_ranks_stay_packed(tmp_path: Path) -> None:
 
 def test_a_matrix_that_is_scaled_while_it_is_read_is_planned_plain() -> None:
     """No reader has its groups; it was planned at a quarter of what it takes."""
-    kit = TritonKit(quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
+    kit = TritonKernels(quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
     ref = WeightRef(("m",), (64,), 64)
     assert kit.linear_bytes(ref, torch.float16) < kit.linear_bytes(replace(ref, scales=(0.5,)), torch.float16) == 8192
 
@@ -211,7 +210,7 @@ def test_products_are_tried_before_they_are_chosen(
     def settle() -> Settled:
         component = components._packed_products("packed_products", model, config)
         assert component is not None
-        return Settler(SettledFile(tmp_path / "none", "here"), lambda run: run() and 1.0)._compare(component)[0]
+        return Tuner(ChoiceFile(tmp_path / "none", "here"), lambda run: run() and 1.0)._compare(component)[0]
 
     note = "activations are quantized in products of many rows) and kept so where they lie in groups, else in float16"
     if quantization == "none":

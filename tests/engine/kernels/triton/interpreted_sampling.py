@@ -11,12 +11,10 @@ import triton
 import triton.language as tl
 
 from tests.engine.kernels.triton import sampling_parity as parity
+from weft.engine.batch import PenaltyBatch, Placeholders, RowMasks
 from weft.engine.kernels.triton import sampling_jit as kernels
-from weft.engine.kernels.triton.penalties import pack
 from weft.engine.kernels.triton.sampling import has_filters, pack_parameters
-from weft.engine.kernels.triton.sampling_bins import BINS, to_bins
-from weft.engine.step.batch import PenaltyBatch, Placeholders
-from weft.engine.step.masks import RowMasks
+from weft.engine.kernels.triton.sampling_rows_jit import BINS, pack, to_bins
 
 CPU = torch.device("cpu")
 # On the way to a weight of 0, or of a row whose weights nobody reads.

@@ -1,4 +1,4 @@
-"""Checks of `weft.engine.kernels.triton.triton_kit` against float64, on any device: Triton's interpreter or a GPU.
+"""Checks of `weft.engine.kernels.triton.layer_kernels` against float64, on any device: Triton's interpreter or a GPU.
 
 Imported where triton is: by the tests that run interpreted, and by those that need a GPU.
 """
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.given_weights import given
-from weft.engine.kernels.torch.linear import CublasLinear
+from weft.engine.kernels.torch.layer_kernels import CublasLinear
+from weft.engine.kernels.triton.layer_kernels import TritonKernels
 from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS
-from weft.engine.kernels.triton.triton_kit import TritonKit
-from weft.engine.layers.attention import PagedCache
+from weft.engine.layers.block import PagedCache
 from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.rotary import RopeConfig, RotaryTable, rotate
@@ -42,10 +42,10 @@ def check_norm(device: torch.device, dtype: torch.dtype) -> None:
     source = Source(device, dtype)
     for num_tokens, size in ((1, 48), (3, 1000), (5, 7), (2, 4096)):
         hidden, weight = source.draw(num_tokens, size, scale=7.0), source.draw(size)
-        ours = TritonKit().norm(weight, 1e-5)(hidden)
+        ours = TritonKernels().norm(weight, 1e-5)(hidden)
         assert ours.dtype == dtype
         assert_close(ours, RMSNorm(weight.double(), 1e-5)(hidden.double()))
-    ours = TritonKit().norm(1 + weight.float(), 1e-5)(hidden)  # of families that have norms around 1
+    ours = TritonKernels().norm(1 + weight.float(), 1e-5)(hidden)  # of families that have norms around 1
     assert ours.dtype == dtype
     assert_close(ours, RMSNorm(1 + weight.double(), 1e-5)(hidden.double()))
 
@@ -57,15 +57,17 @@ def check_gated(device: torch.device, dtype: torch.dtype) -> None:
         weight, bias = torch.eye(2 * size, device=device, dtype=dtype), source.draw(2 * size, scale=0.1)
         hidden = source.draw(num_tokens, 2 * size, scale=3.0)
         gate, up = (hidden + bias).double().chunk(2, dim=1)
-        assert_close(TritonKit().gated(*given(weight, bias), activation)(hidden), ACTIVATIONS[activation](gate) * up)
+        assert_close(
+            TritonKernels().gated(*given(weight, bias), activation)(hidden), ACTIVATIONS[activation](gate) * up
+        )
         gate, up = hidden.double().chunk(2, dim=1)
-        assert_close(TritonKit().gated(*given(weight), activation)(hidden), ACTIVATIONS[activation](gate) * up)
+        assert_close(TritonKernels().gated(*given(weight), activation)(hidden), ACTIVATIONS[activation](gate) * up)
 
 
 def check_large_gates(device: torch.device, dtype: torch.dtype) -> None:
     hidden = torch.tensor([[6e4, -6e4, 88.0, -88.0, 0.0] + [1.0] * 5], device=device, dtype=dtype)
     for activation, function in [(name, ACTIVATIONS[name]) for name in OWN_ACTIVATIONS]:
-        ours = TritonKit().gated(*given(torch.eye(10, device=device, dtype=dtype)), activation)(hidden)
+        ours = TritonKernels().gated(*given(torch.eye(10, device=device, dtype=dtype)), activation)(hidden)
         assert_close(ours, function(hidden[:, :5].double()))
 
 
@@ -81,7 +83,7 @@ def check_heads(device: torch.device, dtype: torch.dtype) -> None:
             qkv = source.draw(num_tokens, num_rotated + num_kv_heads, head_dim)
             rotated = qkv[:, :num_rotated].double()
             exact = rotate(exact_norm(rotated) if norm else rotated, rotation.double())
-            queries, keys, values = TritonKit().heads(norm, num_heads, num_kv_heads)(qkv.clone(), rotation, None)
+            queries, keys, values = TritonKernels().heads(norm, num_heads, num_kv_heads)(qkv.clone(), rotation, None)
             assert_close(queries, exact[:, :num_heads])
             assert_close(keys, exact[:, num_heads:])
             assert torch.equal(values, qkv[:, num_rotated:])
@@ -90,7 +92,7 @@ def check_heads(device: torch.device, dtype: torch.dtype) -> None:
 
 def check_write(norm: HeadNorm | None, num_heads: tuple[int, int], qkv: torch.Tensor, rotation: torch.Tensor) -> None:
     """K/V of a token lie in its slot and nowhere else, and a token without one leaves the cache alone."""
-    heads, num_kv_heads = TritonKit().heads(norm, *num_heads), num_heads[1]
+    heads, num_kv_heads = TritonKernels().heads(norm, *num_heads), num_heads[1]
     block_size, slots = 4, [9, -1, 2][: len(qkv)]
     blocks = torch.full((3, 2, num_kv_heads, block_size, qkv.size(2)), 7.0, dtype=qkv.dtype, device=qkv.device)
     expected = blocks.clone()
@@ -115,7 +117,7 @@ def check_scaled_write(device: torch.device, dtype: torch.dtype) -> None:
     cache = PagedCache(blocks, torch.tensor([5, 2], dtype=torch.int32, device=device), scales)
     norm = HeadNorm(torch.ones_like(qkv[0, 0]), torch.ones_like(qkv[0, 0]), 3, 2, 1e-6)
     for kind in (norm, None):
-        parts = TritonKit().heads(kind, 3, 2)(qkv.clone(), rotation, cache)
+        parts = TritonKernels().heads(kind, 3, 2)(qkv.clone(), rotation, cache)
         for token, (block, place) in enumerate(((1, 1), (0, 2))):
             assert torch.equal(blocks.float()[block, 1, :, place], powers.expand(2, 64)), (kind, token)
     assert torch.equal(torch.cat(parts, 1), qkv)
@@ -139,7 +141,7 @@ def check_linear(device: torch.device, dtype: torch.dtype) -> None:
 
 def check_rows_are_alone(device: torch.device, dtype: torch.dtype) -> None:
     """A token's outputs are the same, bit for bit, whatever stands beside it."""
-    source, kit = Source(device, dtype), TritonKit()
+    source, kit = Source(device, dtype), TritonKernels()
     hidden, qkv = source.draw(9, 640), source.draw(9, 8, 64)
     rotation = RotaryTable(RopeConfig(1e4), 64, 9, dtype, device).gather(torch.arange(9, device=device))
     norm, heads = (

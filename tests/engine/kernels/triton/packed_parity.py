@@ -3,13 +3,11 @@
 import torch
 
 from tests.engine.kernels.experts_reference import GATINGS, Weights, exact, routes
-from weft.engine.kernels.triton.experts import TritonExperts
 from weft.engine.kernels.triton.packed import PackedMatrix, form_of, pack
-from weft.engine.kernels.triton.packed_layers import Fp8Linear, PackedLinear, round_rows
-from weft.engine.run.packed_trials import random_groups
-from weft.engine.weights.groups import Groups
-from weft.engine.weights.rounding import round_matrix
-from weft.engine.weights.scheme import Scheme
+from weft.engine.kernels.triton.products import Fp8Linear, PackedLinear, TritonExperts, round_rows
+from weft.engine.tune.triton_trials import random_groups
+from weft.engine.weights.groups import Groups, round_matrix
+from weft.engine.weights.quantization import Scheme
 
 SCHEMES = {
     "int4": Scheme(4, 32),

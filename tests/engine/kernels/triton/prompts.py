@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.paged import PagedRequests
 from weft.engine.cache.specs import PagedKV
-from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptLayers, Prompts, find_prompts
+from weft.engine.kernels.triton.prompts import PromptAttention, PromptLayers, Prompts, find_prompts
 
 HOPPER = 9, 0
 

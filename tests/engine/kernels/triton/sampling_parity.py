@@ -9,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.engine.kernels.torch.sampling import pick_ids
-from weft.engine.kernels.triton import penalties as triton_penalties
+from weft.engine.batch import NO_TOKEN_ID, PenaltyBatch, Placeholders, RowMasks, SamplingBatch
+from weft.engine.kernels.torch.layer_kernels import pick_ids
+from weft.engine.kernels.triton import sampling_rows_jit as triton_penalties
 from weft.engine.kernels.triton.sampling import TritonGraphSampler, TritonSampler
-from weft.engine.sampling.logits_processors import apply_penalties
-from weft.engine.sampling.token_counts import TokenCounts
-from weft.engine.step.batch import PenaltyBatch, Placeholders, SamplingBatch
-from weft.engine.step.masks import RowMasks
-from weft.engine.step.step_result import NO_TOKEN_ID
+from weft.engine.sampling.edits import TokenCounts, apply_penalties
 
 INF = float("inf")
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ def test_parity_in_the_interpreter() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", ["shrink", "expand"])
 def test_the_products_run_on_matrix_units(architecture: int, name: str, tmp_path: Path) -> None:
-    from weft.engine.kernels.triton import adapters_kernels as kernels
+    from weft.engine.kernels.triton import products_jit as kernels
 
     types = dict.fromkeys(("order", "pieces"), "*i64") | dict.fromkeys(("weight", "sums"), "*bf16")
     if name == "shrink":

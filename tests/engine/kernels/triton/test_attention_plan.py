@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.engine.paged import PagedRequests
+from weft.engine.batch import Batch, GraphKey
 from weft.engine.cache.specs import PagedKV
 from weft.engine.kernels.triton.attention_plan import Bools, Tiling, Work, plan_work
-from weft.engine.step.batch import Batch, GraphKey
 
 MAX_NUM_SEQS = 8
 SHORT = Tiling(2, 64, num_parts=8, least_part_keys=128, max_num_seqs=MAX_NUM_SEQS)

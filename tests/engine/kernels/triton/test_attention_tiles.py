@@ -10,6 +10,7 @@ from tests.engine.kernels.triton.compiled_attention import GPUS, compile_attend,
 from tests.triton_interpreter import needs_triton
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_tiles import (
+    BatchLimits,
     Gpu,
     HeadShape,
     Tile,
@@ -19,8 +20,8 @@ from weft.engine.kernels.triton.attention_tiles import (
     padded,
     prompt_tiles,
     tile_names,
+    tune,
 )
-from weft.engine.kernels.triton.attention_tuning import BatchLimits, tune
 
 HOPPER, AMPERE = GPUS[90], GPUS[80]
 PLANNED = {"triton-16k": 2, "triton-32k": 2, "triton-64": 2, "triton-128": 1}

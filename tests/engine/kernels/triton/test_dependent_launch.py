@@ -16,7 +16,8 @@ Kernel = tuple[Any, int, dict[str, str], dict[str, Any], int]
 
 def kernels() -> dict[str, Kernel]:
     """Kernels with number of warps, types, constants, and how many loads of norm weights come first."""
-    from weft.engine.kernels.triton import attention_kernels, layer_kernels
+    from weft.engine.kernels.triton import attention_jit as attention_kernels
+    from weft.engine.kernels.triton import layers_jit as layer_kernels
 
     numbers = dict.fromkeys(("size", "row_stride", "token_stride", "query_stride"), "i32") | {"eps": "fp32"}
     tensors = dict.fromkeys(("hidden", "weight", "outputs", "qkv", "rotation", "cache", "gate_up", "queries"), "*bf16")
@@ -67,7 +68,7 @@ def test_without_the_flag_a_kernel_does_not_wait() -> None:
 
 @needs_triton
 def test_options_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.engine.kernels.triton.dependent_launch import launch_options, supports_dependent_launch
+    from weft.engine.kernels.triton.layers_jit import launch_options, supports_dependent_launch
 
     assert launch_options(True) == {"IS_DEPENDENT": True, "launch_pdl": True}
     assert launch_options(False) == {"IS_DEPENDENT": False}

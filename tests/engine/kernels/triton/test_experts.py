@@ -22,7 +22,7 @@ def test_parity_in_the_interpreter() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("rows", "num_warps"), [(16, 4), (64, 8)])
 def test_the_product_runs_on_matrix_units(architecture: int, rows: int, num_warps: int, tmp_path: Path) -> None:
-    from weft.engine.kernels.triton.experts_kernels import multiply_groups
+    from weft.engine.kernels.triton.products_jit import multiply_groups
 
     types = TENSORS | {"ends": "*i32"} | dict.fromkeys(("num_experts", "num_outs", "columns"), "i32")
     constants = {"HAS_BIAS": True, "EXPERTS": 128, "ROWS": rows, "OUTS": 64, "BLOCK": 64}
@@ -35,7 +35,7 @@ def test_the_product_runs_on_matrix_units(architecture: int, rows: int, num_warp
 @needs_triton
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_sum_over_experts_compiles(architecture: int, tmp_path: Path) -> None:
-    from weft.engine.kernels.triton.experts_kernels import mix
+    from weft.engine.kernels.triton.products_jit import mix
 
     types = {"outputs": "*bf16", "places": "*i64", "shares": "*fp32", "residual": "*bf16"}
     types |= {"size": "i32", "residual_stride": "i32"}
@@ -51,7 +51,7 @@ def test_torch_s_product_is_taken_where_it_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], is_taken: bool
 ) -> None:
     """It was for every later GPU, whose steps could then not be recorded."""
-    from weft.engine.kernels.triton.experts import supports_grouped
+    from weft.engine.kernels.triton.products import supports_grouped
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     weight: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, size=lambda dim: 64, device=torch.device("cuda"))

@@ -10,11 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.engine.given_weights import given
 from tests.triton_compilation import compile_kernel, instructions, resources
 from tests.triton_interpreter import needs_triton, run_interpreted
-from weft.engine.layers.attention import AttentionStep
-from weft.engine.layers.block import Attention, GatedFeedForward, PreNormBlock
+from weft.engine.layers.block import Attention, AttentionStep, Decoder, GatedFeedForward, PreNormBlock, StepCaches
 from weft.engine.layers.rotary import RopeConfig, RotaryTable
-from weft.engine.layers.step_caches import StepCaches
-from weft.engine.models.decoder import Decoder
 
 TYPES = dict.fromkeys(("inputs", "weight", "bias", "norm_weight", "outputs"), "*bf16")
 TYPES |= dict.fromkeys(("num_rows", "num_outs", "input_stride", "output_stride"), "i32") | {"eps": "fp32"}
@@ -34,7 +31,7 @@ def test_parity_in_the_interpreter() -> None:
 
 
 def compile_product(architecture: int, num_rows: int, *, is_dependent: bool, **flags: Any) -> Any:
-    from weft.engine.kernels.triton.few_rows_kernels import multiply
+    from weft.engine.kernels.triton.layers_jit import multiply
 
     uses_dot = num_rows > 2
     sizes = {"ROWS": num_rows, "OUTS": 16 if uses_dot else 8, "BLOCK": 512 if uses_dot else 1024, "USES_DOT": uses_dot}
@@ -107,12 +104,12 @@ class Operations(TorchDispatchMode):
 
 
 def decoder(num_layers: int, few_rows: int) -> Decoder:
-    from weft.engine.kernels.triton.triton_kit import TritonKit
+    from weft.engine.kernels.triton.layer_kernels import TritonKernels
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.ones(shape, dtype=torch.bfloat16)
 
-    kit = TritonKit(few_rows=few_rows)
+    kit = TritonKernels(few_rows=few_rows)
     blocks = []
     for _ in range(num_layers):
         heads = kit.heads(None, 4, 2)

@@ -7,8 +7,7 @@ import torch
 
 from tests.engine.kernels.triton.prompts import PromptCase
 from weft.engine.cache.specs import PagedKV
-from weft.engine.kernels.triton.flash import FlashAttention2
-from weft.engine.kernels.triton.prompt_attention import PromptLayers
+from weft.engine.kernels.triton.prompts import FlashAttention2, PromptLayers
 
 
 def takes(window: int | None, *lengths: tuple[int, int]) -> bool:

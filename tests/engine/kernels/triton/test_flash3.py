@@ -15,8 +15,7 @@ import torch
 
 from tests.engine.kernels.triton import prompts
 from weft.engine.cache.specs import PagedKV
-from weft.engine.kernels.triton.flash3 import FlashAttention3
-from weft.engine.kernels.triton.prompt_attention import PromptLayers
+from weft.engine.kernels.triton.prompts import FlashAttention3, PromptLayers
 
 
 def flash_attn_varlen_func(

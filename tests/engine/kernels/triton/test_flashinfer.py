@@ -15,9 +15,8 @@ import torch
 
 from tests.engine.kernels.triton import prompts
 from weft.engine.cache.specs import PagedKV
-from weft.engine.kernels.triton import flashinfer
-from weft.engine.kernels.triton.flashinfer import FlashInfer
-from weft.engine.kernels.triton.prompt_attention import PromptLayers
+from weft.engine.kernels.triton import prompts as flashinfer
+from weft.engine.kernels.triton.prompts import FlashInfer, PromptLayers
 
 
 class BatchPrefillWithPagedKVCacheWrapper:

@@ -41,7 +41,7 @@ def test_products_unpack_in_registers(
 
     Inputs once did not here, but did on a GPU, where their number is known to be a multiple of 16.
     """
-    from weft.engine.kernels.triton.packed_kernels import multiply_packed
+    from weft.engine.kernels.triton.products_jit import multiply_packed
 
     constants, scales = KINDS[kind]
     types = PACKED | {"scales": scales, "zeros": scales}
@@ -59,7 +59,7 @@ def test_products_unpack_in_registers(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("has_ids", [False, True])
 def test_rows_are_unpacked(architecture: int, has_ids: bool, tmp_path: Path) -> None:
-    from weft.engine.kernels.triton.packed_kernels import unpack
+    from weft.engine.kernels.triton.products_jit import unpack
 
     types = {name: kind for name, kind in PACKED.items() if name in unpack.arg_names}
     types |= {"scales": "*fp16", "zeros": "*fp16", "ids": "*i64", "first": "i32"}
@@ -72,7 +72,7 @@ def test_rows_are_unpacked(architecture: int, has_ids: bool, tmp_path: Path) -> 
 @needs_triton
 @pytest.mark.parametrize("architecture", [90, pytest.param(100, marks=pytest.mark.slow)])
 def test_fp8_products_run_on_matrix_units_of_fp8(architecture: int, tmp_path: Path) -> None:
-    from weft.engine.kernels.triton.packed_kernels import multiply_fp8, round_rows
+    from weft.engine.kernels.triton.products_jit import multiply_fp8, round_rows
 
     types = dict.fromkeys(("inputs", "weight"), "*fp8e4nv") | dict.fromkeys(("input_scales", "scales"), "*fp32")
     types |= {"bias": "*bf16", "outputs": "*bf16"} | dict.fromkeys(("num_rows", "num_outs", "size"), "i32")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.engine.paged import PagedRequests
-from weft.engine.kernels.triton.prompt_attention import Prompts, find_prompts
+from weft.engine.kernels.triton.prompts import Prompts, find_prompts
 
 
 def find(*computed_and_scheduled: tuple[int, int]) -> Prompts | None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from weft.engine.kernels.triton import prompt_libraries
-from weft.engine.kernels.triton.flash import FlashAttention2
+from weft.engine.kernels.triton import prompts as prompt_libraries
+from weft.engine.kernels.triton.prompts import FlashAttention2
 
 
 @pytest.mark.parametrize(

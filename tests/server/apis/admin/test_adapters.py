@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tests.server.apis.admin.test_model_admin import ADMIN
-from weft.engine.shared.adapters import MAX_ADAPTERS, Adapter, find_adapter
+from weft.engine.wire.options import MAX_ADAPTERS, Adapter, find_adapter
+from weft.server.app.app import create_app
 from weft.server.errors import ModelFailedError
-from weft.server.model.live_models import LiveModels
-from weft.server.model.served_model import served_model
 from weft.server.models.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, ServedAdapter, publish
-from weft.server.run.app import create_app
+from weft.server.models.served_model import LiveModels, served_model
 from weft.server.settings import Settings
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = pathlib.Path(__file__).parents[3] / "server" / "chat_page"
+FOLDER = pathlib.Path(__file__).parents[4] / "server" / "chat_page"
 PATHS = ["/", *(f"/chat_page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html")]
 KEYS = {"api_key": ("secret",)}
 

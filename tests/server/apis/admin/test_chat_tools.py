@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.chat_templates_for_tests import QWEN3
-from weft.engine.shared.messages import RejectReason
+from weft.engine.wire.messages import RejectReason
 from weft.server.errors import rejection
 
 WEATHER: dict[str, Any] = {

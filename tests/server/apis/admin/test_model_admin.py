@@ -9,12 +9,11 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from weft.server.api import model_admin
+from weft.server.apis.admin import models as model_admin
+from weft.server.app.app import create_app
 from weft.server.errors import ModelLoadingError
-from weft.server.model.live_models import LiveModels
-from weft.server.model.served_model import served_model
 from weft.server.models.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, publish, take_asks
-from weft.server.run.app import create_app
+from weft.server.models.served_model import LiveModels, served_model
 from weft.server.settings import Settings
 
 MODELS = {"a": {"aliases": ["x"]}, "b": {"load": "on-demand"}}

@@ -9,11 +9,11 @@ import msgspec
 import openai
 import pytest
 
-from weft.engine.shared.messages import AddRequest, FinishReason, TokensOutput
-from weft.engine.shared.vectors import PooledOutput, VectorInfo
+from weft.engine.wire.messages import AddRequest, FinishReason, TokensOutput
+from weft.engine.wire.params import PooledOutput, VectorInfo
 from weft.server.generate import vectors
-from weft.server.model.vector_prompts import VectorPrompts
-from weft.server.request.vector_inputs import MAX_INPUTS
+from weft.server.models.served_model import VectorPrompts
+from weft.server.task.vectors import MAX_INPUTS
 
 DECISION = {"input": "too long" * 1000, "questions": [{"type": "predicate", "instructions": "It is late."}]}
 TOOLS = [{"type": "function", "name": "f", "function": {"name": "f"}, "parameters": {}}]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import FinishReason
+from weft.engine.wire.messages import FinishReason
 
 ASK: Any = [{"role": "user", "content": "Hi"}]
 

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from tests.linear_time import assert_linear
-from weft.server.api import uploads
-from weft.server.store import files as stored
+from weft.server.apis.batches import file_routes as uploads
+from weft.server.apis.batches import files as stored
 from weft.server.store.transaction import Row, Transaction
 
 TEXT = b"one\ntwo\r\n--three\n" * 1000
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_an_upload_as_it_was(
 
 def test_what_is_stored_is_acknowledged_though_tidying_fails(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer was 503 "nothing was stored", and the file was there."""
-    monkeypatch.setattr("weft.server.api.files.sweep", full)
+    monkeypatch.setattr("weft.server.apis.batches.file_routes.sweep", full)
     kept = post(data, file=b"kept")
     assert kept.status == 200
     with monkeypatch.context() as patch:

@@ -14,11 +14,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from weft.engine.shared.background import BACKGROUND
-from weft.server.batch import batch_run, line_run, runner
-from weft.server.batch.lines import MAX_LINES, Journal, check_input
-from weft.server.batch.record import ENDED
-from weft.server.batch.slots import Slots
+from weft.engine.wire.params import BACKGROUND
+from weft.server.apis.batches import line_run, runner
+from weft.server.apis.batches import runner as batch_run
+from weft.server.apis.batches.line_run import Slots
+from weft.server.apis.batches.lines import ENDED, MAX_LINES, Journal, check_input
 from weft.server.errors import ModelFailedError, QueueFullError
 from weft.server.task.body import MAX_PARTS
 
@@ -173,7 +173,7 @@ def test_a_batch_is_cancelled_and_keeps_what_is_done(client: openai.OpenAI, site
 
 
 def test_a_batch_expires(client: openai.OpenAI, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.server.api.batches.WINDOW_S", 1)
+    monkeypatch.setattr("weft.server.apis.batches.route.WINDOW_S", 1)
     site.engine.may_go_on = lambda num_read: False
     batch = ended(client, begin(client, line("a")))
     assert batch.status == "expired"
@@ -205,7 +205,7 @@ def test_a_full_disk_delays_results_and_loses_none(client: openai.OpenAI, monkey
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data)
 
-    monkeypatch.setattr("weft.server.batch.lines.os.write", half)
+    monkeypatch.setattr("weft.server.apis.batches.lines.os.write", half)
     batch = ended(client, begin(client, *(line(f"r{i}") for i in range(5))))
     assert not faults
     assert sorted(results(client, batch.output_file_id)) == [f"r{i}" for i in range(5)]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from weft.server.batch.slots import Slots
+from weft.server.apis.batches.line_run import Slots
 
 
 async def _settled() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.engine.shared.messages import FinishReason
-from weft.server.schemas.llama_cpp import LlamaCppAnswer
+from weft.engine.wire.messages import FinishReason
+from weft.server.apis.llama_cpp.route import LlamaCppAnswer
 
 
 def send(site: Any, path: str = "/completion", **body: Any) -> Any:

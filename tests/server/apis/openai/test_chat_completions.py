@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import FinishReason
+from weft.engine.wire.messages import FinishReason
 
 PROMPT = "user: Hi\nassistant:"
 

@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.server.render.prompt_report import echo_prompt
+from weft.server.apis.openai.completions import echo_prompt
 from weft.server.task.task import Prompt
 
 

@@ -8,7 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.chat_templates_for_tests import QWEN3
-from weft.engine.shared.messages import FinishReason
+from weft.engine.wire.messages import FinishReason
 from weft.server.errors import EngineDiedError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -7,8 +7,8 @@ import openai
 from openai.types.responses import CompactedResponse
 
 from tests.server.apis.responses.test_stored_responses import ANSWER, error
-from weft.server.api.compaction import INSTRUCTION, MAX_SUMMARY_TOKENS
-from weft.server.request.response_input import SUMMARY_INTRO
+from weft.server.apis.responses.input import SUMMARY_INTRO
+from weft.server.apis.responses.stored_routes import INSTRUCTION, MAX_SUMMARY_TOKENS
 
 SAID = [
     {"role": "user", "content": "Name?"},

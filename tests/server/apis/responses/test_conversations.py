@@ -13,7 +13,7 @@ from openai.types.conversations import Conversation, ConversationItemList
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.apis.responses.test_api_responses import THOUGHT, events_of
 from tests.server.apis.responses.test_stored_responses import ANSWER, error, until
-from weft.server.store import conversations
+from weft.server.apis.responses import stored as conversations
 
 USER = {"type": "message", "role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}

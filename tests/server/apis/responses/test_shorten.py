@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from weft.server.generate.shorten import shortened
+from weft.server.apis.responses.input import shortened
 from weft.server.task.task import Chat
 from weft.server.text.chat_template import TemplateOptions
 

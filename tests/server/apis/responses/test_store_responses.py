@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.server.store import responses
-from weft.server.store.responses import StoredResponse, item_id
+from weft.server.apis.responses import stored as responses
+from weft.server.apis.responses.stored import StoredResponse, item_id
 from weft.server.store.transaction import Transaction
 
 Run = Callable[[Callable[[Transaction], Any]], Any]
@@ -87,7 +87,7 @@ def test_a_response_is_read_once_for_all_references(site: Any, stored: Run, monk
     read, get = Counter[str](), Transaction.get
 
     def counting(self: Transaction, kind: str, id: str, tenant: str | None) -> Any:
-        read.update([id] if kind == responses.KIND else ())
+        read.update([id] if kind == responses.RESPONSE else ())
         return get(self, kind, id, tenant)
 
     monkeypatch.setattr(Transaction, "get", counting)

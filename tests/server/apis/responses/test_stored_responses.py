@@ -15,11 +15,11 @@ from openai.types.responses.response_item_list import ResponseItemList
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.apis.responses.test_api_responses import CALL, THOUGHT, WEATHER, events_of
+from weft.server.apis.responses import background
+from weft.server.apis.responses.background import follow
+from weft.server.apis.responses.render import error_event
+from weft.server.apis.responses.stored import DEAD_AFTER_S, RESPONSE, StoredResponse, cancel, load_response
 from weft.server.errors import EngineDiedError
-from weft.server.generate import background
-from weft.server.generate.background import follow
-from weft.server.render.responses import error_event
-from weft.server.store.responses import DEAD_AFTER_S, KIND, StoredResponse, cancel, load
 from weft.server.store.transaction import Transaction
 
 ANSWER = "Hällo, wörld!"
@@ -226,7 +226,7 @@ def test_who_follows_a_response_that_is_deleted_is_told(client: httpx.Client, si
     with client.stream("GET", f"responses/{made['id']}", params={"stream": "true"}) as replay:
         texts = replay.iter_text()
         begun = next(texts)
-        write(site, lambda transaction: transaction.delete(KIND, made["id"], ""))
+        write(site, lambda transaction: transaction.delete(RESPONSE, made["id"], ""))
         events = events_of(begun + "".join(texts))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert (events[-1]["type"], events[-1]["code"]) == ("error", "not_found")
@@ -255,7 +255,7 @@ def test_nothing_stays_in_progress_for_ever(client: httpx.Client, site: Any, is_
     until(lambda: client.get(f"responses/{made['id']}").json()["status"] == "completed")
 
     def leave(transaction: Transaction) -> None:
-        stored = load(transaction, made["id"], "")
+        stored = load_response(transaction, made["id"], "")
         stored.response["status"] = stored.response["output"][0]["status"] = "in_progress"
         transaction.put(stored.row(""))
         if is_cancelled:
@@ -373,7 +373,7 @@ def test_ten_thousand_responses_stay_within_their_bounds(make_site: Any) -> None
             head = {"id": f"resp_{i}", "status": "completed", "output": [{"text": "x" * 2000}]}
             row = StoredResponse(head, []).row("")
             await store.write(lambda transaction, row=row: transaction.put(row))
-        return list(await store.read(lambda transaction: transaction.of_kind(KIND)))
+        return list(await store.read(lambda transaction: transaction.of_kind(RESPONSE)))
 
     kept = asyncio.run(fill())
     assert 500 < len(kept) <= 1000

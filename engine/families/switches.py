@@ -1,0 +1,293 @@
+"""The names that a family's checkpoints give to their tensors; the defaults are Llama's.
+
+The switches in which families of models differ; each family's file maps a config.json to them.
+"""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from weft.engine.fields import Fields
+from weft.engine.wire.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names of modules, without `.weight` and `.bias`. All but the first five are behind the name of a layer.
+
+    Attributes:
+        layers: The list of layers; a layer's name is this, a dot, its index.
+        positions: Learned embedding of positions.
+        token_types: Learned embedding of the types of tokens.
+        embedding_norm: Norm of embeddings.
+        feed_forward_norm: Norm before the feed-forward layer, "" to share that of the mixer (parallel blocks).
+        mixer_post_norm, feed_forward_post_norm: Norms of what the halves of a block add.
+        qkv: One name if the checkpoint has the three stacked.
+        gate_up: One name if the checkpoint has both stacked, or if there is no gate.
+    """
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    positions: str = ""
+    token_types: str = ""
+    embedding_norm: str = ""
+    mixer_norm: str = "input_layernorm"
+    mixer_post_norm: str = "post_attention_layernorm"
+    feed_forward_norm: str = "post_attention_layernorm"
+    feed_forward_post_norm: str = "post_feedforward_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    output: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+
+
+LLAMA = TensorNames()
+BLOOM = TensorNames(
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    qkv=("self_attention.query_key_value",),
+    output="self_attention.dense",
+    gate_up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+)
+GEMMA2 = TensorNames(feed_forward_norm="pre_feedforward_layernorm")
+"""Norms on both sides of both halves."""
+
+
+if TYPE_CHECKING:
+    from weft.engine.describe.config import ModelConfig
+    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
+
+
+class UseModule(ModelError):
+    """The family's parts cannot compute this checkpoint, and transformers' module may be able to."""
+
+
+class MixerSwitches(Protocol):
+    """How a layer mixes tokens, if not by softmax attention as `FamilySwitches` describes it."""
+
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
+        """The mixer of the layer of this name; output_norm is that of what it adds, None for none."""
+
+
+class FeedForwardSwitches(Protocol):
+    """How a layer computes each token by itself, if not by the dense layer that `FamilySwitches` describes."""
+
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
+        """The feed-forward layer of the layer of this name; output_norm is that of what it adds, None for none."""
+
+    def num_values(self, hidden_size: int) -> int:
+        """Values of a token inside the layer at once; 0 if a dense layer has as many."""
+        return 0
+
+
+class DecoderSwitches(Protocol):
+    """What a decoder has beside the blocks that `FamilySwitches` describes."""
+
+    def extend(self, config: "ModelConfig", spec: "DecoderSpec") -> "DecoderSpec":
+        """The whole decoder."""
+
+    def num_values(self, num_layers: int) -> int:
+        """Values that it keeps of a token through all layers."""
+
+
+class Norm(enum.Enum):
+    """Norms of hidden states. The plain ones have no weights."""
+
+    RMS = "RMSNorm"
+    PLAIN_RMS = "RMSNorm without weights"
+    LAYER_NORM = "LayerNorm"
+    LAYER_NORM_WITHOUT_BIAS = "LayerNorm without bias"
+    PLAIN_LAYER_NORM = "LayerNorm without weights"
+
+
+class Norms(enum.Enum):
+    """Where the norms of a block are.
+
+    BEFORE: before each half. AFTER: behind what each half makes, before it is added. AROUND: both. PARALLEL: before the
+    halves, which read the same hidden states. OF_SUM: behind each half, of the sum that it was added to.
+    """
+
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+    PARALLEL = "parallel"
+    OF_SUM = "of sum"
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """Norm of queries and keys.
+
+    Attributes:
+        over_all: Over all heads of a token, not over each.
+        per_head: Each head has weights of its own.
+        is_last: Behind the rotary embedding, not before it.
+    """
+
+    norm: Norm = Norm.RMS
+    over_all: bool = False
+    per_head: bool = False
+    is_last: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Scores of a query grow with its position, see `TemperatureTable`, in the layers whose mixer says so."""
+
+    strength: float
+    period: int
+    offset: int
+
+
+class Fused(enum.Enum):
+    """How a checkpoint stacks queries, keys and values in one matrix: by kind, by head, or by key-value head.
+
+    Each key-value head of GROUPS comes behind the query heads that read it.
+    """
+
+    STACKED = "stacked"
+    HEADS = "heads"
+    GROUPS = "groups"
+
+
+class Halves(enum.Enum):
+    """Which halves a block has: mixer, feed-forward layer, or both. The name of a single one's norm is `mixer_norm`."""
+
+    BOTH = "both"
+    MIXER = "mixer"
+    FEED_FORWARD = "feed-forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """The head that turns the hidden states of one token, or their mean, into a score for each label.
+
+    Attributes:
+        scores: Name of the last matrix.
+        dense: Name of a square matrix before it, "" for none.
+        activation: Behind `dense`, as torch.nn names it.
+        norm: Name of a LayerNorm behind that, "" for none; eps is its own.
+        pooling: What the head reads: cls for the first token, mean for the mean, last for the last token.
+    """
+
+    scores: str
+    dense: str = ""
+    activation: str = "Tanh"
+    norm: str = ""
+    eps: float = 1e-5
+    pooling: Literal["last", "mean", "cls"] = "cls"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySwitches:
+    """The part of a `ModelConfig` that is read differently from family to family.
+
+    Attributes:
+        names: Of tensors.
+        defaults: Values of fields that config.json may leave out, as transformers has them.
+        norm: Kind of all norms of hidden states.
+        norms: Where they are.
+        has_final_norm: Whether there is one behind the last block.
+        qkv_bias, o_bias, mlp_bias, head_bias: Whether these projections have a bias; o_bias None: as qkv_bias says.
+        qk_norm: Norm of queries and keys; None for none.
+        fused: How the checkpoint stacks queries, keys and values, if it has them in one matrix.
+        is_transposed: Whether the checkpoint has its matrices as (inputs, outputs).
+        is_interleaved: Whether the rotary embedding turns pairs of neighbours.
+        has_rope: Whether there is a rotary embedding.
+        ropeless: Layers without one, by index.
+        local_rope_theta: Base of the rotary embedding of layers with a window, never scaled; None for none.
+        temperature: Factors on queries by position, for mixers that ask for them; None for none.
+        num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
+        counts_skipped: Whether max_position_embeddings counts them.
+        is_bidirectional: Whether a token sees the tokens behind it, too.
+        classifier: The head of a classifier; None for any other model.
+        unused: Beginnings of the names of tensors that checkpoints may hold and nothing reads.
+        normless: Layers without a norm before attention, by index.
+        clip: Bound on the values of queries, keys and values; None for none.
+        sinks: Name of the sinks behind that of a layer, see `AttentionStep.attend`; "" for none.
+        slopes: Of ALiBi, one for each head, see `PagedKV`; empty for none.
+        sliding_windows: Per layer the window in tokens, None for full attention; empty means full attention everywhere.
+        mixers: Per layer what stands in place of attention, None for attention; empty means attention everywhere.
+        feed_forwards: Per layer what stands in place of the dense layer, None for that; empty means it everywhere.
+        halves: Per layer which halves its block has; empty means both everywhere.
+        head_dim: Default if config.json gives none; None means hidden_size / num_attention_heads.
+        full_head_dim: That of layers without a window; None for the same everywhere.
+        extension: What the decoder has beside its blocks; None for nothing.
+        norm_offset: Added to the stored weights of norms over hidden states.
+        embedding_scale: Multiplier of embeddings, in the model's dtype.
+        residual_scale: Multiplier of what each half of a block adds.
+        logit_scale: Multiplier of logits.
+        attention_scale: Multiplier of scores; None means head_dim ** -0.5.
+        attention_soft_cap, logit_soft_cap: Scores or logits become cap * tanh(x / cap); None means no cap.
+        activation: Of the feed-forward layers; None means hidden_act of config.json, else SiLU.
+        is_gated: Whether feed-forward layers have a gate.
+        ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
+    """
+
+    names: TensorNames = LLAMA
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    norm: Norm = Norm.RMS
+    norms: Norms = Norms.BEFORE
+    has_final_norm: bool = True
+    qkv_bias: bool = False
+    o_bias: bool | None = None
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: QKNorm | None = None
+    fused: Fused = Fused.STACKED
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    has_rope: bool = True
+    ropeless: frozenset[int] = frozenset()
+    local_rope_theta: float | None = None
+    temperature: Temperature | None = None
+    num_positions_skipped: int = 0
+    counts_skipped: bool = False
+    is_bidirectional: bool = False
+    classifier: Classifier | None = None
+    normless: frozenset[int] = frozenset()
+    unused: tuple[str, ...] = ()
+    clip: float | None = None
+    sinks: str = ""
+    slopes: tuple[float, ...] = ()
+    sliding_windows: tuple[int | None, ...] = ()
+    mixers: tuple[MixerSwitches | None, ...] = ()
+    feed_forwards: tuple[FeedForwardSwitches | None, ...] = ()
+    halves: tuple[Halves, ...] = ()
+    head_dim: int | None = None
+    full_head_dim: int | None = None
+    extension: DecoderSwitches | None = None
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    activation: str | None = None
+    is_gated: bool = True
+    ties_embeddings: bool = False
+
+
+Family = Callable[[Fields], FamilySwitches]
+
+FAMILIES: dict[str, Family] = {}
+"""By architecture; `registry` fills it."""
+
+
+def family(*architectures: str) -> Callable[[Family], Family]:
+    """Make a function the family of architectures, by their names in config.json."""
+
+    def register(function: Family) -> Family:
+        FAMILIES.update(dict.fromkeys(architectures, function))
+        return function
+
+    return register

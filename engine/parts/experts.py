@@ -1,0 +1,217 @@
+"""The description of a layer of experts, and how it is built.
+
+A dense layer and experts beside it, which read the hidden states through norms of their own (Gemma 4).
+
+The description of a dense layer with experts beside it, and how it is built.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from typing_extensions import override
+
+from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
+from weft.engine.describe.tensor_names import dense_spec, norm_spec
+from weft.engine.families.experts import ExpertSwitches, Gating, Routing
+from weft.engine.families.gemma import Gemma4Experts
+from weft.engine.layers.all_ranks import of_all_ranks
+from weft.engine.layers.block import FeedForward, Layer, Linear, unchanged
+from weft.engine.layers.gated import scaled
+from weft.engine.layers.kernels import ExpertLayer, Experts, LayerKernels, ScaledInputs, SharedExpert
+from weft.engine.weights.reader import ExpertsRef, RowOrder, TensorRef, WeightReader, WeightRef
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec(FeedForwardSpec):
+    """`ExpertLayer`.
+
+    Attributes:
+        router, router_bias: (num_experts, hidden_size) and (num_experts,).
+        correction: The bias of `Routing.choose`.
+        shared: Without norm and scale, which are for the sum of all outputs.
+        shared_gate: (1, hidden_size), of `SharedExpert`; None if the shared expert counts in full.
+        scales_inputs: Whether the experts are `ScaledInputs`.
+        norm: Of the sum of all outputs; None for none.
+        scale: Factor on that.
+        is_partial: Whether the sums of all ranks are summed first.
+    """
+
+    router: TensorRef
+    router_bias: TensorRef | None
+    correction: TensorRef | None
+    routing: Routing
+    gate_up: ExpertsRef
+    down: ExpertsRef
+    gating: Gating
+    shared: FeedForwardSpec | None = None
+    shared_gate: TensorRef | None = None
+    scales_inputs: bool = False
+    norm: NormSpec | None = None
+    scale: float = 1.0
+    is_partial: bool = False
+
+    @override
+    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
+        bias = None if self.router_bias is None else reader.tensor(self.router_bias)
+        correction = None if self.correction is None else reader.tensor(self.correction).flatten()
+        experts = kit.experts(self.gate_up, self.down, reader, self.gating)
+        return ExpertLayer(
+            kit.router(reader.tensor(self.router), bias),
+            self.routing,
+            ScaledInputs(experts) if self.scales_inputs else experts,
+            correction,
+            self._shared(kit, reader),
+            self._follower(kit, reader),
+        )
+
+    @override
+    def experts_bytes(self, kit: LayerKernels, dtype: torch.dtype) -> int:
+        return kit.experts_bytes(self.gate_up, self.down, self.gating, dtype)
+
+    def _shared(self, kit: LayerKernels, reader: WeightReader) -> FeedForward | None:
+        if self.shared is None:
+            return None
+        shared = self.shared.build(kit, reader)
+        return SharedExpert(kit.router(reader.tensor(self.shared_gate), None), shared) if self.shared_gate else shared
+
+    def _follower(self, kit: LayerKernels, reader: WeightReader) -> Layer | None:
+        if self.norm is None and self.scale == 1.0 and not self.is_partial:
+            return None
+        layer = self.norm.build(kit, reader) if self.norm else unchanged
+        layer = layer if self.scale == 1.0 else scaled(layer, self.scale)
+        return of_all_ranks(layer) if self.is_partial else layer
+
+
+def experts_spec(
+    switches: ExpertSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+) -> ExpertsSpec:
+    """The experts of the layer of this name."""
+    hidden, names, count = config.hidden_size, switches.names, switches.num_experts
+    gating = switches.gating or Gating(config.activation, has_gate=config.switches.is_gated)
+    order = RowOrder(switches.size, (1, 1)) if switches.is_interleaved else None
+    gate_up = _matrix(switches, layer, names.gate_up, (switches.size,) * gating.num_parts, hidden, order)
+    down = _matrix(switches, layer, (names.down,), (hidden,), switches.size)
+    shape = (1, count) if switches.has_correction_row else (count,)
+    correction = TensorRef(f"{layer}.{names.correction}", shape, dtype=torch.float32)
+    return ExpertsSpec(
+        router=TensorRef(f"{layer}.{names.router}.weight", (count, hidden)),
+        router_bias=TensorRef(f"{layer}.{names.router}.bias", (count,)) if switches.router_bias else None,
+        correction=correction if names.correction else None,
+        routing=switches.routing,
+        gate_up=ExpertsRef(gate_up, count, names.suffixes, _fused(layer, names.gate_up, "gate_up_proj")),
+        down=ExpertsRef(down, count, names.suffixes, _fused(layer, (names.down,), "down_proj")),
+        gating=gating,
+        shared=_shared(switches, config, layer) if switches.shared_size else None,
+        shared_gate=TensorRef(f"{layer}.{names.shared_gate}.weight", (1, hidden)) if names.shared_gate else None,
+        scales_inputs=switches.scales_inputs,
+        norm=output_norm,
+        scale=config.switches.residual_scale,
+    )
+
+
+def _matrix(
+    switches: ExpertSwitches,
+    layer: str,
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    in_features: int,
+    order: RowOrder | None = None,
+) -> WeightRef:
+    full = tuple(f"{layer}.{name}" for name in names)
+    return WeightRef(full, sizes, in_features, switches.expert_bias, order=order, is_transposed=switches.is_transposed)
+
+
+def _shared(switches: ExpertSwitches, config: ModelConfig, layer: str) -> FeedForwardSpec:
+    hidden, size, bias = config.hidden_size, switches.shared_size, switches.shared_bias
+    names = tuple(f"{layer}.{name}" for name in switches.names.shared_gate_up)
+    output = OutputSpec(WeightRef((f"{layer}.{switches.names.shared_down}",), (hidden,), size, bias))
+    sizes = (size, size) if config.switches.is_gated else (size,)
+    return DenseSpec(WeightRef(names, sizes, hidden, bias), config.activation, output)
+
+
+def _fused(layer: str, names: tuple[str, ...], fused: str) -> str:
+    """The tensor that holds all experts of a layer where they are not apart."""
+    return f"{layer}.{names[0].partition('{}')[0]}{fused}" if names[0].endswith("_proj") and "{}" in names[0] else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBeside(FeedForward):
+    """The sum of both, normalised, is added.
+
+    Attributes:
+        dense: With a norm of its outputs.
+        router_norm, experts_norm: Of the hidden states.
+        expert_scales: (num_experts,), factors on shares.
+        outputs_norm: Of what the experts make together.
+        norm: Of the sum.
+    """
+
+    dense: FeedForward
+    router_norm: Layer
+    router: Linear
+    routing: Routing
+    expert_scales: torch.Tensor
+    experts_norm: Layer
+    experts: Experts
+    outputs_norm: Layer
+    norm: Layer
+
+    @override
+    def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
+        outputs, chosen = torch.zeros_like(residual), torch.zeros_like(residual)
+        self.dense.add_to(outputs, normed)
+        ids, shares = self.routing.choose(self.router.to_float32(self.router_norm(residual)), None)
+        self.experts.add_to(chosen, self.experts_norm(residual), ids, shares * self.expert_scales[ids])
+        residual += self.norm(outputs.add_(self.outputs_norm(chosen)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBesideSpec(FeedForwardSpec):
+    """`ExpertsBeside`.
+
+    Attributes:
+        router_scale: (hidden_size,), weights of the router's norm before they are divided by the root of their number.
+    """
+
+    dense: FeedForwardSpec
+    experts: ExpertsSpec
+    router_scale: TensorRef
+    expert_scales: TensorRef
+    experts_norm: NormSpec
+    outputs_norm: NormSpec
+    norm: NormSpec
+
+    @override
+    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
+        scale, experts = reader.tensor(self.router_scale), self.experts
+        outputs_norm = self.outputs_norm.build(kit, reader)
+        return ExpertsBeside(
+            self.dense.build(kit, reader),
+            kit.norm(scale * len(scale) ** -0.5, self.norm.eps),
+            kit.router(reader.tensor(experts.router), None),
+            experts.routing,
+            reader.tensor(self.expert_scales),
+            self.experts_norm.build(kit, reader),
+            kit.experts(experts.gate_up, experts.down, reader, experts.gating),
+            of_all_ranks(outputs_norm) if experts.is_partial else outputs_norm,
+            self.norm.build(kit, reader),
+        )
+
+
+def experts_beside_spec(
+    switches: Gemma4Experts, config: ModelConfig, layer: str, output_norm: NormSpec | None
+) -> ExpertsBesideSpec:
+    """The feed-forward layer of the layer of this name."""
+    experts = switches.experts.spec(config, layer, None)
+    assert isinstance(experts, ExpertsSpec) and output_norm is not None
+    dense = replace(config, intermediate_size=switches.dense_size)
+    return ExpertsBesideSpec(
+        dense_spec(dense, layer, norm_spec(config, f"{layer}.post_feedforward_layernorm_1")),
+        experts,
+        TensorRef(f"{layer}.router.scale", (config.hidden_size,), dtype=torch.float32),
+        TensorRef(f"{layer}.router.per_expert_scale", (switches.experts.num_experts,), dtype=torch.float32),
+        norm_spec(config, f"{layer}.pre_feedforward_layernorm_2"),
+        norm_spec(config, f"{layer}.post_feedforward_layernorm_2"),
+        output_norm,
+    )

@@ -1,0 +1,263 @@
+"""Mixers of state space models: Mamba (Gu and Dao, 2023), Mamba 2 (Dao and Gu, 2024), and mixers side by side.
+
+A mixer has two caches: that of its convolution and, with the next index, that of its state space.
+
+Mixers of state space models before they are loaded.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from typing_extensions import override
+
+from weft.engine.cache.specs import StateSpec
+from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
+from weft.engine.describe.tensor_names import output_spec
+from weft.engine.families.mamba import Mamba2Switches, MambaSwitches
+from weft.engine.layers.all_ranks import of_all_ranks
+from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, StateStep, unchanged
+from weft.engine.layers.gated import LinearWithEpilogue
+from weft.engine.layers.kernels import LayerKernels
+from weft.engine.layers.norm import RMSNorm
+from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan, StateSpace, StateSpaceScan
+from weft.engine.parts.linear_attention import ConvolutionSpec, convolution_spec
+from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
+
+
+def _states(step: BlockStep) -> StateStep:
+    assert step.caches.states is not None
+    return step.caches.states
+
+
+@dataclass(frozen=True, slots=True)
+class MambaMixer(Mixer):
+    """Mamba.
+
+    Attributes:
+        inputs: Makes the input of the convolution, then the gate.
+        selection: Makes what time steps are made of, then b and c, of these sizes.
+        selection_norms: Norms of those three; empty for none.
+        times: Makes the time steps.
+    """
+
+    inputs: Linear
+    convolution: CausalConvolution
+    selection: Linear
+    sizes: tuple[int, int, int]
+    selection_norms: tuple[Layer, ...]
+    times: Linear
+    scan: SelectiveScan
+    output: Linear
+    cache: int
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        states = _states(step)
+        x, gate = self.inputs(normed).chunk(2, 1)
+        x = self.convolution.step(x, states, self.cache)
+        times, b, c = self.selection(x).split_with_sizes(self.sizes, 1)
+        if self.selection_norms:
+            times, b, c = (norm(part) for norm, part in zip(self.selection_norms, (times, b, c), strict=True))
+        return self.scan(x, self.times(times), (b, c), gate, states, self.cache + 1)
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.output.add_to(residual, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Mixer(Mixer):
+    """Mamba 2.
+
+    Attributes:
+        inputs: Makes the gate, the input of the convolution and the time steps, of these sizes.
+        norm: Of the gated outputs; None for none.
+    """
+
+    inputs: Linear
+    sizes: tuple[int, int, int]
+    convolution: CausalConvolution
+    scan: StateSpaceScan
+    norm: Layer | None
+    output: Linear
+    cache: int
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        states = _states(step)
+        gate, channels, times = self.inputs(normed).split_with_sizes(self.sizes, 1)
+        channels = self.convolution.step(channels, states, self.cache)
+        outputs = self.scan(channels, times, gate, states, self.cache + 1)
+        return self.norm(outputs) if self.norm else outputs
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.output.add_to(residual, mixed)
+
+
+def grouped_norm(weight: torch.Tensor, eps: float, num_groups: int) -> Layer:
+    """RMSNorm of each group of the last dimension by itself; weight (size,)."""
+    norm = RMSNorm(weight.view(num_groups, -1), eps)
+    return lambda hidden: norm(hidden.view(len(hidden), num_groups, -1)).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixers(Mixer):
+    """Mixers that read the same hidden states; widths are the inner sizes of each."""
+
+    mixers: tuple[Mixer, ...]
+    widths: tuple[int, ...]
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        return torch.cat([mixer.mix(normed, step) for mixer in self.mixers], 1)
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        for mixer, part in zip(self.mixers, mixed.split_with_sizes(self.widths, 1), strict=True):
+            mixer.add_to(residual, part)
+
+
+def _float32(name: str, *shape: int) -> TensorRef:
+    return TensorRef(name, shape, dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec(MixerSpec):
+    """`MambaMixer`; decays is the logarithm of the negative decays.
+
+    is_partial says whether what the selections of all ranks make is summed first.
+    """
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    selection: WeightRef
+    selection_norms: tuple[NormSpec, ...]
+    times: WeightRef
+    decays: TensorRef
+    skips: TensorRef
+    time_bias: TensorRef
+    output: OutputSpec
+    cache: StateSpec
+    is_partial: bool = False
+
+    @override
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        rank, state_size, _ = self.selection.sizes
+        selection = kit.linear(self.selection, reader)
+        return MambaMixer(
+            kit.linear(self.inputs, reader),
+            self.convolution.build(kit, reader),
+            LinearWithEpilogue(selection, of_all_ranks(unchanged)) if self.is_partial else selection,
+            (rank, state_size, state_size),
+            tuple(norm.build_by_torch(reader) for norm in self.selection_norms),
+            kit.linear(self.times, reader),
+            kit.selective_scan(
+                -reader.tensor(self.decays).exp(), reader.tensor(self.skips), reader.tensor(self.time_bias)
+            ),
+            self.output.build(kit, reader),
+            first_cache,
+        )
+
+
+def mamba_spec(switches: MambaSwitches, config: ModelConfig, layer: str, norm: NormSpec | None) -> MambaSpec:
+    """The mixer of the layer of this name."""
+    name, width, rank, size = f"{layer}.{switches.name}", switches.width, switches.rank, switches.state_size
+    output = WeightRef((f"{name}.out_proj",), (config.hidden_size,), width, switches.has_bias)
+    norms = tuple(
+        NormSpec(TensorRef(f"{name}.{part}_layernorm.weight", (part_size,)) if switches.has_norm_weights else None, eps)
+        for part, part_size in (("dt", rank), ("b", size), ("c", size))
+        if (eps := switches.norm_eps) is not None
+    )
+    return MambaSpec(
+        WeightRef((f"{name}.in_proj",), (2 * width,), config.hidden_size, switches.has_bias),
+        convolution_spec(f"{name}.conv1d", width, switches.kernel, switches.has_convolution_bias, has_silu=True),
+        WeightRef((f"{name}.x_proj",), (rank, size, size), width),
+        norms,
+        WeightRef((f"{name}.dt_proj",), (width,), rank),
+        _float32(f"{name}.A_log", width, size),
+        _float32(f"{name}.D", width),
+        _float32(f"{name}.dt_proj.bias", width),
+        output_spec(config, output, norm),
+        StateSpec((width, size), torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec(MixerSpec):
+    """`Mamba2Mixer`; decays is the logarithm of the negative decays, norm the weight of a norm in groups."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    decays: TensorRef
+    skips: TensorRef
+    time_bias: TensorRef
+    norm: TensorRef | None
+    eps: float
+    output: OutputSpec
+    switches: Mamba2Switches
+    cache: StateSpec
+
+    @override
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        switches, norm = self.switches, None
+        space = StateSpace(
+            *(switches.head_dim, switches.state_size, switches.num_groups, -reader.tensor(self.decays).exp()),
+            *(reader.tensor(self.skips), reader.tensor(self.time_bias), switches.scales[4]),
+            *(switches.time_limits, switches.scales[0]),
+        )
+        if self.norm is not None:
+            weight = reader.tensor(self.norm)
+            is_whole = switches.num_groups == 1
+            norm = kit.norm(weight, self.eps) if is_whole else grouped_norm(weight, self.eps, switches.num_groups)
+        return Mamba2Mixer(
+            kit.linear(self.inputs, reader),
+            (switches.width, switches.num_channels, switches.num_heads),
+            self.convolution.build(kit, reader),
+            kit.state_space(space),
+            norm,
+            self.output.build(kit, reader),
+            first_cache,
+        )
+
+
+def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm: NormSpec | None) -> Mamba2Spec:
+    """The mixer of the layer of this name."""
+    name, width, shared = f"{layer}.{switches.name}", switches.width, switches.num_groups * switches.state_size
+    matrix = (f"{name}.in_proj",), (width, switches.num_channels, switches.num_heads)
+    output = WeightRef(
+        (f"{name}.out_proj",), (config.hidden_size,), width, switches.has_output_bias, scales=(switches.output_scale,)
+    )
+    convolution = convolution_spec(
+        f"{name}.conv1d", switches.num_channels, switches.kernel, switches.has_convolution_bias, has_silu=True
+    )
+    scales = tuple(zip((width, shared, shared), switches.scales[1:4], strict=True))
+    return Mamba2Spec(
+        WeightRef(*matrix, config.hidden_size, switches.has_bias),
+        replace(convolution, scales=scales),
+        _float32(f"{name}.A_log", switches.num_heads),
+        _float32(f"{name}.D", switches.num_heads),
+        _float32(f"{name}.dt_bias", switches.num_heads),
+        TensorRef(f"{name}.norm.weight", (width,)) if switches.has_norm else None,
+        config.rms_norm_eps,
+        output_spec(config, output, norm),
+        switches,
+        StateSpec((switches.num_heads, switches.head_dim, switches.state_size), torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixersSpec(MixerSpec):
+    """`ParallelMixers`."""
+
+    mixers: tuple[MixerSpec, ...]
+    widths: tuple[int, ...]
+
+    @override
+    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        built = []
+        for mixer in self.mixers:
+            built.append(mixer.build(kit, reader, first_cache))
+            first_cache += len(mixer.caches)
+        return ParallelMixers(tuple(built), self.widths)

@@ -1,0 +1,223 @@
+"""Which files hold a model that has a folder in Hugging Face layout. Imports no torch.
+
+Makes a tokenizer.json from another kind of tokenizer: `python -m weft.engine.wire.tokenizer_files`.
+
+It imports transformers, which a server must not, so it runs in a process of its own. A SentencePiece model
+becomes what SentencePiece itself does with it, with one exception, as in transformers: text that begins with a space
+gets no second one as a prefix. So text after a control token needs no exception.
+
+Finds the tokenizer.json of a checkpoint; makes one where the checkpoint has a tokenizer of another kind.
+
+It is made once by a child process, because that imports transformers, and kept in the user's cache under a hash of the
+files that it was made from.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+
+
+def describe(config: Path) -> tuple[bytes, list[Path]]:
+    """What a config.json says, and the GGUF files that it leads to; not where these are, and how old.
+
+    Raises:
+        OSError, ValueError: It cannot be read.
+    """
+    fields = json.loads(config.read_bytes())
+    quantization = fields.get("quantization_config") or {}
+    files = quantization.pop("files", ())
+    quantization.pop("versions", None)
+    return json.dumps(fields).encode(), [Path(file) for file in files]
+
+
+"""Makes a tokenizer.json from another kind of tokenizer: `python -m weft.engine.wire.tokenizer_files`.
+
+It imports transformers, which a server must not, so it runs in a process of its own. A SentencePiece model
+becomes what SentencePiece itself does with it, with one exception, as in transformers: text that begins with a space
+gets no second one as a prefix. So text after a control token needs no exception.
+"""
+
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_CONTROL, _USER_DEFINED = 3, 4  # SentencePiece's types of pieces
+
+
+def convert(folder: Path, name: str) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer in this file of a checkpoint, and its special tokens by name.
+
+    Raises:
+        ImportError: A package is missing; the message says how to install it.
+    """
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if name == "tokenizer.model":
+        return _from_sentencepiece(folder / name, config)
+    if name == "tekken.json":
+        return _from_tekken(folder / name, config)
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    named = {key: value for key in _NAMES if isinstance(value := getattr(loaded, key, None), str)}
+    return loaded.backend_tokenizer, named
+
+
+def _from_tekken(file: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    backend = MistralConverter(str(file)).converted()
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    named = {key: text for key, text in named.items() if backend.token_to_id(text) is not None}
+    _frame(backend, named, config, processors.ByteLevel(trim_offsets=False))
+    return backend, named
+
+
+def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    try:
+        import google.protobuf  # noqa: F401 (the extractor would fail with a longer message)
+        import sentencepiece  # noqa: F401
+    except ImportError:
+        raise ImportError("this needs a package more: pip install 'weft[sentencepiece]'") from None
+    from transformers.convert_slow_tokenizer import SentencePieceExtractor, SpmConverter
+
+    extractor: Any = SentencePieceExtractor(str(file))  # its types are of another version
+    converter: Any = SpmConverter
+    extracted = extractor.extract(None)
+    proto = extractor.proto
+    backend = converter.build_tokenizer_from_spm_proto(proto, extracted["vocab"], extracted.get("merges"))
+    rules = proto.normalizer_spec
+    # Versions of transformers differ in what is beside the model.
+    backend.pre_tokenizer = None
+    steps: list[Any] = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
+    if rules.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if rules.add_dummy_prefix:
+        if rules.remove_extra_whitespaces:  # the scheme "first" gives text that was stripped no prefix
+            steps += [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]
+        else:
+            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        steps.append(normalizers.Replace(" ", "▁"))
+    by_bytes = [decoders.ByteFallback()] if proto.trainer_spec.byte_fallback else []
+    prefix = [decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *by_bytes, decoders.Fuse(), *prefix])
+    backend.normalizer = normalizers.Sequence(steps)
+    special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
+    plain = [piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED]
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
+    for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda entry: int(entry[0])):
+        backend.add_tokens([AddedToken(token["content"], normalized=False, special=token.get("special", False))])
+    spec = proto.trainer_spec
+    pieces = (("bos_token", spec.bos_id), ("eos_token", spec.eos_id), ("unk_token", spec.unk_id))
+    named = {key: proto.pieces[piece_id].piece for key, piece_id in pieces if piece_id >= 0}
+    _frame(backend, named, config, None)
+    return backend, named
+
+
+def _frame(backend: tokenizers.Tokenizer, named: dict[str, str], config: dict[str, Any], inner: Any) -> None:
+    """Put tokens around a prompt as the configuration says; without it, the beginning of a sequence before it."""
+    begin = named.get("bos_token") if config.get("add_bos_token", True) else None
+    end = named.get("eos_token") if config.get("add_eos_token", False) else None
+    around = [text for text in (begin, end) if text is not None]
+    if around:
+        template = " ".join(text for text in (begin, "$A", end) if text is not None)
+        tokens = [(text, backend.token_to_id(text)) for text in around]
+        framed = processors.TemplateProcessing(single=template, special_tokens=tokens)
+        backend.post_processor = processors.Sequence([inner, framed]) if inner else framed
+
+
+def main() -> None:
+    """Arguments: the checkpoint, the name of its tokenizer's file, an empty folder for what is made."""
+    folder, name, out = sys.argv[1:]
+    try:
+        backend, named = convert(Path(folder), name)
+    except Exception as error:  # one line for whoever reads it
+        raise SystemExit(" ".join(str(error).split())[:500] or type(error).__name__) from None
+    (Path(out) / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
+    backend.save(str(Path(out) / "tokenizer.json"))
+
+
+TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Names of the files of each kind of tokenizer, the best first."""
+
+_VERSION = b"1"  # of what `convert_tokenizer` makes
+
+
+_ALSO_READ = ("tokenizer_config.json", "config.json", "added_tokens.json", "special_tokens_map.json")
+_MOST_SECONDS = 300
+
+
+class TokenizerFilesError(Exception):
+    """There is no tokenizer that can be read; one line."""
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder with the tokenizer.json: the checkpoint's own, or one in the cache.
+
+    Raises:
+        TokenizerFilesError: There is none, and none can be made.
+    """
+    kind = next((names for names in TOKENIZER_KINDS if all((folder / name).is_file() for name in names)), None)
+    if kind is None:
+        raise TokenizerFilesError(
+            f"{folder} has no tokenizer.json, tekken.json, tokenizer.model, nor vocab.json with merges.txt"
+        )
+    if kind == TOKENIZER_KINDS[0]:
+        return folder
+    digest = hashlib.sha256(_VERSION)
+    versions = [f"{name} {version(name)}" for name in ("tokenizers", "transformers")]
+    for part in (*versions, *kind, *_ALSO_READ):
+        content = (folder / part).read_bytes() if (folder / part).is_file() else b""
+        digest.update(f"{part} {len(content)} ".encode() + content)
+    made = _cache() / digest.hexdigest()
+    if not made.is_dir():
+        _make(folder, kind[0], made)
+    return made
+
+
+def _cache() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "tokenizers"
+
+
+def _make(folder: Path, name: str, made: Path) -> None:
+    """Convert the files of which one has this name; raises TokenizerFilesError."""
+    try:
+        _convert(folder, name, made)
+    except OSError as error:
+        fault = f"{error}; XDG_CACHE_HOME may name a folder that can be written"
+        raise TokenizerFilesError(f"{folder / name} cannot be converted: {fault}") from None
+    except subprocess.TimeoutExpired:
+        raise TokenizerFilesError(f"{folder / name} was not converted within {_MOST_SECONDS} s") from None
+
+
+def _convert(folder: Path, name: str, made: Path) -> None:
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        out = Path(scratch) / "made"
+        out.mkdir()
+        command = [sys.executable, "-P", "-m", "weft.engine.wire.tokenizer_files", str(folder), name, str(out)]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_MOST_SECONDS
+        )
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["the converter was killed"])[-1]
+            raise TokenizerFilesError(f"{folder / name}: {reason}")
+        try:
+            out.rename(made)
+        except OSError:
+            if not made.is_dir():  # else another process was faster
+                raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""POST /v1/models/load, /unload and /alias: manage the served models while they serve. Guarded by `admin_key`.
+
+Each answers once it has come about, at most after load_timeout_s; what was asked goes on also if nobody waits.
+
+POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, guarded by `admin_key`.
+
+The engine loads the adapter before its name is served. The supervisor then serves the name in all server processes, and
+no longer after an unload; requests that have begun keep their adapter to their end.
+"""
+
+import asyncio
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.options import Adapter, find_adapter
+from weft.engine.wire.params import Pooling, SamplingParams
+from weft.server.apis.openai.lists import AliasBody, LoadAdapterBody, ModelBody, ModelCondition, UnloadAdapterBody
+from weft.server.errors import (
+    EngineRestartingError,
+    InvalidRequestError,
+    ModelFailedError,
+    ModelLoadingError,
+    ModelNotFoundError,
+    shown,
+)
+from weft.server.http.context import ServerContext, get_context
+from weft.server.models.fleet import (
+    ASK_EVERY_S,
+    Ask,
+    FleetState,
+    ModelState,
+    ServedAdapter,
+    adapter_fault,
+    may_be_alias,
+)
+from weft.server.models.served_model import ServedModel
+from weft.server.task.body import BodyRoute
+from weft.server.task.validation import ignored_fields, ignored_header
+
+LOOK_S = 0.03
+Context = Annotated[ServerContext, Depends(get_context)]
+router = APIRouter(route_class=BodyRoute)
+
+
+@router.post("/v1/models/load")
+async def load_model(body: ModelBody, request: Request, context: Context) -> Response:
+    """Load a model, if it is not loaded; also if it has failed before."""
+    name = context.find_model(request, body.model).name
+    before = _state(context, name)
+
+    def is_done(fleet: FleetState) -> bool:
+        state = fleet.models[name]
+        return state.state == "ready" or state.num_failures > before.num_failures
+
+    state = await asked(Ask("load", name), is_done, context)
+    if state.state == "failed":
+        raise ModelFailedError(f"the model {name} cannot be loaded: {state.message}", param="model")
+    if state.state != "ready":
+        raise ModelLoadingError(f"the model {name} is not loaded within {context.settings.load_timeout_s:g} s")
+    return _told(name, state)
+
+
+@router.post("/v1/models/unload")
+async def unload_model(body: ModelBody, request: Request, context: Context) -> Response:
+    """Unload a model once it has answered what it has accepted. Its next request loads it again."""
+    model = context.find_model(request, body.model)
+    if not model.on_demand:
+        raise InvalidRequestError(f"the model {model.name} is always loaded: set load: on-demand", param="model")
+    num_before = _state(context, model.name).num_unloaded
+
+    def is_done(fleet: FleetState) -> bool:
+        state = fleet.models[model.name]
+        return state.state in ("unloaded", "failed") or state.num_unloaded > num_before
+
+    return _told(model.name, await asked(Ask("unload", model.name), is_done, context))
+
+
+@router.post("/v1/models/alias")
+async def set_alias(body: AliasBody, request: Request, context: Context) -> Response:
+    """Let an alias mean another model from now on. Requests that have begun stay where they are."""
+    name = context.find_model(request, body.model).name
+    if not may_be_alias(body.alias, context.fleet.read()):
+        message = f"alias must be no model's or adapter's own name, and there may not be more of them, got {body.alias}"
+        raise InvalidRequestError(message, param="alias")
+
+    def is_done(fleet: FleetState) -> bool:
+        return fleet.aliases.get(body.alias) == name
+
+    state = await asked(Ask("alias", name, body.alias), is_done, context)
+    if not is_done(context.fleet.read()):
+        raise EngineRestartingError(f"{body.alias} does not mean {name} yet; ask again")
+    return _told(name, state)
+
+
+async def asked(ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext) -> ModelState:
+    """Ask, and wait; the model's state after that."""
+    deadline = time.monotonic() + context.settings.load_timeout_s
+    ask_time = 0.0
+    while not is_done(context.fleet.read()) and (now := time.monotonic()) < deadline:
+        if now >= ask_time:
+            context.fleet.ask(ask)
+            ask_time = now + ASK_EVERY_S
+        await asyncio.sleep(LOOK_S)
+    return _state(context, ask.model)
+
+
+def _state(context: ServerContext, name: str) -> ModelState:
+    return context.fleet.read().models[name]
+
+
+def _told(name: str, state: ModelState) -> Response:
+    condition = ModelCondition(name, state.state, state.memory_bytes)
+    return Response(msgspec.json.encode(condition), media_type="application/json")
+
+
+@router.post("/v1/load_lora_adapter")
+async def load_adapter(body: LoadAdapterBody, request: Request, context: Context) -> Response:
+    """Load an adapter from a folder of the server's machine, and serve it under its name."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    model, name = context.find_model(request, body.model), body.lora_name
+    if model.adapter is not None:
+        raise InvalidRequestError(f"model must be a model, got the adapter {body.model}", param="model")
+    if not context.settings.for_model(model.name).num_lora_slots:
+        message = f"the model {model.name} takes no adapters: max_loras must be at least 1, but is 0"
+        raise InvalidRequestError(message, param="model")
+    folder = pathlib.Path(os.path.expanduser(body.lora_path)).absolute()  # which leaves an unknown user's ~ alone
+    try:
+        served = ServedAdapter(model.name, await asyncio.to_thread(find_adapter, name, folder))
+    except ModelError as error:
+        raise InvalidRequestError(f"lora_path: {error}", param="lora_path") from None
+    fleet = context.fleet.read()
+    fault = adapter_fault(served, fleet, replaces=body.load_inplace)
+    if fleet.adapters.get(name) == served and not body.load_inplace:
+        fault = f"lora_name {name} is already this adapter"
+    if fault is not None:
+        raise InvalidRequestError(fault, param="lora_name")
+    await _load(model, served.adapter, context.settings.load_timeout_s)
+
+    def is_done(fleet: FleetState) -> bool:
+        return fleet.adapters.get(name) == served or bool(adapter_fault(served, fleet, replaces=body.load_inplace))
+
+    ask = Ask("add adapter", model.name, adapter=served.adapter, replaces=body.load_inplace)
+    await asked(ask, is_done, context)
+    if context.fleet.read().adapters.get(name) != served:
+        raise EngineRestartingError(f"the adapter {name} is not served yet, or another one under its name; ask again")
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.", headers=ignored_header(ignored))
+
+
+@router.post("/v1/unload_lora_adapter")
+async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
+    """Serve an adapter no longer."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    name = body.lora_name
+    served = context.fleet.read().adapters.get(name)
+    if served is None:
+        raise ModelNotFoundError(f"the LoRA adapter {shown(name)} cannot be found", param="lora_name")
+
+    def is_done(fleet: FleetState) -> bool:
+        return fleet.adapters.get(name) != served
+
+    await asked(Ask("drop adapter", served.model, adapter=served.adapter), is_done, context)
+    if not is_done(context.fleet.read()):
+        raise EngineRestartingError(f"the adapter {name} is still served; ask again")
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=ignored_header(ignored))
+
+
+async def _load(model: ServedModel, adapter: Adapter, timeout_s: float) -> None:
+    """Have the engine load an adapter: it accepts a request once it has what the request needs."""
+    await model.engine_client.load()
+    try:
+        async with asyncio.timeout(timeout_s):
+            is_vector = model.engine_info.vectors is not None
+            add = AddRequest(
+                TokensInput([0]),
+                SamplingParams(max_tokens=0 if is_vector else 1),
+                adapter=adapter,
+                pooling=Pooling() if is_vector else None,
+            )
+            (await model.engine_client.generate(add)).close()
+    except ModelFailedError as error:
+        raise InvalidRequestError(f"lora_path: {error.message}", param="lora_path") from None
+    except TimeoutError:
+        message = f"the adapter {adapter.name} is not loaded within {timeout_s:g} s: all slots may be in use"
+        raise ModelLoadingError(message) from None

@@ -1,0 +1,312 @@
+"""/v1/files: files of an API key. A file is acknowledged once it is on the disk.
+
+/v1/uploads: a file in parts. The parts become one file at the end, and until then they expire.
+"""
+
+import contextlib
+import hashlib
+import time
+from functools import partial
+from typing import Annotated, Any, get_args
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+
+from weft.server.apis.batches.files import (
+    CompleteBody,
+    Content,
+    Purpose,
+    UploadBody,
+    content_path,
+    file_row,
+    join,
+    living,
+    new_id,
+    read_form,
+    remove_contents,
+    sweep,
+)
+from weft.server.apis.openai.lists import json_answer, list_answer, read_page
+from weft.server.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    StorageError,
+    StorageFullError,
+    UnknownParameterError,
+    shown,
+)
+from weft.server.http.auth import tenant_of
+from weft.server.http.context import ServerContext, get_context
+from weft.server.store.store import Store
+from weft.server.store.transaction import Row, Transaction
+from weft.server.task.body import CLIENT_CLOSED, BodyRoute
+from weft.server.task.validation import check_range, ignored_fields, ignored_header
+
+BATCH_FILE_S = 30 * 86400
+"""A file for a batch expires after so long, if nothing else was asked."""
+_FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+Context = Annotated[ServerContext, Depends(get_context)]
+
+router = APIRouter()
+
+
+@router.post("/v1/files")
+async def create_file(request: Request, context: Context) -> Response:
+    """Store a file, sent as a multipart form."""
+    id, store = new_id("file-"), context.store
+    with contextlib.suppress(StorageError):  # the next one tries again
+        await store.run(partial(sweep, store, await store.read(living)))
+    try:
+        form = await read_form(request, store, id, "file", context.settings.max_file_bytes)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_CLOSED)
+    unknown = sorted(form.fields.keys() - _FIELDS)
+    try:
+        if unknown and context.settings.strict_params:
+            raise UnknownParameterError(f"unknown parameter: {shown(unknown[0])}", param=unknown[0])
+        purpose = form.fields.get("purpose", "")
+        if purpose not in get_args(Purpose):
+            wanted = " or ".join(get_args(Purpose))
+            raise InvalidRequestError(f"purpose must be {wanted}, got {shown(purpose)}", param="purpose")
+        expires_at = expiry(purpose, _expires_after(form.fields))
+        fields = {"bytes": form.content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
+        row = file_row(id, tenant_of(request), **fields)
+        await store.write(lambda transaction: transaction.put(row))
+    except BaseException:
+        form.content.discard()
+        raise
+    return Response(row.data, headers=ignored_header(unknown), media_type="application/json")
+
+
+@router.get("/v1/files")
+async def list_files(request: Request, context: Context) -> Response:
+    """The files of this API key."""
+    page = read_page(request, max_limit=10_000, default_limit=10_000)
+    purpose, tenant = request.query_params.get("purpose"), tenant_of(request)
+    rows = await context.store.read(
+        lambda transaction: transaction.page(
+            "file",
+            tenant,
+            member=("purpose", purpose) if purpose else None,
+            after=page.after,
+            limit=page.limit + 1,
+            order=page.order,
+        )
+    )
+    return list_answer(rows, page)
+
+
+@router.get("/v1/files/{file_id}")
+async def retrieve_file(file_id: str, request: Request, context: Context) -> Response:
+    """One file."""
+    return Response((await find_file(file_id, request, context)).data, media_type="application/json")
+
+
+@router.get("/v1/files/{file_id}/content")
+async def file_content(file_id: str, request: Request, context: Context) -> Response:
+    """The bytes of a file."""
+    path = content_path(context.store, (await find_file(file_id, request, context)).id)
+    if not await context.store.run(path.is_file):
+        raise NotFoundError(f"the content of the file is gone: {shown(file_id)}", param="file_id")
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(file_id: str, request: Request, context: Context) -> Response:
+    """Remove a file."""
+    row = await find_file(file_id, request, context)
+    remove = partial(context.store.write, lambda transaction: transaction.delete("file", row.id, row.tenant))
+    try:
+        await remove()
+    except StorageFullError:  # its content gives back the room that removing the row needs
+        await remove_contents(context.store, [row.id])
+        await remove()
+    await remove_contents(context.store, [row.id])
+    return json_answer({"id": file_id, "object": "file", "deleted": True})
+
+
+async def find_file(file_id: str, request: Request, context: ServerContext, param: str = "file_id") -> Row:
+    """The row of a file. Raises NotFoundError if this API key has no such file."""
+    tenant = tenant_of(request)
+    row = await context.store.read(lambda transaction: transaction.get("file", file_id, tenant))
+    if row is None:
+        raise NotFoundError(f"no such file: {shown(file_id)}", param=param)
+    return row
+
+
+def expiry(purpose: str, seconds: int | None) -> int | None:
+    """When a file goes, in seconds since 1970; None: never."""
+    if seconds is None and purpose != "batch":
+        return None
+    return int(time.time()) + (BATCH_FILE_S if seconds is None else seconds)
+
+
+def _expires_after(fields: dict[str, str]) -> int | None:
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        name = "expires_after.anchor"
+        raise InvalidRequestError(f"{name} must be created_at, got {shown(anchor)}", param=name)
+    name, text = "expires_after.seconds", seconds or ""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise InvalidRequestError(f"{name} must be a whole number, got {shown(seconds)}", param=name)
+    return check_range(name, int(text), 3600, 2592000)
+
+
+LIFE_S = 3600
+"""An upload that is not completed expires after so long."""
+MAX_PARTS = 10_000
+
+body_router = APIRouter(route_class=BodyRoute)
+
+
+@body_router.post("/v1/uploads")
+async def create_upload(body: UploadBody, request: Request, context: Context) -> Response:
+    """Begin an upload."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    check_range("bytes", body.bytes, 1, context.settings.max_file_bytes)
+    now = int(time.time())
+    seconds = body.expires_after.seconds if body.expires_after else None
+    shown_fields = {"id": new_id("upload_"), "object": "upload", "bytes": body.bytes, "created_at": now}
+    shown_fields |= {"expires_at": now + LIFE_S, "filename": body.filename, "purpose": body.purpose}
+    upload = shown_fields | {"status": "pending", "file": None, "expires_after": seconds}
+    row = _row(upload, tenant_of(request))
+    await context.store.write(lambda transaction: transaction.put(row))
+    return _answer(upload, ignored_header(ignored))
+
+
+@router.post("/v1/uploads/{upload_id}/parts")
+async def add_part(upload_id: str, request: Request, context: Context) -> Response:
+    """Store one part, sent as a multipart form."""
+    tenant, id, store = tenant_of(request), new_id("part_"), context.store
+    await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+    try:
+        form = await read_form(request, store, id, "data", context.settings.max_file_bytes)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_CLOSED)
+    size, now = form.content.size, int(time.time())
+    part = {"id": id, "object": "upload.part", "created_at": now, "upload_id": upload_id}
+
+    def add(transaction: Transaction) -> None:
+        upload = _pending(transaction, upload_id, tenant)
+        parts = _parts(transaction, upload_id, tenant)
+        total = sum(part.size - 1 for part in parts.values()) + size
+        if total > upload["bytes"] or len(parts) >= MAX_PARTS:
+            bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
+            raise InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
+        data, expires = msgspec.json.encode(part), upload["expires_at"]
+        transaction.put(Row("part", id, tenant, data, upload_id, now, expires, is_kept=True, size=size + 1))
+
+    try:
+        await store.write(add)
+    except BaseException:
+        form.content.discard()
+        raise
+    return Response(msgspec.json.encode(part), media_type="application/json")
+
+
+@body_router.post("/v1/uploads/{upload_id}/complete")
+async def complete_upload(upload_id: str, body: CompleteBody, request: Request, context: Context) -> Response:
+    """Make a file of the parts, in the order of `part_ids`."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    tenant, store, file_id = tenant_of(request), context.store, new_id("file-")
+    upload = await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+    parts = await store.read(lambda transaction: _parts(transaction, upload_id, tenant))
+    _check_parts(body.part_ids, parts, upload["bytes"])
+    content = await store.run(partial(Content, content_path(store, file_id)))
+    expires_at = expiry(upload["purpose"], upload["expires_after"])
+    fields = {"bytes": upload["bytes"], "filename": upload["filename"], "purpose": upload["purpose"]}
+    row = file_row(file_id, tenant, **fields, expires_at=expires_at)
+    done = upload | {"status": "completed", "file": msgspec.Raw(row.data)}
+
+    def finish(transaction: Transaction) -> None:
+        _pending(transaction, upload_id, tenant)
+        transaction.delete("upload", upload_id, tenant)
+        transaction.put(_row(done, tenant))
+        transaction.put(row)
+
+    try:
+        await store.run(partial(join, [content_path(store, id) for id in body.part_ids], content))
+        await _check_md5(store, file_id, body.md5, content)
+        await store.run(content.finish)
+        await store.write(finish)
+    except BaseException as exc:
+        content.discard()
+        if isinstance(exc, StorageError):  # another request may have completed it, and so removed the parts
+            await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+        raise
+    await remove_contents(store, parts)
+    return _answer(done, ignored_header(ignored))
+
+
+@router.post("/v1/uploads/{upload_id}/cancel")
+async def cancel_upload(upload_id: str, request: Request, context: Context) -> Response:
+    """End an upload without a file."""
+    tenant = tenant_of(request)
+
+    def cancel(transaction: Transaction) -> tuple[dict[str, Any], dict[str, Row]]:
+        upload = _pending(transaction, upload_id, tenant) | {"status": "cancelled"}
+        parts = _parts(transaction, upload_id, tenant)
+        transaction.delete("upload", upload_id, tenant)
+        transaction.put(_row(upload, tenant))
+        return upload, parts
+
+    upload, parts = await context.store.write(cancel)
+    await remove_contents(context.store, parts)
+    return _answer(upload, {})
+
+
+def _row(upload: dict[str, Any], tenant: str) -> Row:
+    data, is_kept = msgspec.json.encode(upload), upload["status"] == "pending"
+    return Row("upload", upload["id"], tenant, data, "", upload["created_at"], upload["expires_at"], is_kept=is_kept)
+
+
+def _answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
+    shown_fields = {name: value for name, value in upload.items() if name != "expires_after"}
+    return Response(msgspec.json.encode(shown_fields), headers=headers, media_type="application/json")
+
+
+def _pending(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:
+    row = transaction.get("upload", upload_id, tenant)
+    if row is None:
+        raise NotFoundError(f"no such upload, or it has expired: {shown(upload_id)}", param="upload_id")
+    upload: dict[str, Any] = msgspec.json.decode(row.data)
+    if upload["status"] != "pending":
+        raise InvalidRequestError(f"the upload must be pending, it is {upload['status']}", param="upload_id")
+    return upload
+
+
+def _parts(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Row]:
+    rows = transaction.page("part", tenant, parent=upload_id, limit=MAX_PARTS, order="asc")
+    return {row.id: row for row in rows or ()}
+
+
+def _check_parts(part_ids: list[str], parts: dict[str, Row], num_bytes: int) -> None:
+    unused = dict(parts)
+    for i, id in enumerate(part_ids):
+        if unused.pop(id, None) is None:
+            message = f"part_ids[{i}] must be a part of this upload, each once, got {shown(id)}"
+            raise InvalidRequestError(message, param=f"part_ids[{i}]")
+    total = sum(parts[id].size - 1 for id in part_ids)
+    if total != num_bytes:
+        raise InvalidRequestError(f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids")
+
+
+async def _check_md5(store: Store, file_id: str, md5: str | None, content: Content) -> None:
+    if md5 is None:
+        return
+
+    def checksum() -> str:
+        content.flush()
+        with content_path(store, file_id).open("rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest()
+
+    found = await store.run(checksum)
+    if md5.lower() != found:
+        raise InvalidRequestError(f"md5 must be that of the file, {found}, got {shown(md5)}", param="md5")
+
+
+router.include_router(body_router)

@@ -1,0 +1,300 @@
+"""Wire types of the routes under /api/, in Ollama's shape: bodies, answers and lines of a stream.
+
+Converts Ollama's bodies to chat bodies and completion bodies.
+
+Calls have no ids there: a tool's turn belongs to the first open call of its name, or to the first open call.
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, Tag
+
+from weft.server.errors import InvalidRequestError, shown
+from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
+from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
+from weft.server.task.validation import check_range
+
+Format = Annotated[Annotated[Literal["", "json"], Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
+
+
+class Options(WireModel):
+    """How to generate. The other options of Ollama are about the machine."""
+
+    num_predict: Int | None = None
+    num_ctx: Int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: TextOrTexts | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class OllamaBody(WireModel):
+    """What both bodies have. Without `stream` the answer is streamed."""
+
+    model: Text | None = None
+    stream: bool | None = None
+    format: Format | None = None
+    options: Options | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+
+    # accepted, not honoured
+    keep_alive: float | Text | None = None
+
+
+class CalledFunction(WireModel):
+    """The function of an earlier call."""
+
+    name: Text
+    arguments: dict[str, Any]
+
+
+class EarlierCall(WireModel):
+    """A call of an earlier turn."""
+
+    function: CalledFunction
+
+
+class OllamaMessage(WireModel):
+    """One turn. A tool's turn names the tool, or follows the calls in their order."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text | None = None
+    thinking: Text | None = None
+    tool_calls: Items[EarlierCall] | None = None
+    tool_name: Text | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    """The body of POST /api/chat. Without messages it only asks whether the model is there."""
+
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    tools: Items[ToolDefinition] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    """The body of POST /api/generate. `raw` leaves the chat template out, as `suffix` does."""
+
+    prompt: Text | None = None
+    suffix: Text | None = None
+    system: Text | None = None
+    raw: bool | None = None
+
+
+class NoOptions(WireModel):
+    """All options of Ollama are about generating or the machine, so none has an effect on vectors."""
+
+
+class OllamaEmbedBody(WireModel):
+    """The body of POST /api/embed. Without input it only asks whether the model is there."""
+
+    model: Text | None = None
+    input: TextOrTexts | None = None
+    truncate: bool | None = None
+    dimensions: Int | None = None
+    options: NoOptions | None = None
+
+    # accepted, not honoured
+    keep_alive: float | Text | None = None
+
+
+class OllamaEmbeddingsBody(WireModel):
+    """The body of POST /api/embeddings, the older route for one text."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    options: NoOptions | None = None
+
+    # accepted, not honoured
+    keep_alive: float | Text | None = None
+
+
+class ShowBody(WireModel):
+    """The body of POST /api/show; `name` is the older word."""
+
+    model: Text | None = None
+    name: Text | None = None
+
+
+class ToolCallFunction(msgspec.Struct):
+    """The function that the model calls."""
+
+    name: str
+    arguments: dict[str, Any]
+    index: int
+
+
+class ToolCallMember(msgspec.Struct):
+    """One call."""
+
+    function: ToolCallFunction
+
+
+class MessageMember(msgspec.Struct):
+    """The answer, or what it gained."""
+
+    content: str = ""
+    role: Literal["assistant"] = "assistant"
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCallMember] | UnsetType = UNSET
+
+
+class OllamaAnswer(msgspec.Struct, kw_only=True):
+    """The whole answer, or one line of a stream. Only what is done has counts; durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    message: MessageMember | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    done: bool = False
+    done_reason: str | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class OllamaEmbedded(msgspec.Struct):
+    """The answer of POST /api/embed; durations are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    """The answer of POST /api/embeddings."""
+
+    embedding: list[float]
+
+
+RENAMED: Mapping[str, str] = {
+    r"^(temperature|top_k|top_p|min_p|seed|stop|presence_penalty|frequency_penalty)(?=$|\[)": r"options.\1",
+    r"^repetition_penalty": "options.repeat_penalty",
+    r"^max_tokens": "options.num_predict",
+    r"^response_format.*": "format",
+    r"^reasoning_effort": "think",
+}
+"""Beginnings of paths in the bodies made here, and what the caller calls them."""
+
+_OFF: Mapping[str, tuple[object, ...]] = {
+    "options.mirostat": (None, 0),
+    "options.typical_p": (None, 1),
+    "options.tfs_z": (None, 1),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+}
+REFUSED_IN_OLLAMA_CHAT: Mapping[str, tuple[object, ...]] = {**_OFF, "messages[].images": (None, [])}
+REFUSED_IN_OLLAMA_GENERATE: Mapping[str, tuple[object, ...]] = {
+    **_OFF,
+    "images": (None, []),
+    "context": (None, []),
+    "template": (None, ""),
+}
+
+
+def chat_of(body: OllamaChatBody, max_model_len: int) -> ChatCompletionBody:
+    """The conversation to answer.
+
+    Raises:
+        InvalidRequestError: An option is out of range.
+    """
+    return ChatCompletionBody(
+        **_shared_fields(body, max_model_len),
+        messages=_messages(body.messages or ()),
+        tools=body.tools or None,
+        reasoning_effort=_effort(body),
+    )
+
+
+def chat_of_prompt(body: OllamaGenerateBody, max_model_len: int) -> ChatCompletionBody:
+    """A prompt as a conversation of one turn."""
+    system = [Message(role="system", content=body.system)] if body.system else []
+    return ChatCompletionBody(
+        **_shared_fields(body, max_model_len),
+        messages=[*system, Message(role="user", content=body.prompt or "")],
+        reasoning_effort=_effort(body),
+    )
+
+
+def completion_of(body: OllamaGenerateBody, max_model_len: int) -> CompletionBody:
+    """A prompt that is continued as it is.
+
+    Raises:
+        InvalidRequestError: The body asks for what only a chat template has room for, or an option is out of range.
+    """
+    for name, value in (("system", body.system), ("think", body.think)):
+        if value:
+            given = "raw" if body.raw else "suffix"
+            message = f"{name} cannot be used with {given}, which leaves out the chat template, got {shown(value)}"
+            raise InvalidRequestError(message, param=name)
+    return CompletionBody(**_shared_fields(body, max_model_len), prompt=body.prompt or "", suffix=body.suffix)
+
+
+def _shared_fields(body: OllamaBody, max_model_len: int) -> dict[str, Any]:
+    options = body.options or Options()
+    if options.num_ctx is not None:
+        check_range("options.num_ctx", options.num_ctx, 1, max_model_len)
+    num_predict = options.num_predict
+    format: dict[str, Any] | None = None
+    if isinstance(body.format, dict):
+        format = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.format, "strict": True}}
+    elif body.format:
+        format = {"type": "json_object"}
+    return {
+        "model": body.model,
+        "stream": body.stream is not False,
+        "max_tokens": None if num_predict in (None, -1, -2) else num_predict,  # without end; as the context allows
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "stop": options.stop or None,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "response_format": format,
+    }
+
+
+def _effort(body: OllamaBody) -> Any:
+    if isinstance(body.think, bool):
+        return "medium" if body.think else "none"
+    return body.think
+
+
+def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
+    messages: list[Message] = []
+    open_calls: OrderedDict[str, str] = OrderedDict()  # id -> name; a dict is slow to find its first key
+    ids_of: defaultdict[str | None, deque[str]] = defaultdict(deque)  # name -> ids of its open calls
+    num_calls = 0
+    for each in given:
+        calls = []
+        for call in each.tool_calls or ():
+            arguments = msgspec.json.encode(call.function.arguments).decode()
+            function = FunctionCall(name=call.function.name, arguments=arguments)
+            calls.append(ToolCall(id=f"call_{num_calls}", function=function))
+            open_calls[f"call_{num_calls}"] = call.function.name
+            ids_of[call.function.name].append(f"call_{num_calls}")
+            num_calls += 1
+        message: dict[str, Any] = {"role": each.role, "content": each.content or ""}
+        if each.role == "tool":
+            ids = ids_of[each.tool_name] or ids_of[next(iter(open_calls.values()), None)]
+            message |= {"tool_call_id": ids.popleft() if ids else "call_0", "name": each.tool_name}
+            open_calls.pop(message["tool_call_id"], None)
+        messages.append(Message(**message, reasoning_content=each.thinking, tool_calls=calls or None))
+    return messages

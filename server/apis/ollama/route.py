@@ -1,0 +1,351 @@
+"""Renders events in Ollama's shape: a JSON object, or one a line.
+
+Does no I/O. Calls are written whole, as Ollama writes them.
+
+The routes under /api/ that clients of Ollama look for: chat, generate, and what models there are.
+
+POST /api/embed and /api/embeddings: vectors in the shape of Ollama.
+
+Texts that are too long are cut unless `truncate` is false. /api/embed gives vectors of length 1, as Ollama does, and
+the older route those that the model makes.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.engine.wire.params import Pooling
+from weft.server.apis.ollama.body import (
+    REFUSED_IN_OLLAMA_CHAT,
+    REFUSED_IN_OLLAMA_GENERATE,
+    RENAMED,
+    MessageMember,
+    OllamaAnswer,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbedded,
+    OllamaEmbedding,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    ShowBody,
+    ToolCallFunction,
+    ToolCallMember,
+    chat_of,
+    chat_of_prompt,
+    completion_of,
+)
+from weft.server.apis.openai.chat import chat_task
+from weft.server.apis.openai.completions import completion_task
+from weft.server.apis.openai.render import FINISH_WORDS
+from weft.server.apis.vectors.route import answer, check_dimensions
+from weft.server.errors import ApiError, UnsupportedParameterError
+from weft.server.generate.events import CallClosed, End, Event, Reasoning, Report, Text, WholeChoice
+from weft.server.generate.pipeline import respond
+from weft.server.generate.vectors import VectorCall, Vectors, values_of
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.metrics import Stopwatch
+from weft.server.http.middleware import ollama_error
+from weft.server.http.sse import Framing
+from weft.server.models.served_model import ServedModel
+from weft.server.task.body import BodyRoute
+from weft.server.task.request_options import fill_in
+from weft.server.task.task import Task
+from weft.server.task.validation import renamed, renaming
+from weft.server.task.vectors import InputEncoder, VectorBody, as_list, prompted, require_task
+
+FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
+
+
+def time_text(seconds: float | None = None) -> str:
+    """A time as Ollama writes it; None: now."""
+    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat().replace("+00:00", "Z")
+
+
+class OllamaRenderer:
+    """Writes one answer. Only `stream` mutates it: it counts calls, and keeps the end."""
+
+    def __init__(self, task: Task, report: Report, *, is_chat: bool) -> None:
+        """Prepare to write an answer to /api/chat, or else to /api/generate; writes nothing yet."""
+        self._report = report
+        self._model = task.name
+        self._is_chat = is_chat
+        self._watch = Stopwatch()
+        self._num_calls = 0
+        self._end: End | None = None
+
+    def stream(self, index: int, events: Sequence[Event]) -> bytes:
+        """A line for each event that has something to show."""
+        self._watch.note_event()
+        return b"".join(map(self._written, events))
+
+    def stream_end(self) -> bytes:
+        """The line that ends the answer."""
+        assert self._end is not None, "every choice ends"
+        return self._line(self._done(self._answer("", "", []), self._end))
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """The error as the last line."""
+        return ollama_error(error) + b"\n"
+
+    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+        """The whole plain answer."""
+        (choice,) = choices
+        calls = [self._call(call) for call in choice.calls]
+        return msgspec.json.encode(self._done(self._answer(choice.text, choice.reasoning, calls), choice.end))
+
+    def _written(self, event: Event) -> bytes:
+        match event:
+            case Text() if event.text:
+                return self._line(self._answer(event.text, "", []))
+            case Reasoning():
+                return self._line(self._answer("", event.text, []))
+            case CallClosed():
+                return self._line(self._answer("", "", [self._call(event)]))
+            case End():
+                self._end = event
+        return b""
+
+    def _answer(self, text: str, thinking: str, calls: list[ToolCallMember]) -> OllamaAnswer:
+        answer = OllamaAnswer(model=self._model, created_at=time_text())
+        shown: Any = answer
+        if self._is_chat:
+            shown = answer.message = MessageMember(text)
+        else:
+            answer.response = text
+        if thinking:
+            shown.thinking = thinking
+        if calls:
+            shown.tool_calls = calls
+        return answer
+
+    def _call(self, call: CallClosed) -> ToolCallMember:
+        try:
+            arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            arguments = {}  # the output ended within it
+        self._num_calls += 1
+        return ToolCallMember(ToolCallFunction(call.name, arguments, self._num_calls - 1))
+
+    def _done(self, answer: OllamaAnswer, end: End) -> OllamaAnswer:
+        counts = self._report.counts()
+        prompt_ns, output_ns = (int(seconds * 1e9) for seconds in self._watch.read())
+        answer.done, answer.done_reason = True, FINISH_WORDS[end.reason]
+        answer.total_duration, answer.load_duration = prompt_ns + output_ns, 0
+        answer.prompt_eval_count, answer.prompt_eval_duration = counts.prompt_tokens, prompt_ns
+        answer.eval_count, answer.eval_duration = counts.output_tokens, output_ns
+        return answer
+
+    def _line(self, answer: OllamaAnswer) -> bytes:
+        return msgspec.json.encode(answer) + b"\n"
+
+
+API_VERSION = "0.12.0"
+"""The version of Ollama whose routes these are. Editors refuse older ones, so it is not Weft's own."""
+
+router = APIRouter()
+bodies = APIRouter(route_class=BodyRoute)
+
+Context = Annotated[ServerContext, Depends(get_context)]
+
+
+@bodies.post("/api/chat")
+async def chat(body: OllamaChatBody, request: Request, context: Context) -> Response:
+    """Answer a conversation, in JSON lines or whole."""
+    model = await context.check_model(request, body.model)
+    if not body.messages:
+        return _loaded(body, model, message=MessageMember())
+    with renaming(RENAMED):
+        size, max_len = len(await request.body()), model.engine_info.max_model_len
+        made = await context.workers.run_light(size, chat_of, body, max_len)
+        task = await chat_task(made, request, context, sent=body, refused=REFUSED_IN_OLLAMA_CHAT)
+        return await _respond(task, request, context, is_chat=True)
+
+
+@bodies.post("/api/generate")
+async def generate(body: OllamaGenerateBody, request: Request, context: Context) -> Response:
+    """Answer a prompt, or continue it as it is, in JSON lines or whole."""
+    model = await context.check_model(request, body.model)
+    if not body.prompt and not body.suffix:
+        return _loaded(body, model, response="")
+    with renaming(RENAMED):
+        max_len, refused = model.engine_info.max_model_len, REFUSED_IN_OLLAMA_GENERATE
+        if body.raw or body.suffix:
+            plain = completion_of(body, max_len)
+            task = await completion_task(plain, request, context, sent=body, refused=refused, is_bounded=False)
+        else:
+            task = await chat_task(chat_of_prompt(body, max_len), request, context, sent=body, refused=refused)
+        return await _respond(task, request, context, is_chat=False)
+
+
+async def _respond(task: Task, request: Request, context: ServerContext, *, is_chat: bool) -> Response:
+    ignored = [renamed(name, RENAMED) for name in task.ignored]
+    task = replace(task, ignored=ignored, fits_context=True)
+    return await respond(task, request, context, partial(OllamaRenderer, task, is_chat=is_chat), FRAMING)
+
+
+def _loaded(body: OllamaBody, model: ServedModel, **empty: Any) -> Response:
+    """The answer to a body that asks for nothing: clients load a model so, or unload it, which has no effect here."""
+    reason = "unload" if body.keep_alive == 0 else "load"
+    name = body.model or model.name
+    return _json(OllamaAnswer(model=name, created_at=time_text(), done=True, done_reason=reason, **empty))
+
+
+@router.get("/api/tags")
+async def list_models(context: Context) -> Response:
+    """Every model under each of its names."""
+    await context.meet_engines()
+    return _json({"models": [_card(name, model, context) for name, model in context.models.items()]})
+
+
+@router.get("/api/ps")
+async def list_running(context: Context) -> Response:
+    """Those of them that are loaded."""
+    await context.meet_engines()
+    running = []
+    for name, model in context.models.items():
+        info = model.engine_client.info
+        if info is not None and context.is_loaded(name):
+            more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": info.max_model_len}
+            running.append({**_card(name, model, context), **more})
+    return _json({"models": running})
+
+
+@bodies.post("/api/show")
+async def show(body: ShowBody, request: Request, context: Context) -> Response:
+    """What one model is and can do."""
+    model = context.find_model(request, body.model or body.name)
+    if model.engine_client.info is None:  # what is known already needs no load
+        await model.engine_client.load()
+    info = model.engine_info
+    return _json(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": model.tokenizer.template_source(False),
+            "details": _details(model),
+            "model_info": {
+                "general.architecture": info.architecture,
+                f"{info.architecture}.context_length": info.max_model_len,
+            },
+            "capabilities": _capabilities(model),
+            "modified_at": time_text(context.created),
+        }
+    )
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    """The version of the API."""
+    return _json({"version": API_VERSION})
+
+
+def _card(name: str, model: ServedModel, context: ServerContext) -> dict[str, Any]:
+    digest = hashlib.sha256(model.name.encode("utf-8", "replace")).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": time_text(context.created),
+        "size": 0,  # of a file, which there is none of
+        "digest": digest,
+        "details": _details(model),
+    }
+
+
+def _details(model: ServedModel) -> dict[str, Any]:
+    info = model.engine_client.info
+    family = info.architecture if info else ""
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": info.dtype if info else "",
+    }
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    if model.engine_info.task != "generate":
+        return ["embedding"] if model.engine_info.task == "embed" else []
+    found = ["completion"]
+    if model.formats.tools is not None:
+        found.append("tools")
+    if model.formats.reasoning_ids is not None:
+        found.append("thinking")
+    try:
+        fill_in(model.tokenizer)
+    except UnsupportedParameterError:
+        return found
+    return [*found, "insert"]
+
+
+def _json(answer: Any) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+router.include_router(bodies)
+
+
+_RENAMED = {r"^truncate_prompt_tokens": "truncate"}
+
+vector_router = APIRouter(route_class=BodyRoute)
+
+
+@vector_router.post("/api/embed")
+async def embed(body: OllamaEmbedBody, request: Request, context: Context) -> Response:
+    """The vector of each text."""
+    start = time.perf_counter_ns()
+    model = await context.check_model(request, body.model)
+    require_task(model, "embed")
+    pooling = Pooling(dimensions=check_dimensions(body.dimensions, model), is_finished=True)
+    texts, may_cut = body.input or [], body.truncate is not False
+    vectors = await _vectors(body, texts, pooling, request, context, model, may_cut=may_cut)
+
+    def build() -> OllamaEmbedded:
+        values = [values_of(output) for output in vectors.outputs]
+        lasted = time.perf_counter_ns() - start
+        return OllamaEmbedded(vectors.name, values, lasted, 0, vectors.usage.prompt_tokens)
+
+    return await answer(context, vectors, build)
+
+
+@vector_router.post("/api/embeddings")
+async def embeddings(body: OllamaEmbeddingsBody, request: Request, context: Context) -> Response:
+    """The vector of one text."""
+    model = await context.check_model(request, body.model)
+    require_task(model, "embed")
+    vectors = await _vectors(body, body.prompt or [], Pooling(), request, context, model, may_cut=True)
+    values = [value for output in vectors.outputs for value in values_of(output)]
+    return await answer(context, vectors, lambda: OllamaEmbedding(values))
+
+
+async def _vectors(
+    sent: OllamaEmbedBody | OllamaEmbeddingsBody,
+    texts: str | list[str],
+    pooling: Pooling,
+    request: Request,
+    context: ServerContext,
+    model: ServedModel,
+    *,
+    may_cut: bool,
+) -> Vectors:
+    """The vectors of texts, of which there may be none."""
+    body = VectorBody(model=sent.model, truncate_prompt_tokens=-1 if may_cut else None)
+    with renaming(_RENAMED):
+        inputs = prompted(as_list(texts), model, None, None) if texts else []
+        encoder = InputEncoder(model, body, "input" if isinstance(sent, OllamaEmbedBody) else "prompt")
+        return await VectorCall(body, request, context, model, encoder, sent).vectors(inputs, pooling, "embd")
+
+
+router.include_router(vector_router)

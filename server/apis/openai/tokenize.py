@@ -1,0 +1,200 @@
+"""Wire types of POST /tokenize, /detokenize and the routes that end with /render, the same as vLLM's.
+
+POST /tokenize and /detokenize: convert between text and token ids, without generating.
+
+POST /v1/chat/completions/render and /v1/completions/render: the ids that the engine would get, without generating.
+
+Routers ask for them, to find the server that has the longest beginning of a prompt in its cache.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.apis.openai.chat import chat_task
+from weft.server.apis.openai.completions import completion_task
+from weft.server.errors import InvalidRequestError
+from weft.server.generate.prompts import PromptEncoder, encode_chat
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.limits import Workers
+from weft.server.models.served_model import ServedModel
+from weft.server.task.bodies import ChatCompletionBody, CompletionBody, Message, Messages
+from weft.server.task.body import BodyRoute
+from weft.server.task.messages import template_messages
+from weft.server.task.schema import Int, Items, Text, ToolDefinition, WireModel
+from weft.server.task.task import Chat, Task
+from weft.server.task.thinking import checked_kwargs, prompt_end
+from weft.server.task.tool_use import tool_use
+from weft.server.task.validation import (
+    REFUSED_IN_TOKENIZE,
+    check_range,
+    check_token_ids,
+    ignored_fields,
+    ignored_header,
+)
+from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
+
+
+class TokenizeBody(WireModel):
+    """The body of POST /tokenize: a prompt or messages, not both."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: Items[ToolDefinition] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(msgspec.Struct):
+    """The token ids, and the text of each if requested."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(WireModel):
+    """The body of POST /detokenize: token ids."""
+
+    model: Text | None = None
+    tokens: Items[Int]
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    """The text of the ids, control tokens included."""
+
+    prompt: str
+
+
+class RenderedPrompt(msgspec.Struct):
+    """A prompt as the engine gets it."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+
+
+MIN_COUNTED_TOKENS = 1 << 16
+"""A text may have four times as many tokens as the context, and never fewer than this."""
+
+router = APIRouter(route_class=BodyRoute)
+
+
+@router.post("/tokenize")
+async def tokenize(
+    body: TokenizeBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Count and return the tokens of a prompt or of messages."""
+    size, workers = len(await request.body()), context.workers
+    ignored = await workers.run_light(
+        size, ignored_fields, body, REFUSED_IN_TOKENIZE, strict=context.settings.strict_params
+    )
+    model = await context.check_model(request, body.model)
+    tokenizer, room = model.tokenizer, _room(model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("send either prompt or messages", param="prompt")
+    try:
+        if body.messages is not None:
+            token_ids = await _chat_ids(body, body.messages, model, workers, room, size)
+        else:
+            prompt, is_special = body.prompt or "", body.add_special_tokens is not False
+            token_ids = await workers.run(len(prompt), tokenizer.encode, prompt, is_special, room)
+    except TextTooLongError as exc:
+        param = "prompt" if body.messages is None else "messages"
+        message = f"{param} must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param=param) from None
+
+    def token_strs() -> list[str]:
+        return [tokenizer.token_text(token_id) for token_id in token_ids]
+
+    texts = await workers.run(len(token_ids), token_strs) if body.return_token_strs else None
+    answer = TokenizeAnswer(len(token_ids), model.engine_info.max_model_len, token_ids, texts)
+    return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+
+
+async def count_chat_tokens(task: Task, workers: Workers) -> int:
+    """The number of tokens in the prompt of a chat task.
+
+    Raises:
+        InvalidRequestError: There are far more than the context holds, or the template refuses the messages.
+    """
+    assert isinstance(task.input, Chat)
+    room = _room(task.model)
+    try:
+        token_ids, _ = await workers.run(task.size, encode_chat, task.model.tokenizer, task.input, room)
+    except TextTooLongError as exc:
+        message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param="messages") from None
+    return len(token_ids)
+
+
+def _room(model: ServedModel) -> TokenRoom:
+    return TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
+
+
+async def _chat_ids(
+    body: TokenizeBody, messages: list[Message], model: ServedModel, workers: Workers, room: TokenRoom, size: int
+) -> list[int]:
+    if body.add_special_tokens:
+        raise InvalidRequestError(
+            "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
+        )
+    chat = ChatCompletionBody(messages=messages, tools=body.tools)
+    use = await workers.run_light(size, tool_use, chat)
+    variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
+    end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
+    shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
+    token_ids, _ = await workers.run(size, encode_chat, model.tokenizer, Chat(shown, end), room)
+    return token_ids
+
+
+@router.post("/detokenize")
+async def detokenize(
+    body: DetokenizeBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Return the text of token ids."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    model = await context.check_model(request, body.model)
+    workers, size = context.workers, len(body.tokens)
+    check_range("the number of tokens", size, 0, _room(model).num_tokens, param="tokens")
+    await workers.run_light(size, check_token_ids, body.tokens, model.engine_info.vocab_size, "tokens")
+    text = await workers.run(size, model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    answer = msgspec.json.encode(DetokenizeAnswer(text))
+    return Response(answer, headers=ignored_header(ignored), media_type="application/json")
+
+
+@router.post("/v1/chat/completions/render")
+async def render_chat_completion(
+    body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """The prompt of a conversation."""
+    task = await chat_task(body, request, context)
+    (prompt,) = await _rendered(task, request, context)
+    return _response(prompt, task)
+
+
+@router.post("/v1/completions/render")
+async def render_completion(
+    body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Every prompt of a completion, in a list."""
+    task = await completion_task(body, request, context)
+    return _response(await _rendered(task, request, context), task)
+
+
+async def _rendered(task: Task, request: Request, context: ServerContext) -> list[RenderedPrompt]:
+    prompts, _ = await PromptEncoder(task, context.workers).prompts()
+    return [RenderedPrompt(request.state.request_id, task.model.name, prompt.token_ids) for prompt in prompts]
+
+
+def _response(answer: RenderedPrompt | list[RenderedPrompt], task: Task) -> Response:
+    headers = ignored_header(task.ignored)
+    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

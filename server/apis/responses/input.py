@@ -1,0 +1,401 @@
+"""Turns the input items of POST /v1/responses into messages for the chat template.
+
+Reasoning, a message of the assistant and calls that follow each other are one turn, so they become one message. An item
+that this server has no use for is refused by name.
+
+Gathers the items that a response is made from: its own, those of its conversation or of the responses before it.
+
+Shortens a conversation that does not fit: the oldest turns are left out, never the instructions or the question.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from weft.server.apis.responses.schema import ResponseBody, ResponseItem, ResponsePart
+from weft.server.apis.responses.stored import FIRST_INPUT, all_items, chain, find_items, item_id
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
+from weft.server.formats.parser import ToolFormat
+from weft.server.http.auth import tenant_of
+from weft.server.http.context import ServerContext
+from weft.server.task.bodies import FunctionCall
+from weft.server.task.messages import PART_SEPARATOR, call_of, fit_call_ids, function_call
+from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
+from weft.server.task.schema import PromptCacheOptions
+from weft.server.task.task import Chat
+from weft.server.task.tool_use import CUSTOM_INPUT
+from weft.server.task.validation import required
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+}
+_WITHOUT_STATUS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
+SUMMARY_INTRO = "Summary of the conversation so far:\n"
+"""What stands before the text of a compaction in the prompt."""
+_ROLES = frozenset({"user", "system", "developer", "assistant"})
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
+
+
+@dataclass(frozen=True, slots=True)
+class InputItem:
+    """One item, and its path in the body; items of earlier responses have a path that says so."""
+
+    item: ResponseItem
+    at: str
+
+
+@dataclass(slots=True)
+class Messages:
+    """Messages for the chat template, while they are made from items; only `add` mutates it.
+
+    Reasoning is a list of texts until all items are there.
+    """
+
+    usual_ttl_s: float
+    unseal: Callable[[str, str], str | None]
+    reasoning_from: int  # reasoning of items before this one is left out
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    breakpoints: list[Breakpoint] = field(default_factory=list)
+    turn: dict[str, Any] | None = None  # the open message of the assistant
+    call_ids: set[str] = field(default_factory=set)
+
+    def add(self, index: int, item: ResponseItem, at: str) -> None:
+        """Add the next item.
+
+        Raises:
+            InvalidRequestError: The item is incomplete, or answers a call that is not in the input.
+            UnsupportedValueError: This server has no use for such an item, or for a part of it.
+        """
+        match item.type or ("message" if item.role is not None else None):
+            case "message":
+                self._message(item, at)
+            case "reasoning":
+                if index >= self.reasoning_from and (text := self._reasoning(item, at)):
+                    self._turn(("content", "tool_calls")).setdefault("reasoning_content", []).append(text)
+            case "compaction":
+                self.turn = None
+                text = self._unsealed("compaction", _member(item, "encrypted_content", at), at)
+                self.messages.append({"role": "assistant", "content": SUMMARY_INTRO + text})
+            case "function_call":
+                function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
+                self._call(_member(item, "call_id", at), function_call(function))
+            case "custom_tool_call":
+                call = call_of(_member(item, "name", at), {CUSTOM_INPUT: _member(item, "input", at)})
+                self._call(_member(item, "call_id", at), call)
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(item, at)
+            case "mcp_list_tools":
+                pass  # the tools are in the template's own place for them
+            case "mcp_call" | "mcp_approval_request" | "mcp_approval_response":
+                self._hosted(item, at)
+            case other:
+                raise UnsupportedValueError(
+                    f"{at}: items of type {shown(other)} are not supported by this server", param=f"{at}.type"
+                )
+
+    def _message(self, item: ResponseItem, at: str) -> None:
+        role = _member(item, "role", at)
+        if role not in _ROLES:
+            bound = ", ".join(sorted(_ROLES))
+            raise InvalidRequestError(f"{at}.role must be one of {bound}, got {shown(role)}", param=f"{at}.role")
+        if role == "assistant":
+            self._turn(("content", "tool_calls"))["content"] = _text(item.content, f"{at}.content")
+            return
+        self.turn = None
+        self._find_breakpoints(item.content, f"{at}.content")
+        self.messages.append({"role": role, "content": _text(item.content, f"{at}.content")})
+
+    def _call(self, call_id: str, call: dict[str, Any]) -> None:
+        self.call_ids.add(call_id)
+        self._turn(()).setdefault("tool_calls", []).append({"id": call_id, **call})
+
+    def _output(self, item: ResponseItem, at: str) -> None:
+        call_id = _member(item, "call_id", at)
+        if call_id not in self.call_ids:
+            raise InvalidRequestError(
+                f"{at}.call_id must be that of an earlier call in the input, got {shown(call_id)}",
+                param=f"{at}.call_id",
+            )
+        self._answer_call(call_id, _text(item.output, f"{at}.output"))
+
+    def _answer_call(self, call_id: str, content: str) -> None:
+        self.turn = None
+        self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+
+    def _hosted(self, item: ResponseItem, at: str) -> None:
+        """A call of an MCP tool, with its output, or a request for one and the refusal of it."""
+        asked = item.approval_request_id
+        if item.type == "mcp_approval_response" and asked not in self.call_ids:
+            raise InvalidRequestError(
+                f"{at}.approval_request_id must be that of an earlier mcp_approval_request, got {shown(asked)}",
+                param=f"{at}.approval_request_id",
+            )
+        if item.type == "mcp_approval_response":
+            if not required(item.approve, f"{at}.approve"):
+                self._answer_call(asked or "", f"The user did not approve this call. {item.reason or ''}".strip())
+            return
+        call_id = asked if asked in self.call_ids else _member(item, "id", at)
+        assert call_id is not None, "the ids of calls are texts"
+        if call_id != asked:
+            function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
+            self._call(call_id, function_call(function))
+        if item.type == "mcp_call":
+            error = msgspec.json.encode(item.error).decode() if item.error is not None else "none"
+            output = f"The call failed: {error}" if item.output is None else _text(item.output, f"{at}.output")
+            self._answer_call(call_id, output)
+
+    def _reasoning(self, item: ResponseItem, at: str) -> str:
+        """The text of the reasoning itself, plain or encrypted, else of its summary."""
+        if item.content:
+            return _text(item.content, f"{at}.content", "")
+        if item.encrypted_content is None:
+            return _text(item.summary or "", f"{at}.summary")
+        return self._unsealed("reasoning", item.encrypted_content, at)
+
+    def _unsealed(self, kind: str, sealed: str, at: str) -> str:
+        text = self.unseal(kind, sealed)
+        if text is None:
+            path = f"{at}.encrypted_content"
+            message = f"{path} was not made by this server as {kind} for this API key, or was changed"
+            raise InvalidRequestError(message, param=path)
+        return text
+
+    def _turn(self, absent: Sequence[str]) -> dict[str, Any]:
+        """The open message of the assistant; a new one if there is none, or if it has one of these members."""
+        if self.turn is None or any(self.turn.get(name) is not None for name in absent):
+            self.turn = {"role": "assistant", "content": None}
+            self.messages.append(self.turn)
+        return self.turn
+
+    def _find_breakpoints(self, content: str | list[ResponsePart] | None, at: str) -> None:
+        num_chars = 0
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            num_chars += len(part.text or part.refusal or "")
+            if part.prompt_cache_breakpoint is not None:
+                given, here = part.prompt_cache_breakpoint, len(self.messages)
+                self.breakpoints.append(breakpoint_at(here, num_chars, given, self.usual_ttl_s, f"{at}[{j}]"))
+            num_chars += len(PART_SEPARATOR)
+
+
+def input_messages(
+    items: Sequence[InputItem],
+    instructions: str | None,
+    tools: ToolFormat | None,
+    cache: PromptCacheOptions | None,
+    *,
+    shows_old_reasoning: bool,
+    unseal: Callable[[str, str], str | None],
+) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
+    """The messages for the template, and the last breakpoints in them.
+
+    Args:
+        tools: How the model writes calls; None: it has no tools.
+        unseal: Decrypts a text of a kind; None is returned for what was not encrypted as such for this caller.
+        shows_old_reasoning: Reasoning before the last message of the user is kept; the template may still drop it.
+
+    Raises:
+        InvalidRequestError: There is no item, or one is wrong.
+    """
+    if not items and instructions is None:
+        raise InvalidRequestError("input must hold at least one item, got none", param="input")
+    of_user = [i for i, each in enumerate(items) if each.item.role == "user"]
+    made = Messages(usual_ttl_s(cache), unseal, of_user[-1] if of_user and not shows_old_reasoning else 0)
+    if instructions is not None:
+        made.messages.append({"role": "system", "content": instructions})
+    try:
+        for i, each in enumerate(items):
+            made.add(i, each.item, each.at)
+    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
+        raise InvalidRequestError("input is nested too deeply", param="input") from exc
+    for message in made.messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
+        if message["content"] is None and not message.get("tool_calls"):
+            message["content"] = ""  # the turn was cut during its reasoning
+    fit_call_ids(made.messages, tools)
+    return made.messages, made.breakpoints[-MAX_BREAKPOINTS:]
+
+
+def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | None]) -> None:
+    """Check items that may follow any others, such as outputs of calls that come before them.
+
+    Raises:
+        InvalidRequestError: One is wrong.
+    """
+    call_ids = {id for each in items for id in (each.item.call_id, each.item.approval_request_id) if id is not None}
+    made = Messages(usual_ttl_s(None), unseal, 0, call_ids=call_ids)
+    try:
+        for each in items:
+            made.add(0, each.item, each.at)
+    except RecursionError as exc:
+        raise InvalidRequestError("items are nested too deeply", param="items") from exc
+
+
+def items_to_store(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
+    """The items in their full form: each with an id and a status, contents as lists of parts."""
+    return [_full(each.item, response_id, i) for i, each in enumerate(items)]
+
+
+def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
+    given = item.model_dump(exclude_none=True)
+    kind = given.setdefault("type", "message")
+    given.setdefault("id", item_id(_PREFIXES.get(kind, "item"), response_id, FIRST_INPUT + index))
+    if kind not in _WITHOUT_STATUS:
+        given.setdefault("status", "completed")
+    if kind == "message":
+        is_output = item.role == "assistant"
+        if isinstance(item.content, str):
+            given["content"] = [{"type": "output_text" if is_output else "input_text", "text": item.content}]
+        for part in given["content"] if is_output else ():
+            if part["type"] == "output_text":
+                part.setdefault("annotations", [])
+    if kind == "reasoning":
+        given.setdefault("summary", [])
+        if isinstance(item.content, str):
+            given["content"] = [{"type": "reasoning_text", "text": item.content}]
+    return given
+
+
+def _member(item: ResponseItem, name: str, at: str) -> str:
+    value: str = required(getattr(item, name), f"{at}.{name}")
+    return value
+
+
+def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:
+    if content is None:
+        raise InvalidRequestError(f"{at} is required", param=at)
+    if isinstance(content, str):
+        return content
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ResponsePart, at: str) -> str:
+    if part.type not in _TEXT_PARTS:
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
+    name = "refusal" if part.type == "refusal" else "text"
+    return required(part.refusal if name == "refusal" else part.text, f"{at}.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class InputItems:
+    """All items of an input: those of earlier responses or of the conversation, and the body's own."""
+
+    earlier: list[InputItem]
+    own: list[InputItem]
+    size: int  # bytes of the body and of the earlier items
+
+    @property
+    def all(self) -> list[InputItem]:
+        """The items in the order of the prompt."""
+        return [*self.earlier, *self.own]
+
+
+async def gathered_items(body: ResponseBody, request: Request, context: ServerContext) -> InputItems:
+    """All items of the input. References are resolved.
+
+    Raises:
+        InvalidRequestError: There are both.
+        NotFoundError: A response, a conversation or an item is not stored.
+    """
+    tenant, own, wanted, id = tenant_of(request), _own_items(body), body.previous_response_id, conversation_id(body)
+    if wanted is not None and id is not None:
+        raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
+    references = {each.at: required(each.item.id, f"{each.at}.id") for each in own if _is_reference(each.item)}
+    earlier: list[msgspec.Raw] = []
+    if wanted is not None:
+        earlier = await context.store.read(lambda transaction: chain(transaction, wanted, tenant))
+    if id is not None:
+        earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
+    num_bytes = sum(map(len, earlier))
+    found = {}
+    if references:
+        place_of = {item_id: at for at, item_id in references.items()}
+        by_id = await context.store.read(lambda transaction: find_items(transaction, place_of, tenant))
+        num_bytes += sum(len(by_id[item_id]) for item_id in references.values())
+        if num_bytes > context.settings.max_body_bytes:
+            bound = context.settings.max_body_bytes
+            message = f"input and what it refers to must have at most {bound} bytes, got {num_bytes}"
+            raise InvalidRequestError(message, param="input")
+        found = {at: by_id[item_id] for at, item_id in references.items()}
+    place = "previous_response_id" if id is None else "conversation"
+    old, new = await context.workers.run_light(
+        num_bytes,
+        lambda: (
+            [_stored_item(item, f"{place}[{i}]") for i, item in enumerate(earlier)],
+            [_stored_item(found[each.at], each.at) if each.at in found else each for each in own],
+        ),
+    )
+    return InputItems(old, new, num_bytes + len(await request.body()))
+
+
+def _stored_item(item: msgspec.Raw, at: str) -> InputItem:
+    return InputItem(ResponseItem.model_validate(msgspec.json.decode(item)), at)
+
+
+def conversation_id(body: ResponseBody) -> str | None:
+    """The conversation that the body names; None: none."""
+    given = body.conversation
+    return given if given is None or isinstance(given, str) else given.id
+
+
+def _is_reference(item: ResponseItem) -> bool:
+    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+
+
+def _own_items(body: ResponseBody) -> list[InputItem]:
+    """The items of the body itself."""
+    if body.input is None:
+        return []
+    if isinstance(body.input, str):
+        return [InputItem(ResponseItem(type="message", role="user", content=body.input), "input")]
+    return [InputItem(item, f"input[{i}]") for i, item in enumerate(body.input)]
+
+
+_KEPT_ROLES = frozenset({"system", "developer"})
+
+
+def shortened(chat: Chat, fits: Callable[[Chat], bool]) -> Chat:
+    """The chat itself, or the longest of its shorter forms that fits; the shortest of them if none does.
+
+    A shorter form begins with a later message of the user, or keeps the last one of these and begins with a later
+    answer to it. Outputs of calls stay with their calls. `fits` is asked a logarithmic number of times.
+    """
+    if fits(chat):
+        return chat
+    cuts = _cuts(chat.messages)
+    low, high = 0, len(cuts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(_cut(chat, *cuts[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return _cut(chat, *cuts[low]) if cuts else chat
+
+
+def _cuts(messages: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Where each shorter form begins, and the question that is kept before it; the longest form first."""
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        return []
+    last = users[-1]
+    answers = [i for i in range(last + 1, len(messages)) if messages[i]["role"] == "assistant"]
+    return [*((i, []) for i in users[1:] or users), *((i, [messages[last]]) for i in answers[1:])]
+
+
+def _cut(chat: Chat, start: int, question: list[dict[str, Any]]) -> Chat:
+    kept = [message for message in chat.messages[:start] if message["role"] in _KEPT_ROLES]
+    return replace(chat, messages=[*kept, *question, *chat.messages[start:]], breakpoints=())

@@ -1,0 +1,169 @@
+"""Lists and calls the tools of an MCP server: one connection for each, bounded in time and bytes.
+
+A server that is down, hangs, answers garbage or too much is a `McpFailure`, in the words of the Responses API. What a
+client may reach is decided by `weft.server.apis.responses.mcp_tools`.
+"""
+
+import asyncio
+import importlib.util
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from weft.server.apis.responses.schema import McpTool
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult, ContentBlock
+
+MAX_LISTED = 1024
+"""Most tools that a server may list."""
+MAX_MESSAGE_CHARS = 1000
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class McpConnection:
+    """Where a server is, what it is told about the caller, and how long and how much it may answer."""
+
+    label: str
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    timeout_s: float
+    max_bytes: int
+
+
+class Outcome(NamedTuple):
+    """What became of a call: an output, or an error in the API's shape."""
+
+    output: str | None
+    error: dict[str, Any] | None = None
+
+
+class McpFailure(Exception):  # not an error of this server: it becomes an item
+    """The server did not do what it was asked for. `error` is the object that the API shows."""
+
+    def __init__(self, kind: str, code: int, message: str) -> None:
+        super().__init__(message)
+        self.error = {"type": kind, "code": code, "message": message[:MAX_MESSAGE_CHARS]}
+
+
+def is_installed() -> bool:
+    """Whether the `mcp` package is there."""
+    return importlib.util.find_spec("mcp") is not None
+
+
+async def list_tools(connection: McpConnection) -> list[McpTool]:
+    """All tools of a server.
+
+    Raises:
+        McpFailure: There is no list.
+    """
+
+    async def work(client: "Client") -> list[McpTool]:
+        tools: list[McpTool] = []
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                annotations = (
+                    tool.annotations.model_dump(by_alias=True, exclude_none=True) if tool.annotations else None
+                )
+                tools.append(McpTool(tool.name, tool.input_schema, tool.description, annotations))
+            if len(tools) > MAX_LISTED:
+                raise McpFailure("http_error", 502, f"the server lists more than {MAX_LISTED} tools")
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+
+    return await _run(connection, work)
+
+
+async def call_tool(connection: McpConnection, name: str, arguments: str) -> Outcome:
+    """Call a tool. `arguments` is the model's text."""
+    try:
+        parsed = msgspec.json.decode(arguments)  # it refuses NaN and Infinity, which would arrive as null
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        return Outcome(None, McpFailure("mcp_protocol_error", -32602, "the arguments are no JSON object").error)
+
+    async def work(client: "Client") -> Outcome:
+        from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
+
+        # Not `client.call_tool`: it would list the tools again, to hold the result against their schemas.
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=parsed))
+        return _outcome(await client.session.send_request(request, CallToolResult))
+
+    try:
+        return await _run(connection, work)
+    except McpFailure as failure:
+        return Outcome(None, failure.error)
+
+
+async def _run(connection: McpConnection, work: Callable[["Client"], Awaitable[_T]]) -> _T:
+    await asyncio.to_thread(importlib.import_module, "mcp")  # takes a second, the first time
+    from weft.server.apis.responses.mcp_session import BoundedTransport, open_client
+
+    transport = BoundedTransport(connection.url, connection.max_bytes)
+    try:
+        async with (
+            asyncio.timeout(connection.timeout_s),
+            open_client(connection.url, connection.headers, transport, connection.max_bytes) as client,
+        ):
+            return await work(client)
+    except Exception as exc:
+        failure = _failure(connection, exc, is_exceeded=transport.is_exceeded)
+        _log.warning("MCP server %s: %s", connection.label, failure)
+        raise failure from None
+
+
+def _failure(connection: McpConnection, exc: Exception, *, is_exceeded: bool) -> McpFailure:
+    """The failure for any exception. Task groups wrap what happens in them."""
+    from mcp import MCPError
+
+    if is_exceeded:
+        return McpFailure("http_error", 413, f"the server answered with more than {connection.max_bytes} bytes")
+    if isinstance(exc, TimeoutError):
+        return McpFailure("http_error", 504, f"the server did not answer within {connection.timeout_s:g} s")
+    leaves = _leaves(exc)
+    for leaf in leaves:
+        if isinstance(leaf, McpFailure):
+            return leaf
+        if isinstance(leaf, MCPError):
+            return McpFailure("mcp_protocol_error", leaf.code, leaf.message)
+    return McpFailure("http_error", 502, f"the server could not be reached, or does not speak MCP: {leaves[0]}")
+
+
+def _leaves(exc: BaseException) -> list[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        return [leaf for inner in exc.exceptions for leaf in _leaves(inner)]
+    return [exc]
+
+
+def _outcome(result: "CallToolResult") -> Outcome:
+    if result.is_error:
+        content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+        return Outcome(None, {"type": "mcp_tool_execution_error", "content": content})
+    texts = [_text(block) for block in result.content]
+    if not texts and result.structured_content is not None:
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return Outcome("\n".join(texts))
+
+
+def _text(block: "ContentBlock") -> str:
+    """A block as the model reads it; what is no text is named."""
+    match block.type:
+        case "text":
+            return block.text
+        case "resource" if hasattr(block.resource, "text"):
+            return str(block.resource.text)
+        case "resource_link":
+            return str(block.uri)
+        case kind:
+            return f"[{kind} left out: the model reads text only]"

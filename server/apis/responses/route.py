@@ -1,0 +1,320 @@
+"""POST /v1/responses, its tokens counted, and the task that a body becomes."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.apis.responses.background import BackgroundRun, follow
+from weft.server.apis.responses.input import (
+    InputItem,
+    InputItems,
+    conversation_id,
+    gathered_items,
+    input_messages,
+    items_to_store,
+    shortened,
+)
+from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
+from weft.server.apis.responses.options import ENCRYPTED, max_output_tokens, num_logprobs, read_wishes, template_options
+from weft.server.apis.responses.render import ResponseOptions, ResponseRenderer, error_event
+from weft.server.apis.responses.schema import ResponseBody, ResponseObject, ResponseTool
+from weft.server.apis.responses.stored import Sealer, StoredResponse, extend, grown
+from weft.server.apis.responses.stored import load_conversation as load_conversation
+from weft.server.apis.responses.tool_rounds import ToolRounds, list_servers, open_rounds
+from weft.server.errors import ApiError, InvalidRequestError
+from weft.server.generate.answer import Answer
+from weft.server.generate.events import Renderer
+from weft.server.generate.pipeline import open_answer, respond
+from weft.server.generate.prompts import encode_chat
+from weft.server.http.auth import tenant_of
+from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
+from weft.server.http.sse import EventStream
+from weft.server.models.served_model import ServedModel
+from weft.server.store.transaction import Transaction
+from weft.server.task.body import BodyRoute
+from weft.server.task.read_body import read_task
+from weft.server.task.task import Chat, OutputWishes, Task
+from weft.server.task.validation import ACCEPTED_IN_RESPONSES, REFUSED_IN_RESPONSES, ignored_fields, ignored_header
+from weft.server.task.vectors import require_task
+from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
+
+router = APIRouter(route_class=BodyRoute)
+Open = Callable[[Task], Awaitable[tuple[Answer | ToolRounds, Renderer]]]
+"""Opens the answer to a task, in rounds if the body has MCP tools."""
+MIN_COUNTED_TOKENS = 1 << 16
+"""Tokens that are always counted, even if the context is shorter."""
+
+
+@router.post("/v1/responses")
+async def create_response(
+    body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Answer a conversation: streamed, whole, or in the background."""
+    response = _response(body, request, context)
+    if body.stream and any(tool.type == "mcp" for tool in body.tools or ()):  # listing their servers takes time
+        return await with_early_headers(response, error_event, context.settings.sse_ping_s)
+    return await early_headers_while_loading(response, body, context, error_event)
+
+
+async def _response(body: ResponseBody, request: Request, context: ServerContext) -> Response:
+    if body.background and body.store is False:
+        raise InvalidRequestError("background needs store: the response is read from there", param="background")
+    items, tenant = await gathered_items(body, request, context), tenant_of(request)
+    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
+    tools = await list_servers(body, items.all, items.size, request, context)
+    task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
+    seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
+    pads = bool(body.stream_options and body.stream_options.include_obfuscation)
+    shows, head = ResponseOptions(num_logprobs(body), pads, seal), _head(body, task)
+    new_renderer = partial(ResponseRenderer, task, head, shows)
+    if tools is None and not head.store and head.conversation is None:
+        return await respond(task, request, context, new_renderer)
+
+    async def open_(task: Task) -> tuple[Answer | ToolRounds, Renderer]:
+        if tools is None:
+            return await open_answer(task, request, context, new_renderer)
+        return await open_rounds(tools, task, head, read_more, new_renderer, request, context)
+
+    async def read_more(more: list[InputItem], num_bytes: int, hosted: HostedTools) -> Task:
+        longer = replace(items, own=[*items.own, *more], size=items.size + num_bytes)
+        return await _read(body, longer, sealer, request, context, hosted)
+
+    own = items_to_store(items.own, head.id)
+    if head.conversation is not None:
+        id = head.conversation["id"]
+        await context.store.read(lambda each: grown(each, load_conversation(each, id, tenant), tenant, own, "input"))
+    if body.background:
+        return await _in_background(task, request, context, open_, own)
+    return await _kept(task, request, context, open_, own)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(
+    body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Count the tokens that a response with this input would read."""
+    model, size = await context.check_model(request, body.model), len(await request.body())
+    require_task(model, "generate")
+    ignored = await context.workers.run_light(
+        size,
+        ignored_fields,
+        body,
+        REFUSED_IN_RESPONSES,
+        strict=context.settings.strict_params,
+        accepted=ACCEPTED_IN_RESPONSES,
+    )
+    items = await gathered_items(body, request, context)
+    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
+    tools = await list_servers(body, items.all, items.size, request, context)
+    chat, _ = await read_chat(body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED)
+    room = TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
+    try:
+        token_ids, _ = await context.workers.run(items.size, encode_chat, model.tokenizer, chat, room)
+    except TextTooLongError as exc:
+        message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param="input") from None
+    answer = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+    return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+
+
+async def _in_background(
+    task: Task, request: Request, context: ServerContext, open_: Open, own: list[dict[str, Any]]
+) -> Response:
+    tenant, headers = tenant_of(request), ignored_header(task.ignored)
+    answer, renderer = await open_(replace(task, is_stream=True, deadline=None))
+    assert isinstance(renderer, ResponseRenderer)
+    try:
+        response = renderer.response
+        response.status = "queued"
+        stored = StoredResponse(msgspec.to_builtins(response), own)
+        first = msgspec.json.encode(response)
+        await context.store.write(lambda transaction: transaction.put(stored.row(tenant)))
+        run = BackgroundRun(answer, renderer, stored, tenant, renderer.begin())
+    except BaseException:
+        answer.close()
+        raise
+    run.start(context)
+    if not task.is_stream:
+        return Response(first, headers=headers, media_type="application/json")
+    return followed(context, response.id, tenant, -1, headers)
+
+
+def followed(context: ServerContext, response_id: str, tenant: str, after: int, headers: dict[str, str]) -> Response:
+    """The events of a background response as a stream."""
+    return EventStream(
+        follow(context, response_id, tenant, after, error_event),
+        lambda: b"",
+        error_event,
+        headers=headers,
+        ping_s=context.settings.sse_ping_s,
+        close=lambda: None,
+    )
+
+
+async def _kept(
+    task: Task, request: Request, context: ServerContext, open_: Open, own: list[dict[str, Any]]
+) -> Response:
+    """Answer, and store the response or what it adds to its conversation before its end is sent."""
+    tenant, headers = tenant_of(request), ignored_header(task.ignored)
+    answer, renderer = await open_(task)
+    assert isinstance(renderer, ResponseRenderer)
+
+    async def keep() -> None:
+        if not renderer.response.store and renderer.response.conversation is None:
+            return
+        stored = StoredResponse(msgspec.to_builtins(renderer.response), own)
+
+        def work(transaction: Transaction) -> None:
+            extend(transaction, tenant, stored.response, own)
+            if renderer.response.store:
+                transaction.put(stored.row(tenant))
+
+        await context.store.write(work)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(answer.rendered(renderer.stream)) as parts:
+            async for data in parts:
+                yield data
+        renderer.finish()
+        await keep()
+
+    if task.is_stream:
+        return EventStream(
+            events(),
+            renderer.stream_end,
+            renderer.stream_error,
+            headers=headers,
+            ping_s=context.settings.sse_ping_s,
+            close=answer.close,
+        )
+    try:
+        if isinstance(answer, ToolRounds):  # their items are in an order that no choice can tell
+            try:
+                async for _ in events():
+                    pass
+            except ApiError as error:
+                if not answer.num_calls:
+                    raise
+                renderer.fail(error)  # no error status: a client that tries again would make the calls twice
+                with contextlib.suppress(ApiError):
+                    await keep()
+            return Response(msgspec.json.encode(renderer.response), headers=headers, media_type="application/json")
+        choices = await answer.whole(task.num_choices)
+    finally:
+        answer.close()  # also if this task is cancelled
+    data = renderer.whole(choices)
+    await keep()
+    return Response(data, headers=headers, media_type="application/json")
+
+
+async def _read(
+    body: ResponseBody,
+    items: InputItems,
+    sealer: Sealer,
+    request: Request,
+    context: ServerContext,
+    hosted: HostedTools,
+) -> Task:
+    model = await context.check_model(request, body.model)
+    require_task(model, "generate")
+    logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
+    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
+    task = await read_task(
+        body,
+        request,
+        context,
+        REFUSED_IN_RESPONSES,
+        input=chat,
+        wishes=wishes,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=None,
+        user=body.safety_identifier or body.user,
+        accepted=ACCEPTED_IN_RESPONSES,
+    )
+    return replace(task, size=items.size)
+
+
+async def read_chat(
+    body: ResponseBody,
+    items: list[InputItem],
+    sealer: Sealer,
+    model: ServedModel,
+    context: ServerContext,
+    size: int,
+    hosted: HostedTools = NO_HOSTED,
+) -> tuple[Chat, OutputWishes]:
+    """The messages for the template, and what the output must be."""
+    max_tokens = max_output_tokens(body)
+    wishes = await context.workers.run_light(size, read_wishes, body, model.formats, hosted)
+    messages, breakpoints = await context.workers.run_light(
+        size,
+        input_messages,
+        items,
+        body.instructions,
+        model.formats.tools,
+        body.prompt_cache_options,
+        shows_old_reasoning=not (body.reasoning and body.reasoning.context == "current_turn"),
+        unseal=sealer.unseal,
+    )
+    chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
+    if body.truncation == "auto":
+        room = model.engine_info.max_model_len - (1 if max_tokens is None else max_tokens)
+        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, TokenRoom(max(0, room))))
+    return chat, wishes
+
+
+def _fits(model: ServedModel, room: TokenRoom, chat: Chat) -> bool:
+    try:
+        token_ids, _ = encode_chat(model.tokenizer, Chat(chat.messages, chat.options, param=chat.param), room)
+    except TextTooLongError:
+        return False
+    return len(token_ids) <= room.num_tokens
+
+
+def _head(body: ResponseBody, task: Task) -> ResponseObject:
+    """The response before its output: what the body chose, with the values that were used where it chose nothing."""
+    conversation = conversation_id(body)
+    choice, text = body.tool_choice, body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
+    return ResponseObject(
+        id=f"resp_{secrets.token_hex(24)}",
+        created_at=int(time.time()),
+        background=bool(body.background),
+        conversation=None if conversation is None else {"id": conversation},
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=task.name,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=body.reasoning.model_dump(exclude_none=True) if body.reasoning else {},
+        safety_identifier=body.safety_identifier,
+        service_tier=task.service.tier,
+        store=body.store is not False,
+        temperature=task.sampling.temperature,
+        text={"format": {"type": "text"}, **text},
+        tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto",
+        tools=[_shown_tool(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=task.sampling.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
+    required = {"parameters": tool.parameters, "strict": tool.strict} if tool.type == "function" else {}
+    secrets_ = {"headers", "authorization"}  # for the tool's server only: they are neither shown nor stored
+    return {**tool.model_dump(exclude_none=True, exclude=secrets_), **required}

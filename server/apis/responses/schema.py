@@ -1,0 +1,481 @@
+"""Wire types of MCP tools in POST /v1/responses: how a body chooses them, and the items about them.
+
+Wire types of POST /v1/responses: the body and its items, and the answer with its items.
+
+Items are one wide model: `weft.server.apis.responses.input` decides which types and members are accepted.
+
+Wire types of /v1/conversations: the bodies, and the conversation that answers show.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Discriminator, Field, Tag
+
+from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
+from weft.server.task.schema import (
+    TEXT_OR_OTHER,
+    GenerationBody,
+    Int,
+    Items,
+    PromptCacheOptions,
+    ServiceTier,
+    Text,
+    ToolName,
+    WireModel,
+)
+
+
+class ToolFilter(WireModel):
+    """Some tools of a server. A tool matches if it has one of the names, and is read-only or not as wanted."""
+
+    tool_names: Items[Text] | None = None
+    read_only: bool | None = None
+
+
+AllowedTools = Annotated[
+    Annotated[Items[Text], Tag("names")] | Annotated[ToolFilter, Tag("filter")],
+    Discriminator(lambda value: "names" if isinstance(value, list) else "filter"),
+]
+
+
+class ApprovalFilter(WireModel):
+    """Tools that always need an approval, and tools that never do."""
+
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+RequireApproval = Annotated[
+    Annotated[Literal["always", "never"], Tag("word")] | Annotated[ApprovalFilter, Tag("filter")],
+    Discriminator(lambda value: "word" if isinstance(value, str) else "filter"),
+]
+
+
+class McpTool(msgspec.Struct):
+    """A tool as its server describes it."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class McpListToolsItem(msgspec.Struct, tag_field="type", tag="mcp_list_tools"):
+    """The tools of a server that the model is offered, or why there are none."""
+
+    id: str
+    server_label: str
+    tools: list[McpTool] = []
+    error: str | None = None
+
+
+class McpCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
+    """A call that Weft makes; `arguments` is JSON text. It ends with `output` or with `error`."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+    approval_request_id: str | None = None
+    output: str | None = None
+    error: dict[str, Any] | None = None
+
+
+class McpApprovalRequestItem(msgspec.Struct, tag_field="type", tag="mcp_approval_request"):
+    """A call that waits for the client's approval."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str = ""
+
+
+"""Wire types of POST /v1/responses: the body and its items, and the answer with its items.
+
+Items are one wide model: `weft.server.apis.responses.input` decides which types and members are accepted.
+"""
+
+
+MAX_INPUT_ITEMS = 2**14
+
+
+class ResponsePart(WireModel):
+    """One part of a content, of a tool's output, or of reasoning."""
+
+    type: Text
+    text: Text | None = None
+    refusal: Text | None = None
+    annotations: Items[Any] | None = None
+    logprobs: Items[Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ResponsePart], Tag("other")], TEXT_OR_OTHER]
+
+
+class ResponseItem(WireModel):
+    """One item of the input: a message, a call, the output of a call, reasoning, or a reference to a stored item."""
+
+    type: Text | None = None
+    id: Text | None = None
+    role: Text | None = None
+    content: Content | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Text | None = None
+    input: Text | None = None
+    output: Content | None = None
+    summary: Items[ResponsePart] | None = None
+    encrypted_content: Text | None = None
+    server_label: Text | None = None
+    tools: Items[Any] | None = None
+    error: Any = None
+    approval_request_id: Text | None = None
+    approve: bool | None = None
+    reason: Text | None = None
+
+
+Input = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_INPUT_ITEMS), Tag("other")],
+    TEXT_OR_OTHER,
+]
+
+
+class ConversationReference(WireModel):
+    """A stored conversation."""
+
+    id: Text
+
+
+Conversation = Annotated[Annotated[Text, Tag("text")] | Annotated[ConversationReference, Tag("other")], TEXT_OR_OTHER]
+
+
+class ToolFormat(WireModel):
+    """The format of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Text | None = None
+
+
+class ResponseTool(WireModel):
+    """One entry of `tools`: a function, a custom tool, or an MCP server, whose members begin with `server_label`."""
+
+    type: Text
+    name: ToolName | None = None
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: ToolFormat | None = None
+    server_label: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    server_url: Text | None = None
+    server_description: Text | None = None
+    headers: Annotated[dict[str, Text], Field(max_length=16)] | None = None
+    authorization: Text | None = None
+    allowed_tools: AllowedTools | None = None
+    require_approval: RequireApproval | None = None
+
+
+class FlatReference(WireModel):
+    """A reference to a tool by kind and name, or to all tools of an MCP server."""
+
+    type: Text
+    name: Text | None = None
+    server_label: Text | None = None
+
+
+class ResponseToolChoice(FlatReference):
+    """One tool that must be called, or the tools that may be called."""
+
+    mode: Literal["auto", "required"] | None = None
+    tools: Items[FlatReference] | None = None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ResponseToolChoice, Tag("other")],
+    TEXT_OR_OTHER,
+]
+
+
+class TextFormat(WireModel):
+    """The format of the answer. Only json_schema has the other members."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(WireModel):
+    """How the text of the answer must be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(WireModel):
+    """How the model reasons. `context`: whether reasoning of earlier turns is shown to the model again."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    mode: Text | None = None
+
+
+class ResponseCacheOptions(PromptCacheOptions):
+    """How the response uses the prefix cache. `prewarm` computes the prompt and generates nothing."""
+
+    prewarm: bool | None = None
+
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+class ResponseBody(GenerationBody):
+    """The body of POST /v1/responses and of POST /v1/responses/input_tokens."""
+
+    input: Input | None = None
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    conversation: Conversation | None = None
+    max_output_tokens: Int | None = None
+    max_tool_calls: Int | None = None
+    include: Annotated[list[Includable], Field(max_length=16)] | None = None
+    top_logprobs: Int | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: Items[ResponseTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    background: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # accepted, not honoured
+    safety_identifier: Text | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+
+
+class CompactBody(WireModel):
+    """The body of POST /v1/responses/compact."""
+
+    model: Text | None = None
+    input: Input | None = None
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: ServiceTier | None = None
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str = ""
+    annotations: list[None] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The text of reasoning."""
+
+    text: str = ""
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
+    """The text of the answer."""
+
+    id: str
+    status: str = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """The reasoning before the answer. Weft shows the reasoning itself, so there is no summary."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[None] = []
+    content: list[ReasoningText] = []
+    encrypted_content: str | UnsetType = UNSET
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a function; `arguments` is JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+
+
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: str = "in_progress"
+
+
+OutputItem = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+)
+
+
+class InputDetails(msgspec.Struct):
+    """Input tokens that were read from the prefix cache, and that were written to it."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(msgspec.Struct):
+    """Output tokens that were spent on reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class CompactionItem(msgspec.Struct, tag_field="type", tag="compaction"):
+    """A sealed summary of what was said before."""
+
+    id: str
+    encrypted_content: str
+
+
+class CompactedResponse(msgspec.Struct):
+    """A conversation in few items: messages of the user, and a summary."""
+
+    id: str
+    created_at: int
+    output: list[Any]
+    usage: ResponseUsage
+    object: Literal["response.compaction"] = "response.compaction"
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why the answer ended early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+
+
+class ResponseFailure(msgspec.Struct):
+    """Why there is no answer."""
+
+    code: FailureCode
+    message: str
+    type: str
+    param: str | None
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """The response. What the body chose stands in it; status, output and usage change while it is made."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: str = "in_progress"
+    background: bool = False
+    completed_at: int | None = None
+    conversation: dict[str, str] | None
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+MAX_NEW_ITEMS = 20
+"""Most items that one call adds."""
+
+NewItems = Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_NEW_ITEMS)]
+
+
+class ConversationBody(WireModel):
+    """The body of POST /v1/conversations."""
+
+    items: NewItems | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(WireModel):
+    """The body of POST /v1/conversations/{id}."""
+
+    metadata: Metadata | None
+
+
+class ItemsBody(WireModel):
+    """The body of POST /v1/conversations/{id}/items."""
+
+    items: NewItems
+
+
+class ConversationObject(msgspec.Struct):
+    """A conversation, without its items."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: Literal["conversation"] = "conversation"

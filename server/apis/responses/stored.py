@@ -1,0 +1,434 @@
+"""Text that a client keeps for this server: encrypted and authenticated with a key of its tenant.
+
+The tenant's key is derived from one in the data folder, so a text that was sealed for one tenant is nothing to another.
+
+Encrypt, then authenticate: SHAKE-256 of key and nonce is the key stream, keyed BLAKE2b the tag (RFC 7693). A client can
+neither read the text nor make or change one.
+
+Stored conversations: a row each, and a row for each item, which is a part of it.
+
+An append is one transaction, so what two responses add at the same time is all there. A conversation is read as a whole
+into a prompt, so it is bounded in items and bytes. Writes check everything before they change anything.
+
+Stored responses: one row each, with its own input and output; a chain is read link by link.
+
+An item's id holds that of its response, so a reference to an item needs no index. What is read for one request is
+bounded in bytes, and its items stay JSON until they are needed. Only the process that makes a response writes it, again
+and again. Who cancels it adds a part to it. If nothing is written for long, that process is dead, and whoever reads the
+response sees it as failed.
+"""
+
+import base64
+import hashlib
+import hmac
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from weft.server.errors import InvalidRequestError, NotFoundError, shown
+from weft.server.store.transaction import Row, Transaction
+
+_KEY_NAME = "sealing.key"
+_KEY_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 16, 32
+
+
+class Sealer:
+    """Seals and unseals for one tenant. A text of one kind cannot be unsealed as another."""
+
+    def __init__(self, folder: pathlib.Path, tenant: str) -> None:
+        """Read the key in the folder; make it if there is none. All server processes get the same.
+
+        Raises:
+            OSError: The folder cannot be used.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / _KEY_NAME
+        if not path.exists():
+            made = folder / f"{_KEY_NAME}.{secrets.token_hex(8)}"
+            made.touch(mode=0o600)
+            made.write_bytes(secrets.token_bytes(_KEY_BYTES))
+            try:
+                os.link(made, path)  # whole from the first moment; the first process wins
+            except FileExistsError:
+                pass
+            finally:
+                made.unlink()
+        self._key = hashlib.blake2b(tenant.encode(), key=path.read_bytes(), digest_size=_KEY_BYTES).digest()
+
+    def seal(self, kind: str, text: str) -> str:
+        """The sealed text."""
+        nonce, data = secrets.token_bytes(_NONCE_BYTES), f"{kind}:{text}".encode()
+        sealed = nonce + self._mixed(nonce, data)
+        return base64.urlsafe_b64encode(sealed + self._tag(sealed)).decode()
+
+    def unseal(self, kind: str, text: str) -> str | None:
+        """The text; None if it was not sealed as one of this kind for this tenant."""
+        try:
+            data = base64.urlsafe_b64decode(text.encode())
+        except ValueError:
+            return None
+        sealed, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
+        if len(sealed) < _NONCE_BYTES or not hmac.compare_digest(tag, self._tag(sealed)):
+            return None
+        found, _, inside = self._mixed(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]).decode().partition(":")
+        return inside if found == kind else None
+
+    def _mixed(self, nonce: bytes, data: bytes) -> bytes:
+        stream = hashlib.shake_256(self._key + nonce).digest(len(data))
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
+
+    def _tag(self, sealed: bytes) -> bytes:
+        return hashlib.blake2b(sealed, key=self._key, digest_size=_TAG_BYTES, person=b"weft-sealing").digest()
+
+
+CONVERSATION = "conversation"
+ITEM = "conversation_item"
+MAX_ITEMS = 2**12
+MAX_BYTES = 1 << 25
+MAX_ID_CHARS = 64
+CONVERSATION_DIGITS = 24
+"""Digits of a conversation's id. The ids of items that are added to it begin with them, so a reference finds them."""
+
+
+class StoredConversation(msgspec.Struct):
+    """What a conversation is, and the extent of its items."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    num_items: int = 0
+    num_bytes: int = 0
+
+    def row(self, tenant: str) -> Row:
+        """The row to write."""
+        return Row(CONVERSATION, self.id, tenant, msgspec.json.encode(self))
+
+
+def load_conversation(transaction: Transaction, id: str, tenant: str) -> StoredConversation:
+    """The conversation.
+
+    Raises:
+        NotFoundError: This tenant has none with that id.
+    """
+    row = transaction.get(CONVERSATION, id, tenant)
+    if row is None:
+        raise NotFoundError(f"the conversation {shown(id)} does not exist", param="conversation")
+    return msgspec.json.decode(row.data, type=StoredConversation)
+
+
+def item_row_id(id: str, item_id: str) -> str:
+    """The id of an item's row: two conversations may hold items with the same id."""
+    return f"{id}/{item_id}"
+
+
+def all_items(transaction: Transaction, id: str, tenant: str) -> list[msgspec.Raw]:
+    """All items of a conversation, oldest first, as JSON.
+
+    Raises:
+        NotFoundError: The conversation does not exist.
+    """
+    load_conversation(transaction, id, tenant)
+    rows = transaction.page(ITEM, tenant, parent=id, limit=MAX_ITEMS, order="asc")
+    return [msgspec.Raw(row.data) for row in rows or ()]
+
+
+def grown(
+    transaction: Transaction, conversation: StoredConversation, tenant: str, items: Sequence[dict[str, Any]], at: str
+) -> list[Row]:
+    """The rows that more items take, the conversation's own among them. `at` is the field that errors name.
+
+    Raises:
+        InvalidRequestError: An id is too long or taken, or the conversation would become too large.
+    """
+    rows, seen = [], set[str]()
+    for i, item in enumerate(items):
+        id = item["id"]
+        row_id = item_row_id(conversation.id, id)
+        if len(id) > MAX_ID_CHARS or id in seen or transaction.get(ITEM, row_id, tenant):
+            message = f"{at}[{i}].id must be new in the conversation and have at most {MAX_ID_CHARS} characters"
+            raise InvalidRequestError(f"{message}, got {shown(id)}", param=f"{at}[{i}].id")
+        seen.add(id)
+        rows.append(Row(ITEM, row_id, tenant, msgspec.json.encode(item), parent=conversation.id))
+    conversation.num_items += len(rows)
+    conversation.num_bytes += sum(len(row.data) for row in rows)
+    if conversation.num_items > MAX_ITEMS or conversation.num_bytes > MAX_BYTES:
+        message = f"the conversation must have at most {MAX_ITEMS} items with {MAX_BYTES} bytes"
+        got = f"{conversation.num_items} and {conversation.num_bytes}"
+        raise InvalidRequestError(f"{message}, got {got} with those of {at}", param=at)
+    return [conversation.row(tenant), *rows]
+
+
+def append(transaction: Transaction, id: str, tenant: str, items: Sequence[dict[str, Any]], at: str) -> None:
+    """Add items at the end of a conversation.
+
+    Raises:
+        NotFoundError: The conversation does not exist.
+        InvalidRequestError: As `grown`.
+    """
+    for row in grown(transaction, load_conversation(transaction, id, tenant), tenant, items, at):
+        transaction.put(row)
+
+
+def extend(transaction: Transaction, tenant: str, response: dict[str, Any], own: Sequence[dict[str, Any]]) -> None:
+    """Add a response's own input and its output to its conversation, if it has one and there is an answer.
+
+    Raises:
+        NotFoundError: The conversation does not exist any more.
+        InvalidRequestError: As `grown`.
+    """
+    output = response["output"]
+    if response["conversation"] is not None and output and response["status"] in ("completed", "incomplete"):
+        append(transaction, response["conversation"]["id"], tenant, [*own, *output], "input")
+
+
+def delete_item(transaction: Transaction, id: str, item_id: str, tenant: str) -> StoredConversation:
+    """Remove an item.
+
+    Raises:
+        NotFoundError: The conversation, or the item in it, does not exist.
+    """
+    conversation = load_conversation(transaction, id, tenant)
+    row = find_item_row(transaction, id, item_id, tenant)
+    transaction.delete(ITEM, row.id, tenant)
+    conversation.num_items -= 1
+    conversation.num_bytes -= len(row.data)
+    transaction.put(conversation.row(tenant))
+    return conversation
+
+
+def find_item_row(transaction: Transaction, id: str, item_id: str, tenant: str) -> Row:
+    """The row of an item.
+
+    Raises:
+        NotFoundError: The conversation, or the item in it, does not exist.
+    """
+    load_conversation(transaction, id, tenant)
+    row = transaction.get(ITEM, item_row_id(id, item_id), tenant)
+    if row is None:
+        raise NotFoundError(f"the item {shown(item_id)} is not in the conversation", param="item_id")
+    return row
+
+
+RESPONSE = "response"
+_CANCELLATION = "cancellation"
+DEAD_AFTER_S = 30.0
+"""Time since the last write after which nobody makes an unfinished response any more; it is written more often."""
+MAX_CHAIN = 2**14
+MAX_READ_BYTES = 1 << 30
+"""Most bytes of the stored responses that one request leads to, all that they hold counted, such as tools."""
+MAX_ITEM_BYTES = 64 << 20
+"""Most bytes of the items in them, which are held at once."""
+FIRST_INPUT = 0x8000
+"""Number of the first item of the input; those of the output begin at 0."""
+
+_LOST = "the server stopped, or could not store the response, before it was complete; ask again"
+_DONE = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+
+class StoredResponse(msgspec.Struct):
+    """The response as JSON data, and its own input items."""
+
+    response: dict[str, Any]
+    input: list[dict[str, Any]]
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return str(self.response["id"])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.response["status"] in _DONE
+
+    def row(self, tenant: str) -> Row:
+        """The row to write."""
+        return Row(RESPONSE, self.id, tenant, msgspec.json.encode(self))
+
+
+class _Content(msgspec.Struct):
+    """What a chain needs of a response."""
+
+    status: str
+    output: list[msgspec.Raw]
+    previous_response_id: str | None
+    conversation: object = None
+
+
+class _Link(msgspec.Struct):
+    """A stored response whose items are not decoded."""
+
+    response: _Content
+    input: list[msgspec.Raw]
+
+
+class _Identified(msgspec.Struct):
+    id: str = ""
+
+
+def id_of(item: msgspec.Raw) -> str:
+    """The id of an item, of which nothing else is decoded."""
+    return msgspec.json.decode(item, type=_Identified).id
+
+
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """The id of an item of a response."""
+    return f"{prefix}_{response_id.partition('_')[2]}{index:04x}"
+
+
+def load_response(transaction: Transaction, response_id: str, tenant: str) -> StoredResponse:
+    """The response; one that was cancelled, or whose process is dead, as it ended.
+
+    Raises:
+        NotFoundError: This tenant has none with that id.
+    """
+    stored = msgspec.json.decode(_data(transaction, response_id, tenant), type=StoredResponse)
+    response = stored.response
+    if stored.is_done:
+        return stored
+    if is_cancelled(transaction, response_id, tenant):
+        response["status"] = "cancelled"
+    elif not is_written(transaction, response_id, tenant):
+        response["status"] = "failed"
+        response["error"] = {"code": "server_error", "message": _LOST, "type": "server_error", "param": None}
+    else:
+        return stored
+    for item in response["output"]:
+        if item.get("status") == "in_progress":
+            item["status"] = "incomplete"
+    return stored
+
+
+def _data(transaction: Transaction, response_id: str, tenant: str) -> bytes:
+    row = transaction.get(RESPONSE, response_id, tenant)
+    if row is None:
+        raise NotFoundError(f"the response {shown(response_id)} does not exist")
+    return row.data
+
+
+def cancel(transaction: Transaction, response_id: str, tenant: str) -> None:
+    """Tell the process that makes a response that nobody wants it."""
+    transaction.put(Row(_CANCELLATION, _part_id(response_id), tenant, b"", response_id))
+
+
+def is_cancelled(transaction: Transaction, response_id: str, tenant: str) -> bool:
+    """Whether an unfinished response was cancelled."""
+    return transaction.get(_CANCELLATION, _part_id(response_id), tenant) is not None
+
+
+def is_written(transaction: Transaction, response_id: str, tenant: str) -> bool:
+    """Whether an unfinished response is still being made: it exists, and something was written a short time ago."""
+    age = transaction.age(RESPONSE, response_id, tenant)
+    return age is not None and age <= DEAD_AFTER_S
+
+
+def _part_id(response_id: str) -> str:
+    return f"{response_id}/{_CANCELLATION}"
+
+
+def chain(transaction: Transaction, response_id: str, tenant: str, *, needs_all: bool = True) -> list[msgspec.Raw]:
+    """All items of the conversation that ends with a response, inputs and outputs, oldest first, as JSON.
+
+    Args:
+        needs_all: False: the items begin after the last response that does not exist any more.
+
+    Raises:
+        NotFoundError: The response, or an earlier one, does not exist, and all are needed.
+        InvalidRequestError: It is not complete, or the conversation is too long.
+    """
+    links: list[list[msgspec.Raw]] = []
+    num_items = num_read = num_held = 0
+    wanted: str | None = response_id
+    while wanted is not None:
+        try:
+            data = _data(transaction, wanted, tenant)
+        except NotFoundError:
+            if needs_all:
+                raise
+            break
+        num_read += len(data)
+        _check_bytes(num_read, num_held, "previous_response_id")
+        link = msgspec.json.decode(data, type=_Link)
+        if link.response.status not in _DONE and not load_response(transaction, wanted, tenant).is_done:
+            message = f"previous_response_id must be that of a finished response, but {shown(wanted)} is not"
+            raise InvalidRequestError(message, param="previous_response_id")
+        if link.response.conversation is not None:
+            message = f"previous_response_id must not be that of a response in a conversation, got {shown(wanted)}"
+            raise InvalidRequestError(f"{message}: use conversation", param="previous_response_id")
+        links.append(_items(link))
+        num_items += len(links[-1])
+        num_held += sum(map(len, links[-1]))
+        if len(links) > MAX_CHAIN or num_items > MAX_CHAIN:
+            message = f"previous_response_id must lead to a conversation of at most {MAX_CHAIN} items"
+            raise InvalidRequestError(message, param="previous_response_id")
+        wanted = link.response.previous_response_id
+    _check_bytes(num_read, num_held, "previous_response_id")
+    return [item for items in reversed(links) for item in items]
+
+
+def _items(link: _Link) -> list[msgspec.Raw]:
+    """Copies, which keep nothing else of the row."""
+    return [item.copy() for item in (*link.input, *link.response.output)]
+
+
+def _check_bytes(num_read: int, num_held: int, param: str) -> None:
+    for number, most, what in ((num_read, MAX_READ_BYTES, "stored responses"), (num_held, MAX_ITEM_BYTES, "items")):
+        if number > most:
+            message = f"{param} must lead to {what} of at most {most} bytes together, got at least {number}"
+            raise InvalidRequestError(message, param=param)
+
+
+def input_items(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
+    """All items that a response was made from, oldest first, as JSON; they begin after an earlier one that is gone.
+
+    Raises:
+        NotFoundError: The response does not exist.
+        InvalidRequestError: As `chain`.
+    """
+    link = msgspec.json.decode(_data(transaction, response_id, tenant), type=_Link)
+    previous = link.response.previous_response_id
+    return [*(chain(transaction, previous, tenant, needs_all=False) if previous else ()), *link.input]
+
+
+def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str) -> dict[str, msgspec.Raw]:
+    """The stored items with these ids, as JSON: those of responses, and those that were added to conversations.
+
+    Args:
+        wanted: The ids, each with the field that errors name.
+
+    Raises:
+        NotFoundError: There is no such item.
+        InvalidRequestError: What holds them is too large.
+    """
+    num_read = num_held = 0
+
+    def counted(row: Row | None) -> bytes | None:
+        nonlocal num_read
+        num_read += len(row.data) if row else 0
+        _check_bytes(num_read, num_held, "input")
+        return row.data if row else None
+
+    @cache
+    def items_of(response_id: str) -> dict[str, msgspec.Raw]:
+        nonlocal num_held
+        data = counted(transaction.get(RESPONSE, response_id, tenant))
+        items = _items(msgspec.json.decode(data, type=_Link)) if data else []
+        num_held += sum(map(len, items))
+        _check_bytes(num_read, num_held, "input")
+        return {id_of(item): item for item in reversed(items)}
+
+    found: dict[str, msgspec.Raw] = {}
+    for id, at in wanted.items():
+        place = id.partition("_")[2]
+        row_id = item_row_id(f"conv_{place[:CONVERSATION_DIGITS]}", id)
+        added = counted(transaction.get(ITEM, row_id, tenant))
+        item = msgspec.Raw(added) if added else items_of(f"resp_{place[:-4]}").get(id)
+        if item is None:
+            raise NotFoundError(f"{at}: the item {shown(id)} is not stored", param=at)
+        found[id] = item
+    return found

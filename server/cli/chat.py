@@ -1,0 +1,282 @@
+"""A conversation of `weft chat`, and the slash commands that change it. Prints nothing itself.
+
+`weft chat`: a conversation with a server in the terminal, or one answer if standard input is no terminal.
+
+Owns the loop of question and answer, the meaning of Ctrl-C and Ctrl-D, and the exit codes: 0; 1 if a single answer
+fails; 130 if it is interrupted.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.text import Text
+
+from weft.server.cli.chat_client import ChatClient, ChatError
+from weft.server.cli.display import LineInput, LiveDisplay, PlainDisplay, history_path
+from weft.server.text.shield import strip_controls
+
+
+class CommandError(Exception):
+    """A command failed; the message says why."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages so far and the settings of the next request. Only commands and `chat` change it.
+
+    Attributes:
+        options: Further fields of each request, such as temperature.
+        messages: Of user and assistant in turns, without the system prompt.
+        saved: Files that this conversation has written and may overwrite.
+    """
+
+    client: ChatClient
+    model: str
+    system: str = ""
+    options: dict[str, object] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)
+    saved: set[pathlib.Path] = field(default_factory=set)
+
+    def all_messages(self) -> list[dict[str, str]]:
+        """The messages of a request, the system prompt first."""
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.messages
+
+    def body(self) -> dict[str, object]:
+        """The body of the request for the next answer."""
+        return {"model": self.model, "messages": self.all_messages(), **self.options}
+
+
+def run_command(conversation: Conversation, line: str) -> str:
+    """Run a line that begins with a slash. Returns the text to show.
+
+    Raises:
+        CommandError: There is no such command, or it fails.
+        EOFError: It was /quit.
+    """
+    name, _, argument = line.strip().partition(" ")
+    if name not in _COMMANDS:
+        raise CommandError(f"no such command: {name} (/help lists them; a message may begin with a space)")
+    return _COMMANDS[name](conversation, argument.strip())
+
+
+def _system(conversation: Conversation, text: str) -> str:
+    if not text:
+        return strip_controls(conversation.system) or "no system prompt"
+    conversation.system = "" if text == "-" else text
+    return "system prompt set" if conversation.system else "system prompt removed"
+
+
+def _model(conversation: Conversation, name: str) -> str:
+    try:
+        names = conversation.client.models()
+    except ChatError as error:
+        if not name:
+            raise CommandError(str(error)) from None
+        names = [name]  # a server need not list its models
+    if not name:
+        return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
+    if name not in names:
+        raise CommandError(f"no such model: {name} (the server has {', '.join(names)})")
+    conversation.model = name
+    return f"{name} answers from here on"
+
+
+def _clear(conversation: Conversation, _: str) -> str:
+    conversation.messages.clear()
+    return "conversation forgotten" + (", the system prompt stays" if conversation.system else "")
+
+
+def _save(conversation: Conversation, name: str) -> str:
+    if not name:
+        raise CommandError("/save needs a file, such as chat.json or chat.md")
+    path = pathlib.Path(name).expanduser().absolute()
+    messages = conversation.all_messages()
+    if path.suffix == ".md":
+        text = "\n\n".join(f"## {message['role']}\n\n{message['content']}" for message in messages)
+    else:
+        text = json.dumps(messages, indent=2, ensure_ascii=False)
+    try:
+        with path.open("w" if path in conversation.saved else "x", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+    conversation.saved.add(path)
+    return f"{len(messages)} messages saved to {path}"
+
+
+def _quit(_: Conversation, __: str) -> str:
+    raise EOFError
+
+
+_COMMANDS: dict[str, Callable[[Conversation, str], str]] = {
+    "/system": _system,
+    "/model": _model,
+    "/clear": _clear,
+    "/save": _save,
+    "/help": lambda *_: HELP,
+    "/quit": _quit,
+}
+
+HELP = '''\
+/system TEXT    set the system prompt; alone it is shown, /system - removes it
+/model NAME     let another model answer; alone it lists them
+/clear          forget the conversation
+/save FILE      write the messages as JSON, or as Markdown if FILE ends in .md
+/quit           leave, as Ctrl-D does
+
+A line that ends in \\ goes on in the next one; """ begins and ends a block of lines.
+Ctrl-C stops an answer and keeps what has come. The arrow keys bring back what was typed, Ctrl-R searches it.'''
+
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+_ERROR = "bold red"
+
+
+def chat(url: str, api_key: str | None, model: str | None, system: str | None, options: dict[str, object]) -> int:
+    """Talk until the user leaves, or answer the text on standard input. Returns the exit code.
+
+    Without `model` the first one that the server lists answers. `options` are further fields of each request.
+    """
+    console = Console(highlight=False)
+    try:
+        client = ChatClient(url, api_key)
+        conversation = Conversation(client, model or _first_model(client), system or "", options)
+        if sys.stdin.isatty():
+            _converse(conversation, console)
+        else:
+            _answer_input(conversation, console)
+    except ChatError as error:
+        print(f"weft: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # for example `weft chat | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return 0
+
+
+def _first_model(client: ChatClient) -> str:
+    names = client.models()
+    if not names:
+        raise ChatError(f"{client.url} lists no model (--model names one)")
+    return names[0]
+
+
+def _answer_input(conversation: Conversation, console: Console) -> None:
+    """Answer standard input as one message."""
+    message = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
+    if not message:
+        raise ChatError("standard input holds no message")
+    answer = _ask(conversation, message, console)
+    if answer.fault is not None:
+        raise answer.fault
+    if answer.is_interrupted:
+        raise KeyboardInterrupt
+
+
+def _converse(conversation: Conversation, console: Console) -> None:
+    """Read messages and show answers until Ctrl-D."""
+    keyboard = LineInput(history_path())
+    note = f"{conversation.model} at {conversation.client.url}; /help lists commands, Ctrl-D leaves"
+    console.print(Text(note, style="dim"))
+    while True:
+        try:
+            line = keyboard.read("> ")
+            if line.startswith("/"):
+                console.print(Text(run_command(conversation, line)))
+            elif line.strip():
+                _take_turn(conversation, line.strip(), console)
+        except CommandError as error:
+            console.print(Text(str(error), style=_ERROR))
+        except KeyboardInterrupt:
+            console.print()
+        except EOFError:
+            console.print()
+            return
+
+
+def _take_turn(conversation: Conversation, message: str, console: Console) -> None:
+    """Send a message and show the answer. A message without any answer is dropped from the conversation."""
+    answer = _ask(conversation, message, console)
+    if answer.content:
+        conversation.messages.append({"role": "assistant", "content": answer.content})
+    else:
+        conversation.messages.pop()
+    if answer.fault is not None:
+        console.print(Text(str(answer.fault), style=_ERROR))
+    if answer.fault is None or answer.num_deltas:
+        console.print(Text(answer.summary(), style="dim"))
+
+
+def _ask(conversation: Conversation, message: str, console: Console) -> "_ReceivedAnswer":
+    """Append a message to the conversation, and receive and show the answer."""
+    conversation.messages.append({"role": "user", "content": message})
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    answer = _ReceivedAnswer()
+    answer.receive(conversation, LiveDisplay(console) if can_redraw else PlainDisplay())
+    return answer
+
+
+@dataclass(slots=True)
+class _ReceivedAnswer:
+    """The text that arrived, and when.
+
+    Attributes:
+        num_tokens: As the server counted them; None: it did not tell, and num_deltas is an estimate.
+        first_s, last_s: Seconds from the request to the first and the last delta.
+    """
+
+    content: str = ""
+    finish_reason: str | None = None
+    is_interrupted: bool = False
+    fault: ChatError | None = None
+    num_tokens: int | None = None
+    num_deltas: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def receive(self, conversation: Conversation, display: LiveDisplay | PlainDisplay) -> None:
+        """Send the request, and show the answer until its end, Ctrl-C or a fault."""
+        start_time = time.monotonic()
+        try:
+            with contextlib.closing(conversation.client.stream(conversation.body())) as deltas:
+                for delta in deltas:
+                    if delta.reasoning or delta.content:
+                        self.last_s = time.monotonic() - start_time
+                        self.first_s = self.first_s or self.last_s
+                        self.num_deltas += 1
+                        self.content += delta.content
+                        for text, is_reasoning in ((delta.reasoning, True), (delta.content, False)):
+                            if text:
+                                display.add(text, is_reasoning=is_reasoning)
+                    self.num_tokens = delta.num_tokens if delta.num_tokens is not None else self.num_tokens
+                    self.finish_reason = delta.finish_reason or self.finish_reason
+        except ChatError as error:
+            self.fault = error
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+        finally:
+            display.close()
+
+    def summary(self) -> str:
+        """Tokens, tokens per second, time to the first one, and why the answer ended early."""
+        number = self.num_deltas if self.num_tokens is None else self.num_tokens
+        parts = [f"{'about ' if self.num_tokens is None else ''}{number} token{'' if number == 1 else 's'}"]
+        if number > 1 and self.last_s > self.first_s:
+            parts.append(f"{(number - 1) / (self.last_s - self.first_s):.1f} tokens/s")
+        if number:
+            parts.append(f"first after {self.first_s:.2f} s")
+        if self.finish_reason == "length":
+            parts.append("cut at the token limit")
+        if self.is_interrupted:
+            parts.append("stopped")
+        return ", ".join(parts)

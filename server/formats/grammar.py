@@ -1,0 +1,310 @@
+"""Prepares JSON schemas for `llguidance`: checks them, closes objects, fixes the white space.
+
+Writes Lark for `llguidance`: literals, free text that cannot hide a marker, JSON of a schema.
+
+This relies on three facts. A string literal is read as JSON. A control token matches no text; a rule has to name it.
+A lexeme ends where no longer match is left, so free text and a literal after it must be one lazy lexeme, while free
+text and a token may be two. JSON has fixed white space, so that constrained output looks like what templates write.
+
+JSON types of schemas, and raw text of models as JSON of these types.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from types import NoneType
+from typing import Any
+
+from weft.server.formats.parser import Mark, Tool, json_text
+
+MAX_DEPTH = 64
+"""Most levels of a schema, because it is read by recursion."""
+
+MAX_VALUES = 2**16
+"""Most values of a schema; a larger one would not be compiled."""
+
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON is written as templates and Python write it, with one space after colons and commas. A model that may choose its
+white space may never stop writing it."""
+
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_SINGLE = frozenset({"items", "additionalProperties", "contains"})
+_BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
+_OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
+"""Added to the format, which knows the lengths of months: no year 0, and 29 February in leap years only."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "type": (str, list),
+    "enum": (list,),
+    "required": (list,),
+    "$ref": (str,),
+    **dict.fromkeys(_NAMED, (dict,)),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf"), (list,)),
+}
+_SCHEMA_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
+
+
+class SchemaError(ValueError):
+    """A schema that cannot be enforced. The message is fit for the client; the caller adds the name of the field."""
+
+
+def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[str, Any]:
+    """Add to a schema what `llguidance` needs, and remove annotations.
+
+    Where an object declares `properties`, `additionalProperties` defaults to false: else a model may never stop adding
+    members.
+
+    Args:
+        is_lenient: Ignore what cannot be enforced, instead of refusing the schema.
+
+    Raises:
+        SchemaError: It is nested too deeply or too large, or it is not a schema.
+    """
+    _check_size(schema)
+    # Schemas that apply together would exclude each other if each was closed.
+    may_close = not any("allOf" in part or {"$ref", "properties"} <= part.keys() for part in _objects(schema))
+    style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
+    return {**_guided(schema, may_close), "x-guidance": style}
+
+
+def _check_size(value: object) -> None:
+    level: list[object] = [value]
+    num_values = 0
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inner(outer)]
+        num_values += len(level)
+        if num_values > MAX_VALUES:
+            raise SchemaError(f"a schema must hold at most {MAX_VALUES} values, got more")
+    if level:
+        raise SchemaError(f"a schema must be at most {MAX_DEPTH} levels deep")
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in _inner(value):
+        yield from _objects(inner)
+
+
+def _inner(value: Any) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _guided(schema: Any, may_close: bool) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    _check(schema)
+    members = schema.get("properties")
+    guided = {
+        key: _guided_part(key, value, may_close, has_members=members is not None)
+        for key, value in schema.items()
+        if key not in _SCHEMA_ANNOTATIONS
+    }
+    if schema.get("format") in ("date", "date-time"):
+        guided.setdefault("pattern", _REAL_DAY)
+    declares_all = members is not None and all(name in members for name in schema.get("required", ()))
+    if may_close and declares_all and not _OPEN & schema.keys():
+        guided["additionalProperties"] = False
+    return guided
+
+
+def _check(schema: dict[str, Any]) -> None:
+    """Check what this file relies on; the library checks the rest."""
+    for key, kinds in _KINDS.items():
+        if key in schema and not isinstance(schema[key], kinds):
+            raise SchemaError(f"{key} cannot be {json.dumps(schema[key])[:80]}")
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise SchemaError("required must hold names")
+
+
+def _guided_part(key: str, value: Any, may_close: bool, *, has_members: bool) -> Any:
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _guided(part, may_close) for name, part in value.items()}
+    if key in _SINGLE:
+        return _guided(value, may_close)
+    if key in _BRANCHES and isinstance(value, list):
+        return [_guided(part, may_close and not has_members) for part in value]
+    return value
+
+
+_ANY_TEXT = "/(?s:.*)/"
+_LARK_ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
+
+
+def literal(text: str) -> str:
+    """Exactly this text, which must not be empty; matches no control token."""
+    return json.dumps(text)
+
+
+def json_lexemes(text: str) -> str:
+    """Exactly this beginning of JSON, in the lexemes of `json_value`, so that both may stand at the same place."""
+    return " ".join(map(literal, re.findall(r'"[^"]*"|[^"]+', text)))
+
+
+def spell(text: str, markers: Sequence[str], mark: Mark) -> str:
+    """Exactly this text, with its markers as `mark` writes them."""
+    for marker in sorted(markers, key=len, reverse=True):
+        before, found, after = text.partition(marker)
+        if found:
+            parts = spell(before, markers, mark), mark(marker), spell(after, markers, mark)
+            return " ".join(part for part in parts if part)
+    return literal(text) if text else ""
+
+
+def regex(pattern: str) -> str:
+    r"""A regex as Lark writes it; a slash would end it, so one that is not escaped becomes \/."""
+    parts = pattern.split("\\\\")  # what follows an escaped backslash is not escaped itself
+    escaped = "\\\\".join(part.replace("\\/", "/").replace("/", "\\/") for part in parts)
+    return f"/{escaped}/".replace("\n", "\\n")
+
+
+def string_of(schema: dict[str, Any]) -> str | None:
+    """The terminal expression for `pattern`, `minLength` and `maxLength` of a JSON schema; None: any string fits."""
+    parts = []
+    if isinstance(pattern := schema.get("pattern"), str):
+        has_end = pattern.endswith("$") and not pattern.endswith("\\$")
+        inner = pattern.removeprefix("^")[: -1 if has_end else None]
+        head, tail = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if has_end else "(?s:.*)")
+        parts.append(regex(f"{head}(?:{inner}){tail}"))
+    if "minLength" in schema or "maxLength" in schema:
+        parts.append(f"/(?s:.){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
+    return " & ".join(parts) or None
+
+
+def text_without(texts: Sequence[str], not_first: str = "", within: str | None = None) -> str:
+    """The terminal expression for any text, also an empty one, in which none of `texts` occurs.
+
+    Args:
+        texts: No text is empty.
+        not_first: The text does not begin with this, nor with white space and this; "" forbids nothing.
+        within: A terminal expression that the text must match as well.
+    """
+    parts = [_ANY_TEXT, within] if within else [_ANY_TEXT]
+    if texts:
+        parts.append(f"~({_ANY_TEXT} ({' | '.join(map(literal, texts))}) {_ANY_TEXT})")
+    if not_first:
+        parts.append(f"~(/[ \\t\\r\\n]*/ {literal(not_first)} {_ANY_TEXT})")
+    return " & ".join(parts)
+
+
+def text_up_to(
+    rule: str, marker: str, mark: Mark, without: Sequence[str] = (), not_first: str = "", within: str | None = None
+) -> str:
+    """Define a rule and its terminal: any text up to the first `marker`, and that marker.
+
+    A marker that is spelled with other tokens than its own ends the text as well, or is refused.
+
+    Args:
+        rule: The rule's name, in lower case; the terminal is the name in upper case and `_TEXT`.
+        marker: What ends the text.
+        without: More texts that must not occur, such as other markers.
+        not_first, within: As in `text_without`.
+
+    Returns:
+        Two lines.
+    """
+    marked = mark(marker)
+    lazy = "[lazy]" if marked.startswith('"') else ""
+    text = f"{rule.upper()}_TEXT"
+    expression = text_without(tuple(dict.fromkeys((marker, *without))), not_first, within)
+    return f"{rule}{lazy}: {text} {marked}\n{text}: {expression}\n"
+
+
+def json_value(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
+    """A JSON value of the schema, whose `$ref` point into the schema itself; see `guided_schema`."""
+    return f"%json {json.dumps(guided_schema(schema, is_lenient=is_lenient))}"
+
+
+def member_value(schema: Any, tool: Tool) -> str:
+    """A JSON value of a schema inside the tool's, in which `$ref` still reaches the definitions of the tool's."""
+    members = schema if isinstance(schema, dict) else {}
+    definitions = {key: value for key, value in tool.parameters.items() if key in ("$defs", "definitions")}
+    return json_value({**members, **definitions}, is_lenient=not tool.is_strict)
+
+
+def arguments(tool: Tool) -> str:
+    """The JSON object of a tool's arguments; exactly `{}` if the tool's schema declares none."""
+    if not any(value for key, value in tool.parameters.items() if key not in _LARK_ANNOTATIONS):
+        return literal("{}")
+    return json_value({**tool.parameters, "type": "object"}, is_lenient=not tool.is_strict)
+
+
+_CLASSES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (NoneType,),
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+}
+_MAX_LITERAL = 2**16  # characters; Python's parser takes memory and stack
+_MAX_REFERENCES = 32  # in a row; more is a circle
+
+
+def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """Follow `$ref` into `root` to its end; {} if it leads nowhere, or the schema is a boolean."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict):
+            return {}
+        if not isinstance(schema.get("$ref"), str):
+            return schema
+        target: Any = root
+        for step in schema["$ref"].removeprefix("#").split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(step) if isinstance(target, dict) else None
+        schema = target
+    return {}
+
+
+def values_of(schema: dict[str, Any]) -> list[Any] | None:
+    """The values that a schema without `$ref` lists as the only ones; None: it lists none."""
+    return schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
+
+
+def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
+    """The JSON types that a schema names, in its order; empty: any type. `root` is where `$ref` points into."""
+    schema = resolve(schema, root)
+    if (named := schema.get("type")) is not None:
+        return [name for name in ([named] if isinstance(named, str) else named) if name in _CLASSES]
+    if (values := values_of(schema)) is not None:
+        classes = set(map(type, values))
+        return [name for name, fitting in _CLASSES.items() if not classes.isdisjoint(fitting)]
+    if depth == _MAX_REFERENCES:
+        return []
+    for key in ("anyOf", "oneOf", "allOf"):
+        members = [types_of(member, root, depth + 1) for member in schema.get(key, ())]
+        if members and (key == "allOf" or all(members)):
+            return list(dict.fromkeys(name for names in members for name in names))
+    return ["object"] if "properties" in schema else ["array"] if "items" in schema else []
+
+
+def raw_to_json(text: str, types: Sequence[str]) -> str:
+    """Write a whole raw value as JSON of the first of `types` that it fits, else as a string.
+
+    Without types, text that is JSON is taken as JSON, because templates write everything but strings so. Literals of
+    Python count as their JSON, because some templates write those.
+    """
+    try:
+        value = _value(text.strip())
+        written = json_text(value)
+    except (ValueError, RecursionError):
+        return json_text(text)
+    fits = next((name for name in types if name == "string" or type(value) in _CLASSES[name]), "string")
+    return json_text(text) if types and fits == "string" else written
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+    except ValueError:
+        if word[:1] not in ("{", "[") or len(word) > _MAX_LITERAL:
+            raise
+    try:
+        # Back from JSON, in which keys are strings and there are no other types.
+        return json.loads(json_text(ast.literal_eval(word)))
+    except (SyntaxError, TypeError, MemoryError) as error:
+        raise ValueError(word) from error

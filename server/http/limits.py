@@ -1,0 +1,261 @@
+"""Limits the connections of a server process, and logs refused requests.
+
+Connections may take a share of the file limit. Beyond it a few more are accepted for one request each, and only probes
+are served on them, so that a full server can still be monitored. If these are too many, the oldest is closed.
+
+Whether a server process still takes requests, and how many it is serving.
+
+Owned by the app (`app.state.lifecycle`), which counts requests in and out. The process sets `draining`, which is never
+reset. Lives on one event loop; knows neither signals nor HTTP.
+
+HTTPS with the certificate that the settings name.
+
+The files may be replaced while the server runs, as cert-manager and KServe do: each connection looks whether they
+changed, and gets the newest pair that could be loaded.
+
+Threads for work that would block the event loop, and with it every stream.
+
+Owns two pools. Long work has threads of its own, so that it delays only other long work. It waits in a bounded queue;
+cancelling the waiter removes it, and all that it holds, from the queue. Work that has begun runs to its end even if
+its waiter is cancelled. Memory that long work has freed is returned to the system.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import resource
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from weft.engine.wire.machine import return_free_memory
+from weft.server.errors import ApiError, QueueFullError
+from weft.server.settings import Settings, StartError
+
+SHARE_OF_FILES = 0.75
+MAX_NUM_EXTRA = 64
+MAX_NUM_FILES = 1 << 20
+"""Used for a hard limit of "unlimited"; by default the kernel allows no more."""
+LOG_EVERY_S = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+def raise_file_limit() -> int:
+    """Raise this process's soft limit on open files to the hard limit, and return it."""
+    soft, hard = (
+        MAX_NUM_FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    limit = max(soft, min(hard, MAX_NUM_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
+
+
+class CountedConnection(Protocol):
+    """A connection, as far as it is counted."""
+
+    def drop(self) -> None:
+        """Close at once."""
+
+
+class Connections:
+    """The open connections of one process. Each counts itself in and out."""
+
+    def __init__(self, settings: Settings, max_num_files: int) -> None:
+        """Allow the number in the settings, but at most SHARE_OF_FILES of max_num_files."""
+        self.settings = settings
+        share = max(1, int(max_num_files * SHARE_OF_FILES))
+        self.max_num = min(settings.max_connections or share, share)
+        self._max_num_extra = max(1, min(MAX_NUM_EXTRA, max_num_files // 16))
+        self._regular: set[CountedConnection] = set()
+        self._extra: dict[CountedConnection, None] = {}  # the oldest first
+        self._num_refused = 0
+        self._next_log_time = 0.0
+
+    def open(self, connection: CountedConnection) -> bool:
+        """Count in. False: the limit is reached, and only probes may be served."""
+        if len(self._regular) < self.max_num:
+            self._regular.add(connection)
+            return True
+        if len(self._extra) >= self._max_num_extra:
+            oldest = next(iter(self._extra))
+            del self._extra[oldest]
+            oldest.drop()
+        self._extra[connection] = None
+        return False
+
+    def close(self, connection: CountedConnection) -> None:
+        """Count out."""
+        self._regular.discard(connection)
+        self._extra.pop(connection, None)
+
+    def note_refused(self, error: ApiError) -> None:
+        """Log refused requests at most once in LOG_EVERY_S: their sender must not fill the log."""
+        self._num_refused += 1
+        now = time.monotonic()
+        if now >= self._next_log_time:
+            fields = {"num_requests": self._num_refused, "last": error.message}
+            _log.warning("Refused requests that are malformed or exceed a limit", extra=fields)
+            self._num_refused, self._next_log_time = 0, now + LOG_EVERY_S
+
+
+class Lifecycle:
+    """The draining flag, and the number of requests; a stream counts until its last byte."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.num_active = 0
+        self.unanswered: set[asyncio.Task[Any]] = set()
+        """Tasks of requests whose answer has not begun. Whoever awaits a task adds and removes it."""
+        self.background: dict[str, Callable[[], Awaitable[None]]] = {}
+        """How to end each response that outlives its request, by its id. Whoever starts one counts it in and out."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        """Count a request in. Pair with `leave` in a `finally`."""
+        self.num_active += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """Count a request out."""
+        assert self.num_active > 0, "leave without enter"
+        self.num_active -= 1
+        if self.num_active == 0:
+            self._idle.set()
+
+    def cut(self) -> None:
+        """Cancel the requests whose answer has not begun."""
+        for task in self.unanswered:
+            task.cancel()
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no request is being served; False if some still are after timeout_s seconds."""
+        if self.num_active == 0:
+            return True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Certificate:
+    """The files, and the context that was made of them."""
+
+    def __init__(self, certfile: str, keyfile: str) -> None:
+        """Load the files.
+
+        Raises:
+            StartError: One cannot be read, or they are no certificate and its key.
+        """
+        given = {"ssl_certfile": certfile, "ssl_keyfile": keyfile}
+        self._paths = {name: pathlib.Path(path).expanduser() for name, path in given.items()}
+        self.context = self._current = self._load()
+        self._marks = self._look()
+        self.context.sni_callback = self._greet
+
+    def _look(self) -> list[tuple[int, int]]:
+        """What differs when a file is replaced."""
+        return [(facts.st_ino, facts.st_mtime_ns) for facts in map(os.stat, self._paths.values())]
+
+    def _load(self) -> ssl.SSLContext:
+        for name, path in self._paths.items():
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise StartError(f"{name}: {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            certfile, keyfile = self._paths.values()
+            context.load_cert_chain(certfile, keyfile, password="")  # without one, OpenSSL would ask the terminal
+        except ssl.SSLError as error:
+            files = " and ".join(map(str, self._paths.values()))
+            fault = (error.reason or "not in PEM format").replace("_", " ").lower()
+            raise StartError(f"ssl_certfile, ssl_keyfile: {files} are no certificate with its key: {fault}") from None
+        return context
+
+    def _greet(self, connection: ssl.SSLObject, _host: str | None, _context: ssl.SSLContext) -> None:
+        """Give a new connection the newest certificate. Keeps the last one while files are missing or half written."""
+        with contextlib.suppress(OSError):
+            if (marks := self._look()) != self._marks:
+                self._marks = marks
+                try:
+                    self._current = self._load()
+                    _log.info("Loaded the certificate anew")
+                except StartError as error:
+                    _log.error("The certificate stays as it was: %s", error)
+        connection.context = self._current
+
+
+def certificate(settings: Settings) -> Certificate | None:
+    """The certificate of the settings; None if they name none. Raises StartError as Certificate does."""
+    if settings.ssl_certfile is None or settings.ssl_keyfile is None:
+        return None
+    return Certificate(settings.ssl_certfile, settings.ssl_keyfile)
+
+
+SHORT_SIZE = 4096
+"""Characters or bytes. Work on shorter input runs on the event loop."""
+LIGHT_SIZE = 64 << 10
+"""The same bound for light work."""
+LONG_SIZE = 256 << 10
+"""Work on input of this size or more is long."""
+MAX_NUM_LONG = 64
+"""Most pieces of long work at a time."""
+
+T = TypeVar("T")
+
+
+class Workers:
+    """The threads of one server process."""
+
+    def __init__(self) -> None:
+        """Threads start when they are first needed."""
+        self._usual = ThreadPoolExecutor(4, "usual")
+        self._long = ThreadPoolExecutor(2, "long")
+        self._num_long = 0
+
+    async def run(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function on input of `size` characters or bytes, in a thread unless the input is short.
+
+        Raises:
+            QueueFullError: Too much long work is waiting.
+        """
+        if size < SHORT_SIZE:
+            return function(*args, **kwargs)
+        call = partial(function, *args, **kwargs)
+        if size < LONG_SIZE:
+            return await _run(self._usual, call)
+        if self._num_long >= MAX_NUM_LONG:
+            raise QueueFullError(f"at most {MAX_NUM_LONG} long requests may be prepared at once; try again in a moment")
+        self._num_long += 1
+        try:
+            return await _run(self._long, partial(_tidily, call))
+        finally:
+            self._num_long -= 1
+
+    async def run_light(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """`run` for work that takes little time for its size, such as parsing."""
+        return await self.run(size if size >= LIGHT_SIZE else 0, function, *args, **kwargs)
+
+
+async def _run(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+    calls = [call]  # the pool's queue keeps cancelled work, so it must not hold the call itself
+    del call
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, lambda: calls.pop()())
+    finally:
+        calls.clear()
+
+
+def _tidily(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    finally:
+        return_free_memory()

@@ -1,0 +1,181 @@
+"""Reads the model's default sampling parameters from generation_config.json.
+
+They apply to what a request leaves out. The engine reads the end-of-sequence ids from the same file. If the file is
+missing or broken, there are no defaults and serving goes on; many checkpoints have no such file.
+
+Reads the prompts that a checkpoint puts before texts, from sentence-transformers' configuration.
+
+Defines a served model, and maps the names that clients may use to the served models.
+
+The served models by every name that they have now: aliases may move, and adapters come and go.
+"""
+
+import logging
+import pathlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import msgspec
+from typing_extensions import override
+
+from weft.engine.wire.messages import EngineInfo
+from weft.engine.wire.options import Adapter
+from weft.server.errors import EngineRestartingError
+from weft.server.formats.detection import OutputFormats, choose_formats
+from weft.server.models.engine_client import EngineClient
+from weft.server.models.fleet import Fleet
+from weft.server.settings import Settings
+from weft.server.text.text_tokenizer import TextTokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults of the model. None: the checkpoint has no value."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
+    """Read generation_config.json in the checkpoint folder. Values of a wrong type are skipped with a warning."""
+    path = checkpoint / "generation_config.json"
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except FileNotFoundError:
+        return GenerationDefaults()
+    except (OSError, msgspec.DecodeError) as exc:
+        _log.warning("%s is not used: %s", path, exc)
+        return GenerationDefaults()
+    found: dict[str, float | int] = {}
+    for entry in fields(GenerationDefaults):
+        value = config.get(entry.name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int if entry.name == "top_k" else int | float) and not isinstance(value, bool)
+        if is_number:
+            found[entry.name] = value  # type: ignore[assignment]  # the line above is the check
+        else:
+            _log.warning("%s: %s is not used: expected a number, got %r", path, entry.name, value)
+    return GenerationDefaults(**found)  # type: ignore[arg-type]  # top_k was checked to be an int
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPrompts:
+    """Prompts by name, and the name of the one that a text gets without one; None: it gets none."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+
+NO_PROMPTS = VectorPrompts()
+
+
+class _File(msgspec.Struct):
+    prompts: dict[str, str | None] = {}
+    default_prompt_name: str | None = None
+
+
+def read_vector_prompts(checkpoint: pathlib.Path) -> VectorPrompts:
+    """Read config_sentence_transformers.json in the checkpoint folder; no prompts if it is missing or broken."""
+    path = checkpoint / "config_sentence_transformers.json"
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return NO_PROMPTS
+    except (OSError, msgspec.DecodeError) as exc:
+        _log.warning("%s is not used: %s", path, exc)
+        return NO_PROMPTS
+    texts = {name: text or "" for name, text in file.prompts.items()}
+    return VectorPrompts(texts, file.default_prompt_name if file.default_prompt_name in texts else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model: the engine that runs it, and the text side of its checkpoint.
+
+    Attributes:
+        name: The model's own name. Clients may use other names for it, too.
+        adapter: What the engine applies; None: the base model.
+        on_demand: Whether it may be not loaded, in which case its `engine_client` has it loaded.
+        prompts: Texts that the checkpoint wants before those whose vectors are made.
+    """
+
+    name: str
+    engine_client: EngineClient
+    tokenizer: TextTokenizer
+    formats: OutputFormats
+    defaults: GenerationDefaults
+    adapter: Adapter | None = None
+    prompts: VectorPrompts = NO_PROMPTS
+    on_demand: bool = False
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """What its engine reported in the handshake.
+
+        Raises:
+            EngineRestartingError: No engine is connected.
+        """
+        info = self.engine_client.info
+        if info is None:
+            raise EngineRestartingError("the engine is loading or restarting; try again in a moment")
+        return info
+
+
+def served_models(
+    engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings
+) -> Mapping[str, ServedModel]:
+    """Map each served name to the one model that the settings describe; see `served_model`."""
+    names = settings.served_model_name
+    return dict.fromkeys(names, served_model(engine_client, tokenizer, settings)) if names else {}
+
+
+def served_model(
+    engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings, *, on_demand: bool = False
+) -> ServedModel:
+    """The one model that the settings describe, under the first of its names.
+
+    Args:
+        engine_client: May be disconnected; requests then get 503.
+        settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
+    """
+    defaults = read_generation_defaults(Path(settings.model)) if settings.model else GenerationDefaults()
+    prompts = read_vector_prompts(Path(settings.model)) if settings.model else NO_PROMPTS
+    formats = choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id)
+    name = settings.served_model_name[0]
+    return ServedModel(name, engine_client, tokenizer, formats, defaults, prompts=prompts, on_demand=on_demand)
+
+
+class LiveModels(Mapping[str, ServedModel]):
+    """Each model under its own name, followed by the aliases that mean it now; then the adapters."""
+
+    def __init__(self, models: Mapping[str, ServedModel], fleet: Fleet) -> None:
+        """Serve these models, by their own names."""
+        self._models = models
+        self._fleet = fleet
+
+    @override
+    def __getitem__(self, name: str) -> ServedModel:
+        state = self._fleet.read()
+        if (served := state.adapters.get(name)) is not None:
+            return replace(self._models[served.model], adapter=served.adapter)
+        return self._models[state.aliases.get(name, name)]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        state = self._fleet.read()
+        for name in self._models:
+            yield name
+            yield from (alias for alias, meant in state.aliases.items() if meant == name)
+        yield from state.adapters
+
+    @override
+    def __len__(self) -> int:
+        state = self._fleet.read()
+        return len(self._models) + len(state.aliases) + len(state.adapters)

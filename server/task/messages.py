@@ -1,0 +1,127 @@
+"""Gives the earlier calls of a chat the ids that the chat templates of the model's family want.
+
+Converts the messages of a chat body to the dictionaries that a chat template takes.
+
+Content becomes one string. Parts that this server cannot show to a model are refused. Templates expect the arguments of
+earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template. Ids of calls
+that it would not take are replaced.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
+from weft.server.formats.parser import ToolFormat
+from weft.server.task.bodies import ContentPart, FunctionCall, Message, ToolCall
+from weft.server.task.tool_use import CUSTOM_INPUT
+from weft.server.task.validation import required
+
+
+def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> None:
+    """Number the calls anew in the family's way, unless all of their ids fit it."""
+    if tools is None or not tools.call_id:
+        return
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    if all(re.fullmatch(tools.call_id_pattern, call.get("id", "")) for call in calls):
+        return
+    index, fitting = 0, dict[str, str]()
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            made = tools.call_id.format(index=index, name=call["function"]["name"])
+            fitting[call.get("id", "")] = call["id"] = made
+            index += 1
+        if "tool_call_id" in message:
+            message["tool_call_id"] = fitting.get(message["tool_call_id"], message["tool_call_id"])
+
+
+PART_SEPARATOR = "\n"
+"""Joins the parts of a content."""
+_UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
+
+
+def template_messages(messages: list[Message], tools: ToolFormat | None = None) -> list[dict[str, Any]]:
+    """Every message as a dictionary for the template, without fields that were not sent.
+
+    Args:
+        tools: How the model writes calls; None: it has no tools.
+
+    Raises:
+        InvalidRequestError: There is no message, or a message does not fit its role.
+        UnsupportedValueError: A part of the content is an image, audio or a file.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
+    try:
+        shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
+        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+    fit_call_ids(shown, tools)
+    return shown
+
+
+def _template_message(message: Message, at: str) -> dict[str, Any]:
+    if message.audio is not None:
+        raise UnsupportedValueError(f"{at}.audio: the model does not take audio", param=f"{at}.audio")
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
+    if message.content is None and not (message.role == "assistant" and has_more):
+        raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
+    if message.role == "tool":
+        required(message.tool_call_id, f"{at}.tool_call_id")
+    result: dict[str, Any] = {
+        "role": "tool" if message.role == "function" else message.role,
+        "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),
+    }
+    if reasoning is not None:
+        result["reasoning_content"] = reasoning
+        if not (message.tool_calls or message.function_call):
+            result["content"] = result["content"] or ""  # the turn was cut during its reasoning
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            result[name] = getattr(message, name)
+    calls = [_template_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
+    if message.function_call is not None:
+        calls.append(function_call(message.function_call))
+    if calls:
+        result["tool_calls"] = calls
+    return result
+
+
+def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
+    """Content as one string. `at` is its path in the body; `separator` joins its parts."""
+    if isinstance(content, str):
+        return content
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, at: str) -> str:
+    if part.type in _UNSEEN_PARTS:
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
+    if part.type not in ("text", "refusal"):
+        raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
+    return required(part.text if part.type == "text" else part.refusal, f"{at}.{part.type}")
+
+
+def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
+    if call.function is not None:
+        shown_call = function_call(call.function)
+    else:
+        custom = required(call.custom, f"{at}.{call.type}")
+        shown_call = call_of(custom.name, {CUSTOM_INPUT: custom.input})
+    return shown_call if call.id is None else {"id": call.id, **shown_call}
+
+
+def function_call(function: FunctionCall) -> dict[str, Any]:
+    """A call of a function as templates expect it."""
+    try:
+        arguments: Any = msgspec.json.decode(function.arguments)
+    except msgspec.DecodeError:
+        arguments = function.arguments  # the model's text was not JSON: show it unchanged
+    return call_of(function.name, arguments)
+
+
+def call_of(name: str, arguments: Any) -> dict[str, Any]:
+    """A call as templates expect it, without an id."""
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}

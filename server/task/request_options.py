@@ -1,0 +1,354 @@
+"""`prompt_cache_options` and `prompt_cache_breakpoint`: how a request uses the prefix cache.
+
+In mode implicit, blocks are shared by content automatically. In mode explicit, a request without a breakpoint neither
+reads nor writes the cache. In both modes, a breakpoint pins the prompt up to the end of its part for a limited time.
+
+`kv_transfer_params`: one server computes a prompt, another one continues it.
+
+The blocks go through the folder that both share, and are found there by their content. So the servers need to tell each
+other nothing about where blocks are, and any server that shares the folder may continue the prompt.
+
+`suffix`: builds fill-in-the-middle prompts, for models whose vocabulary has tokens for it.
+
+The tokens tell the family. Each family was trained with one order of prefix and suffix.
+
+Maps service tiers to priorities, and decides which API keys may go before others.
+
+A lower number is served earlier. `priority` orders requests within a tier. Two values put a request before those of
+others: the tier `priority`, and a negative `priority`. Only keys in the setting `priority_keys` may use them. For other
+keys, the tier becomes `default`, as OpenAI does it, and the answer says so. A negative `priority` is refused, because
+no field of the answer could report the change.
+
+When a client will have given up.
+
+Reads the beam search options of a body.
+
+The engine does the search. It returns whole choices at the end, best first.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+
+from weft.engine.wire.messages import TIER_WIDTH, BeamOptions, EngineInfo, Pin
+from weft.engine.wire.params import BACKGROUND, MAX_BEAMS
+from weft.server.errors import InvalidRequestError, UnsupportedParameterError, shown
+from weft.server.http.auth import is_of_batch
+from weft.server.settings import EVERYBODY, Settings
+from weft.server.task.bodies import CacheBreakpoint, Message
+from weft.server.task.messages import PART_SEPARATOR
+from weft.server.task.schema import GenerationBody, PromptCacheOptions
+from weft.server.text.text_tokenizer import TextTokenizer
+
+TTLS_S = {"30m": 1800.0, "12h": 43200.0}
+DEFAULT_TTL = "30m"
+MAX_BREAKPOINTS = 4
+"""If there are more, the last ones count."""
+
+_MARKS = "\U0010fffa\U0010fffb\U0010fffc\U0010fffd"
+"""One character for each breakpoint, used in this file only. They have no meaning to templates and tokenizers."""
+_WITHOUT_MARKS = dict.fromkeys(map(ord, _MARKS))
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """The end of a part: its message, characters of content up to it, and how long the prompt up to it is kept."""
+
+    message: int
+    num_chars: int
+    ttl_s: float
+
+
+def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | None) -> list[Breakpoint]:
+    """The last breakpoints, in order.
+
+    Raises:
+        InvalidRequestError: A ttl is not one of the known ones.
+    """
+    usual_s = usual_ttl_s(options)
+    found = []
+    for i, message in enumerate(messages):
+        num_chars = 0
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            num_chars += len((part.text if part.type == "text" else part.refusal) or "")
+            if part.prompt_cache_breakpoint is not None:
+                at = f"messages[{i}].content[{j}]"
+                found.append(breakpoint_at(i, num_chars, part.prompt_cache_breakpoint, usual_s, at))
+            num_chars += len(PART_SEPARATOR)
+    return found[-MAX_BREAKPOINTS:]
+
+
+def usual_ttl_s(options: PromptCacheOptions | None) -> float:
+    """How long a breakpoint without a ttl of its own lasts."""
+    return _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
+
+
+def breakpoint_at(message: int, num_chars: int, given: CacheBreakpoint, usual_s: float, at: str) -> Breakpoint:
+    """The breakpoint of the part at the path `at`, which ends after so many characters of the message's content."""
+    return Breakpoint(message, num_chars, _ttl_s(given.ttl, f"{at}.prompt_cache_breakpoint.ttl") or usual_s)
+
+
+def uses_cache(options: PromptCacheOptions | None) -> bool:
+    """Whether the cache is used even without a breakpoint.
+
+    Raises:
+        InvalidRequestError: The ttl is not one of the known ones.
+    """
+    if options is None:
+        return True
+    _ttl_s(options.ttl, "prompt_cache_options.ttl")
+    return options.mode != "explicit"
+
+
+def marked(messages: Sequence[dict[str, Any]], breakpoints: Sequence[Breakpoint]) -> list[dict[str, Any]]:
+    """The messages with a mark at each breakpoint, in front of white space there, which a template may strip."""
+    result = list(messages)
+    for mark, at in reversed([*zip(_MARKS, breakpoints, strict=False)]):  # last first: earlier positions stay valid
+        message = result[at.message]
+        content = message["content"]
+        end = len(content[: at.num_chars].rstrip())
+        result[at.message] = {**message, "content": content[:end] + mark + content[end:]}
+    return result
+
+
+def find_pins(
+    breakpoints: Sequence[Breakpoint],
+    token_ids: Sequence[int],
+    rendered: Sequence[str],
+    encode: Callable[[list[str]], list[int]],
+) -> list[Pin]:
+    """Find the breakpoints among the prompt's ids.
+
+    The prompt itself is rendered without marks, so that marks cannot change it. A pin covers the ids that both
+    renderings share up to the mark. If the template does not show the mark, the pin covers the whole prompt.
+
+    Args:
+        rendered: The template's output for the marked messages, in the pieces that `encode` takes.
+    """
+    pins = []
+    for mark, at in zip(_MARKS, breakpoints, strict=False):
+        other_ids = encode(_beginning(rendered, mark))
+        pairs = enumerate(zip(token_ids, other_ids, strict=False))
+        num_common = next((i for i, (ours, other) in pairs if ours != other), min(len(token_ids), len(other_ids)))
+        pins.append(Pin(num_common, at.ttl_s))
+    return pins
+
+
+def _beginning(rendered: Sequence[str], mark: str) -> list[str]:
+    """The rendered text up to and including a mark, at which its ids begin to differ from the prompt's."""
+    pieces: list[str] = []
+    for piece in rendered:
+        head, found, _ = piece.partition(mark)
+        pieces.append(head.translate(_WITHOUT_MARKS) + found)
+        if found:
+            break
+    return pieces
+
+
+def _ttl_s(ttl: str | None, path: str) -> float | None:
+    """The ttl in seconds; None if there is none."""
+    if ttl is not None and ttl not in TTLS_S:
+        raise InvalidRequestError(f"{path} must be one of {', '.join(TTLS_S)}, got {shown(ttl)}", param=path)
+    return None if ttl is None else TTLS_S[ttl]
+
+
+def cache_salt_of(*parts: str | None) -> str:
+    """Combine several salts into one; empty if there are none. Different lists of parts give different salts."""
+    given = [f"{len(part)}:{part}" if part else "" for part in parts]
+    return ",".join(given) if any(given) else ""
+
+
+def stores_prompt(body: GenerationBody, engine: EngineInfo) -> bool:
+    """Whether another server waits for the blocks of the prompt.
+
+    Raises:
+        InvalidRequestError: The engine shares no folder, or the request makes no blocks that could be shared.
+    """
+    params = body.kv_transfer_params
+    for name in ("do_remote_decode", "do_remote_prefill"):
+        if engine.kv_role == "none" and getattr(params, name, None):
+            path = f"kv_transfer_params.{name}"
+            raise InvalidRequestError(f"{path} needs a server with a kv_role, which shares its blocks", param=path)
+    if params is None or not params.do_remote_decode:
+        return False
+    if params.do_remote_prefill or not uses_cache(body.prompt_cache_options):
+        other = "kv_transfer_params.do_remote_prefill" if params.do_remote_prefill else "prompt_cache_options.mode"
+        path = "kv_transfer_params.do_remote_decode"
+        raise InvalidRequestError(f"{path} cannot be used with this {other}", param=path)
+    return True
+
+
+def salt_of(body: GenerationBody) -> str:
+    """The salt of a request's blocks; that of another server's request if this one is made for it."""
+    if body.kv_transfer_params is not None and body.kv_transfer_params.cache_salt is not None:
+        return body.kv_transfer_params.cache_salt
+    return cache_salt_of(body.cache_salt, body.prompt_cache_key)
+
+
+class _Family(NamedTuple):
+    """Tokens before the first part, before the second part and after both; and extra tokens that end the output."""
+
+    tokens: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+    is_suffix_first: bool = False
+
+
+_FAMILIES = (
+    # Qwen 2.5 and 3 Coder, CodeGemma, Granite 4
+    _Family(
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<|endoftext|>", "<|file_separator|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>"),
+    ),
+    # StarCoder, Granite 3
+    _Family(
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<|endoftext|>", "<file_sep>", "<repo_name>", "<fim_pad>")
+    ),
+    # SantaCoder
+    _Family(("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<|endoftext|>",)),
+    # DeepSeek Coder and V2, V3
+    _Family(
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 (so they are written)
+        ("<|EOT|>",),
+    ),
+    # Code Llama
+    _Family(("▁<PRE>", "▁<SUF>", "▁<MID>"), ("▁<EOT>",)),
+    # GLM 4
+    _Family(("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")),
+    # Seed Coder
+    _Family(("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"), is_suffix_first=True),
+    # Codestral: the output follows the prefix
+    _Family(("[SUFFIX]", "[PREFIX]"), is_suffix_first=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FillIn:
+    """How this vocabulary asks for the middle. `stop_token_ids` end the output, as do the model's own stop ids."""
+
+    token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+    is_suffix_first: bool
+
+    def prompt(self, token_ids: list[int], suffix_ids: list[int], bos_token_id: int | None) -> list[int]:
+        """The prompt that asks for the text between prefix and suffix. A beginning-of-text token stays in front."""
+        has_bos = token_ids[:1] == [bos_token_id]
+        prefix_ids = token_ids[has_bos:]
+        first, second = (suffix_ids, prefix_ids) if self.is_suffix_first else (prefix_ids, suffix_ids)
+        begin, between, *end = self.token_ids
+        return [*token_ids[:has_bos], begin, *first, between, *second, *end]
+
+
+def fill_in(tokenizer: TextTokenizer) -> FillIn:
+    """Find the family of a vocabulary.
+
+    Raises:
+        UnsupportedParameterError: The vocabulary has no tokens for filling in the middle.
+    """
+    for family in _FAMILIES:
+        ids = {token: tokenizer.token_id(token) for token in (*family.tokens, *family.ends)}
+        known = {token: i for token, i in ids.items() if i is not None}
+        if all(token in known for token in family.tokens):
+            token_ids = tuple(known[token] for token in family.tokens)
+            return FillIn(token_ids, tuple(dict.fromkeys(known.values())), family.is_suffix_first)
+    raise UnsupportedParameterError(
+        "suffix is not supported by this model: its vocabulary has no tokens for filling in the middle", param="suffix"
+    )
+
+
+_CLASSES = {"priority": -1, "default": 0, "flex": 1}
+_ALIASES = {"auto": "default", "scale": "default", "fast": "priority"}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How a request is served: the tier that the answer reports, and the priority that the engine orders by."""
+
+    tier: str
+    priority: int
+
+
+def service_of(request: Request, body: GenerationBody, settings: Settings) -> Service:
+    """Decide how a request is served. `priority` is limited to 31 bits and a sign.
+
+    Raises:
+        InvalidRequestError: `priority` is negative, and the API key may not go first.
+    """
+    may_go_first = _may_go_first(request, settings)
+    priority = body.priority or 0
+    if priority < 0 and not may_go_first:
+        message = f"priority must be at least 0 unless the API key is among priority_keys, got {priority}"
+        raise InvalidRequestError(message, param="priority")
+    asked = body.service_tier or "auto"
+    tier = _ALIASES.get(asked, asked)
+    if tier == "priority" and not may_go_first:
+        tier = "default"
+    if is_of_batch(request):
+        return Service("default", BACKGROUND + max(priority, 0))
+    return Service(tier, _CLASSES[tier] * TIER_WIDTH + priority)
+
+
+def _may_go_first(request: Request, settings: Settings) -> bool:
+    if EVERYBODY in settings.priority_keys:
+        return True
+    key = getattr(request.state, "api_key", None)
+    return key is not None and key.encode("latin-1").decode() in settings.priority_keys  # the key's bytes are UTF-8
+
+
+def deadline_of(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
+    """When the client will have given up, on the clock of `time.monotonic`; None if that is not known.
+
+    SDKs send how long they wait for the next byte. Keep-alive comments in a stream count as bytes, so a stream has no
+    deadline if they come often enough.
+    """
+    try:
+        timeout_s = float(request.headers.get("x-stainless-read-timeout", "nan"))
+    except ValueError:
+        return None
+    if not 0 < timeout_s < 1e9 or (is_stream and 0 < ping_s < timeout_s):
+        return None
+    return time.monotonic() + timeout_s
+
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("logit_bias", "bad_words", "stop", "logprob_token_ids"), ({}, [])),
+    **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "suffix"), ()),
+    **dict.fromkeys(("stream", "echo", "prewarm"), (False,)),
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "repetition_penalty": (1,),
+}
+"""Fields that a beam search cannot honour, each with its neutral values.
+
+The search uses the model's own probabilities, and runs to the end.
+"""
+
+
+def beam_options(body: GenerationBody) -> BeamOptions | None:
+    """Read the options of a body; None if it asks for no beam search.
+
+    Raises:
+        InvalidRequestError: A field cannot be used with beam search, or an option of beam search is given without it.
+    """
+    if not body.use_beam_search:
+        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(body, name) not in (None, neutral):
+                raise InvalidRequestError(f"{name} is only allowed when use_beam_search is true", param=name)
+        return None
+    neutral_values = {**_NEUTRAL, "best_of": (1 if body.n is None else body.n,)}
+    for name, values in neutral_values.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in values:
+            raise InvalidRequestError(f"{name} cannot be used with use_beam_search, got {shown(value)}", param=name)
+    if body.n is not None and body.n > MAX_BEAMS:
+        raise InvalidRequestError(f"n must be at most {MAX_BEAMS} with use_beam_search, got {body.n}", param="n")
+    length_penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    if not -10.0 <= length_penalty <= 10.0:
+        raise InvalidRequestError(
+            f"length_penalty must be between -10 and 10, got {length_penalty}", param="length_penalty"
+        )
+    return BeamOptions(length_penalty, body.early_stopping or False)

@@ -1,0 +1,326 @@
+"""Turns pydantic's errors into one `InvalidRequestError` that names the field, the bound and the value.
+
+A pydantic location holds union tags beside keys and indices. Only the steps that exist in the body become part of the
+path. Of several errors, the one deepest in the body is reported: it is closest to what the caller meant.
+
+Refuses lone surrogates, which JSON can write but tokenizers, messages and answers cannot hold, in any member.
+
+Decides which body fields are refused and which are reported as ignored. None is dropped silently.
+
+Every field is one of four kinds:
+
+- honoured: declared in a schema and used
+- accepted: declared, validated, and reported in the header `x-ignored-params`
+- refused: named here; 400 if its value asks for something
+- unknown: reported; 400 if parameters are strict
+"""
+
+import re
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+
+from weft.server.errors import (
+    MAX_VALUE_CHARS,
+    ApiError,
+    InvalidRequestError,
+    InvalidTypeError,
+    MalformedBodyError,
+    UnknownParameterError,
+    UnsupportedParameterError,
+    shown,
+)
+
+T = TypeVar("T")
+
+
+def as_invalid_request(errors: Sequence[Any], body: object) -> InvalidRequestError:
+    """Turn pydantic's errors for one body into the error for the client."""
+    paths = [_steps(error, body) for error in errors]
+    deepest = max(range(len(errors)), key=lambda i: (len(paths[i]), -i))
+    return _describe(errors[deepest], dotted_path(paths[deepest]))
+
+
+def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
+    """The error for a body that was not parsed."""
+    if exc.body is None:
+        return MalformedBodyError("the body is empty; a JSON object is needed")
+    return MalformedBodyError("the body was not read: the Content-Type header must be application/json")
+
+
+def dotted_path(steps: Sequence[str | int]) -> str:
+    """Write ("messages", 2, "content") as messages[2].content. Long names are cut, because callers can invent them."""
+    path = ""
+    for step in steps:
+        if isinstance(step, str):
+            name = step if len(step) <= MAX_VALUE_CHARS else step[:MAX_VALUE_CHARS] + "..."
+            path += f".{name}" if path else name
+        else:
+            path += f"[{step}]"
+    return path
+
+
+def renamed(path: str, names: Mapping[str, str]) -> str:
+    """A path in the body of another API. `names` maps patterns of the path here to what they are there."""
+    for pattern, name in names.items():
+        path = re.sub(pattern, name, path)
+    return path
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Generator[None, None, None]:
+    """Let errors name the fields of the body that was sent, from which this API's own was made."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param:
+            old, error.param = error.param, renamed(error.param, names)
+            error.message = error.message.replace(old, error.param)
+        raise
+
+
+def required(value: T | None, path: str) -> T:
+    """Return the value of the field at `path`.
+
+    Raises:
+        InvalidRequestError: It has no value.
+    """
+    if value is None:
+        raise InvalidRequestError(f"{path} is required", param=path)
+    return value
+
+
+def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
+    """Check that low <= value <= high, and return the value. `param` is the field if `name` is not its name.
+
+    Raises:
+        InvalidRequestError: The value is out of range.
+    """
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
+    return value
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Check token ids that a caller sent.
+
+    Raises:
+        InvalidRequestError: An id is not in the vocabulary.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(
+            f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}", param=f"{name}[{i}]"
+        )
+
+
+def _steps(error: Any, body: Any) -> list[str | int]:
+    """The steps of a location that exist in the body. The name of a missing field is kept at the end."""
+    steps: list[str | int] = []
+    location = error["loc"]
+    for position, step in enumerate(location):
+        is_key = isinstance(body, dict) and step in body
+        is_index = isinstance(body, list) and isinstance(step, int) and step < len(body)
+        if is_key or is_index:
+            body = body[step]
+            steps.append(step)
+        elif error["type"] == "missing" and position == len(location) - 1:
+            steps.append(step)
+    return steps
+
+
+def _describe(error: Any, path: str) -> InvalidRequestError:
+    if error["type"] == "missing":
+        return InvalidRequestError(f"{path} is required", param=path)
+    text = error["msg"][0].lower() + error["msg"][1:]
+    is_type = error["type"].endswith(("_type", "_parsing", "int_from_float", "tag_not_found"))
+    kind = InvalidTypeError if is_type else InvalidRequestError
+    return kind(f"{path or 'the body'}: {text}, got {shown(error['input'])}", param=path or None)
+
+
+_WRITTEN = (b"\\ud", b"\\uD", b"\xed")
+"""What lone surrogates begin with; so do characters that are written as pairs of escapes, and some of Korean."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_utf8(data: bytes, value: object) -> None:
+    """Check the value that was parsed from `data`. It is looked at only if the bytes can hold a lone surrogate.
+
+    Raises:
+        InvalidTypeError: There is one; the error names the first place.
+    """
+    if not any(start in data for start in _WRITTEN):
+        return
+    places: list[tuple[Any, object]] = [(None, value)]  # each with its step and the place above: paths may be long
+    while places:
+        at, here = places.pop()
+        if isinstance(here, list | dict):
+            items = list(here.items() if isinstance(here, dict) else enumerate(here))
+            places += [((step, at), inner) for step, inner in reversed(items)]
+        for text in (here, at and at[0]):
+            if isinstance(text, str) and not text.isascii() and _SURROGATE.search(text):
+                path = _path(at).encode("utf-8", "replace").decode()
+                raise InvalidTypeError(f"{path}: input should be text without lone surrogates", param=path)
+
+
+def _path(at: Any) -> str:
+    steps: list[str | int] = []
+    while at is not None:
+        step, at = at
+        steps.append(step)
+    return dotted_path(steps[::-1])
+
+
+MAX_REPORTED = 32
+"""Most names in the header. Proxies limit its length."""
+
+_NOTHING: tuple[object, ...] = (None,)
+
+REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
+    "moderation": _NOTHING,
+    **{f"kv_transfer_params.remote_{name}": _NOTHING for name in ("engine_id", "block_ids", "host", "port")},
+}
+"""Fields that are known but not honoured, each with the values that ask for nothing."""
+
+REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "reasoning": _NOTHING,
+    "chat_template": _NOTHING,
+    "echo": (None, False),
+    "best_of": (None, 1),
+    "modalities": (None, ["text"]),
+    "audio": _NOTHING,
+    "web_search_options": _NOTHING,
+}
+
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "prediction": _NOTHING,
+    "thinking_token_budget": _NOTHING,
+    "reasoning_budget_tokens": _NOTHING,
+}
+REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "prompt": _NOTHING,
+    "prompt_cache_options.comparison_response_id": _NOTHING,
+    "access_programs": _NOTHING,
+    "image": _NOTHING,
+    "context_management": (None, []),
+    "background_options": _NOTHING,
+    "messages": _NOTHING,
+    "response_format": _NOTHING,
+    "reasoning_effort": _NOTHING,
+    "max_tokens": _NOTHING,
+    "max_completion_tokens": _NOTHING,
+    "n": (None, 1),
+    "prewarm": (None, False),
+    "kv_transfer_params": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "logprob_token_ids": _NOTHING,
+    "return_token_ids": (None, False),
+    "return_prompt_text": (None, False),
+    "use_beam_search": (None, False),
+    "length_penalty": _NOTHING,
+    "early_stopping": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "stream_options.continuous_usage_stats": (None, False),
+}
+REFUSED_IN_COMPACT: Mapping[str, tuple[object, ...]] = {
+    "conversation": _NOTHING,
+    "image": _NOTHING,
+    "stream": (None, False),
+    "prompt_cache_options.prewarm": (None, False),
+}
+REFUSED_IN_SGLANG_DECISIONS: Mapping[str, tuple[object, ...]] = {
+    "images": (None, []),
+    "return_prompt_token_ids": (None, False),
+}
+REFUSED_IN_SYSTEMONE: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_IN_SGLANG_DECISIONS,
+    "temperature": _NOTHING,
+    "prompt_format_version": _NOTHING,
+}
+REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
+
+_ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
+ACCEPTED = frozenset(
+    {
+        *("user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity", "keep_alive"),
+        *("input[].id", "input[].namespace", "input[].phase", "input[].status"),
+    }
+)
+"""Fields that are validated and reported but have no effect."""
+ACCEPTED_IN_RESPONSES = frozenset(
+    {
+        "user",
+        "safety_identifier",
+        "prompt_cache_retention",
+        "text.verbosity",
+        "reasoning.summary",
+        "reasoning.generate_summary",
+        "reasoning.mode",
+    }
+)
+
+
+def ignored_fields(
+    body: BaseModel,
+    refused: Mapping[str, tuple[object, ...]],
+    *,
+    strict: bool,
+    accepted: Collection[str] = ACCEPTED,
+) -> list[str]:
+    """Return the dotted names of the fields of this body that have no effect.
+
+    Args:
+        refused: Names that are refused on this route, with the values that ask for nothing.
+        accepted: Fields that have no effect on this route.
+
+    Raises:
+        UnsupportedParameterError: A refused field asks for something.
+        UnknownParameterError: A field is unknown and `strict` is set.
+    """
+    ignored: list[str] = []
+    for at, generic, value, is_extra in _walk(body, (), ""):
+        if generic in refused:
+            if value not in refused[generic]:
+                path = dotted_path(at)
+                raise UnsupportedParameterError(
+                    f"{path} is not supported by this server, got {shown(value)}", param=path
+                )
+        elif is_extra and strict:
+            path = dotted_path(at)
+            raise UnknownParameterError(f"unknown parameter: {path}", param=path)
+        elif (is_extra or generic in accepted) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
+            ignored.append(dotted_path(at))
+    return ignored
+
+
+def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
+    """The `x-ignored-params` header, or no header. The names are the caller's text, so they are escaped."""
+    names = [quote(name[:64], safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
+    return {"x-ignored-params": ",".join(names)} if names else {}
+
+
+def _walk(
+    model: BaseModel, at: tuple[str | int, ...], generic: str
+) -> Iterator[tuple[tuple[str | int, ...], str, Any, bool]]:
+    """Yield (steps, path without indices, value, whether the schema does not know it) for every field that was sent."""
+    prefix = f"{generic}." if generic else ""
+    for name, value in (model.model_extra or {}).items():
+        yield (*at, name), prefix + name, value, True
+    for field, info in type(model).model_fields.items():  # in the schema's order; a set's order varies
+        if field not in model.model_fields_set:
+            continue
+        name, value = info.alias or field, getattr(model, field)
+        yield (*at, name), prefix + name, value, False
+        if isinstance(value, BaseModel):
+            yield from _walk(value, (*at, name), prefix + name)
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all items are
+            for i, item in enumerate(value):
+                yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")
