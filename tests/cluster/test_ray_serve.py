@@ -308,7 +308,7 @@ def test_a_replica_on_two_machines_outlives_a_rank_of_the_other(
     cluster.deploy("--replicas", "1")
     (answer,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)
     (node,) = cluster.processes("weft.engine.ranks.node_process")
-    (rank,), engines = (cluster.processes(f"weft.engine.run.{name}process") for name in ("rank_", ""))
+    (rank,), engines = (cluster.processes(f"weft.engine.{name}process") for name in ("start.rank_", ""))
     os.kill(rank, signal.SIGKILL)
     eventually(lambda: cluster.processes("weft.engine.process") not in ([], engines), lambda: engines)
     (again,) = gather(cluster, ["What is the capital of France?"], max_tokens=48)

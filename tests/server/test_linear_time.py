@@ -50,7 +50,7 @@ SEARCHED = {"_LARK_START", "_RECIPIENT", "_ANALYSIS", "_SURROGATE"}
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     for module in pkgutil.walk_packages(server.__path__, "weft.server."):
-        if not module.name.startswith(("weft.server.terminal", "weft.server.demo", "weft.server.ray")):
+        if not module.name.startswith(("weft.server.cli", "weft.server.demo", "weft.server.ray")):
             for name, value in vars(importlib.import_module(module.name)).items():
                 if isinstance(value, re.Pattern):
                     yield name, value

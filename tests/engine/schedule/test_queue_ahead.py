@@ -62,7 +62,7 @@ class Device:
 
 
 def make_engine(device: Device, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    for module in ("core.engine.time.perf_counter", "core.engine.time.monotonic", "core.scheduler.time.monotonic"):
+    for module in ("loop.engine.time.perf_counter", "loop.engine.time.monotonic", "schedule.scheduler.time.monotonic"):
         monkeypatch.setattr(f"weft.engine.{module}", lambda: device.now_s)
     cost = StepCostModel()
     for num_tokens in _CUDA_WARM_UP_TOKENS:

@@ -144,7 +144,7 @@ def test_a_second_start_compares_nothing_and_another_shape_or_version_does(
 def test_a_setting_changes_what_runs(compared: list[str], caplog: pytest.LogCaptureFixture) -> None:
     torch.set_num_threads(2)
     chosen = {"attention": "torch", "layers": "torch", "sampler": "torch", "threads": "2"}
-    with caplog.at_level("INFO", "weft.engine.run"):
+    with caplog.at_level("INFO", "weft.engine"):
         started = start(changed(kernels=chosen), "epoch")
     assert compared == []
     assert started.info.attention_backend == "sdpa"
