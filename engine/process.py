@@ -1,15 +1,10 @@
-"""Holds outputs back until the prompt before them is stored where other engines find it.
-
-So whoever gets the first output may send the prompt to another engine, which loads it. The blocks are held and written
-by the cache (`engine/cache/tier.py`), which bounds the time.
-
-The engine process: takes requests from the sockets, runs steps, sends outputs.
+"""The engine process: takes requests from the sockets, runs steps, sends outputs.
 
 Messages are taken between two steps. The process blocks only when there is nothing to do, and even then gives a sign of
 life every second. It is a direct child of the supervisor, dies with it, and ignores SIGINT and SIGTERM. The supervisor
 ends it with SIGKILL, since it holds nothing that must be saved. Exit code 2 means that the model cannot be loaded; one
 line on stderr, and the file FAULT_NAME, say why. An engine that is told to leave ends with 0 as soon as it has answered
-what it has accepted.
+what it has accepted. Outputs whose prompt must be stored first are held back by `StoredPrompts`.
 """
 
 import ctypes
@@ -54,61 +49,6 @@ from weft.engine.wire.messages import (
     ToEngine,
 )
 from weft.engine.wire.status_page import MAX_NAME_BYTES, Status, StatusPage
-
-"""Holds outputs back until the prompt before them is stored where other engines find it.
-
-So whoever gets the first output may send the prompt to another engine, which loads it. The blocks are held and written
-by the cache (`engine/cache/tier.py`), which bounds the time.
-"""
-
-
-@dataclass(slots=True)
-class _Held:
-    stored: "Future[None]"
-    outputs: Outputs = field(default_factory=list)
-
-
-class StoredPrompts:
-    """Owner of the outputs that are held back."""
-
-    def __init__(self, kv: KVCacheManager, *, is_every: bool) -> None:
-        """Store the prompts of requests that ask for it, or of every request."""
-        self._kv = kv
-        self._is_every = is_every
-        self._held: dict[tuple[int, int], _Held] = {}  # by connection and request id
-
-    def __bool__(self) -> bool:
-        """Whether outputs are held back. Then `hold` has to be called again soon."""
-        return bool(self._held)
-
-    def hold(self, steps: Sequence[ScheduledStep], outputs: Outputs) -> Outputs:
-        """Begin to store the prompts that these ended steps have computed to their end.
-
-        Returns:
-            The outputs that may be sent now, of these and of those held back before; in order for each request.
-        """
-        for scheduled in (each for step in steps for each in step.requests if self._is_due(each)):
-            request = scheduled.request
-            if request.key[:2] not in self._held:
-                hashes = request.block_hashes[: request.num_prompt_tokens // self._kv.block_size]
-                self._held[request.key[:2]] = _Held(self._kv.offload.store(hashes))
-        if not self._held:
-            return outputs
-        self._kv.finish_loads()
-        sent: Outputs = []
-        for connection, output in outputs:
-            held = self._held.get((connection, output.request_id))
-            (sent if held is None else held.outputs).append((connection, output))
-        for key in [key for key, held in self._held.items() if held.stored.done()]:
-            sent += self._held.pop(key).outputs
-        return sent
-
-    def _is_due(self, scheduled: ScheduledRequest) -> bool:
-        request = scheduled.request
-        if not (self._is_every or request.caching.is_stored):
-            return False
-        return scheduled.start < request.num_prompt_tokens <= scheduled.start + scheduled.num_tokens
-
 
 logger = logging.getLogger(__name__)
 
@@ -327,6 +267,58 @@ def _announce(started: Started, options: EngineOptions) -> None:
     for line in started.plan.lines():
         logger.info(line)
     logger.info("limits       %d requests at once, %d tokens a step", info.max_num_seqs, info.max_num_batched_tokens)
+
+
+@dataclass(slots=True)
+class _Held:
+    stored: "Future[None]"
+    outputs: Outputs = field(default_factory=list)
+
+
+class StoredPrompts:
+    """Holds outputs back until the prompt before them is stored where other engines find it.
+
+    So whoever gets the first output may send the prompt to another engine, which loads it. The blocks are held and
+    written by the cache (`engine/cache/tier.py`), which bounds the time.
+    """
+
+    def __init__(self, kv: KVCacheManager, *, is_every: bool) -> None:
+        """Store the prompts of requests that ask for it, or of every request."""
+        self._kv = kv
+        self._is_every = is_every
+        self._held: dict[tuple[int, int], _Held] = {}  # by connection and request id
+
+    def __bool__(self) -> bool:
+        """Whether outputs are held back. Then `hold` has to be called again soon."""
+        return bool(self._held)
+
+    def hold(self, steps: Sequence[ScheduledStep], outputs: Outputs) -> Outputs:
+        """Begin to store the prompts that these ended steps have computed to their end.
+
+        Returns:
+            The outputs that may be sent now, of these and of those held back before; in order for each request.
+        """
+        for scheduled in (each for step in steps for each in step.requests if self._is_due(each)):
+            request = scheduled.request
+            if request.key[:2] not in self._held:
+                hashes = request.block_hashes[: request.num_prompt_tokens // self._kv.block_size]
+                self._held[request.key[:2]] = _Held(self._kv.offload.store(hashes))
+        if not self._held:
+            return outputs
+        self._kv.finish_loads()
+        sent: Outputs = []
+        for connection, output in outputs:
+            held = self._held.get((connection, output.request_id))
+            (sent if held is None else held.outputs).append((connection, output))
+        for key in [key for key, held in self._held.items() if held.stored.done()]:
+            sent += self._held.pop(key).outputs
+        return sent
+
+    def _is_due(self, scheduled: ScheduledRequest) -> bool:
+        request = scheduled.request
+        if not (self._is_every or request.caching.is_stored):
+            return False
+        return scheduled.start < request.num_prompt_tokens <= scheduled.start + scheduled.num_tokens
 
 
 def cannot_load(error: Exception) -> int:

@@ -1,12 +1,9 @@
-"""Measures what steps cost: loads the model as `weft serve` does, answers made-up prompts, and fits their steps.
-
-The seconds of a step are those between the ends of two, so they hold what the host does for it.
-
-Simulates replicas for `weft simulate`: everything of an engine but its device, on a clock of its own.
+"""Simulates replicas for `weft simulate`: everything of an engine but its device, on a clock of its own.
 
 Scheduler, cache manager, budgets and cost model are the real ones. A runner that computes nothing moves the clock by
 what a step would take. Reads `ToSimulation` from standard input, one JSON object per line, after a first line with the
-engine's options; the argument is a file with what steps cost, which is measured and written if it does not exist.
+engine's options. The argument is a file with what steps cost. If it does not exist, `measure` loads the model, and what
+it finds is written there.
 """
 
 import itertools
@@ -19,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 
 import msgspec
 import torch
@@ -45,91 +41,6 @@ from weft.engine.wire.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-MEASURE_S = 20.0
-"""Time for measuring; the first round of each kind is run even if it takes longer."""
-_OUTPUT_TOKENS = 12
-_NUM_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
-_PROMPT_TOKENS = (16, 100, 400, 1600, 6400)
-
-Sample = tuple[StepLoad, float]
-
-
-def measure(options: EngineOptions, seconds: float = MEASURE_S) -> StepCosts:
-    """Load the model and measure its steps for so long.
-
-    Raises:
-        ModelError: The model cannot be loaded, or is of a kind that is not simulated.
-    """
-    started = start(options, "measure")
-    info, specs = started.info, started.engine.scheduler.kv.specs
-    if info.task != "generate" or not all(isinstance(spec, PagedKV | StateSpec) for spec in specs):
-        raise ModelError("only models that generate, with layers of Weft's own, can be simulated")
-    config = engine_config.resolve(options, read_model(Path(options.model), options.model_impl))
-    samples = list(_measure(started.engine, info.vocab_size, info.max_model_len, seconds))
-    model = fit(samples)
-    predicted = [model.predict(load) for load, _ in samples]
-    scale = sum(taken for _, taken in samples) / sum(
-        predicted
-    )  # the fit follows usual steps, not the ones that are late
-    error = statistics.median(abs(scale * p / taken - 1) for p, (_, taken) in zip(predicted, samples, strict=True))
-    logger.info("measured %d steps; half are predicted within %.0f %%", len(samples), error * 100)
-    return StepCosts(
-        options=options,
-        device=info.device,
-        seconds=[scale * value for value in model.coefficients],
-        median_error=error,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        max_num_seqs=info.max_num_seqs,
-        max_num_batched_tokens=info.max_num_batched_tokens,
-        block_size=info.block_size,
-        num_blocks=info.num_blocks,
-        num_states=started.plan.num_states,
-        windows=[spec.sliding_window or spec.span for spec in specs if isinstance(spec, PagedKV)],
-        num_state_groups=sum(isinstance(spec, StateSpec) for spec in specs),
-        itl_target_s=config.itl_target_s,
-        overlap=config.overlap,
-    )
-
-
-def fit(samples: list[Sample]) -> StepCostModel:
-    """A model in which all samples count alike."""
-    model = StepCostModel(forgetting=1.0)
-    for load, seconds in samples:
-        model.observe(load, seconds)
-    return model
-
-
-def _measure(engine: Engine[LaunchedStep], vocab_size: int, max_model_len: int, seconds: float) -> Iterator[Sample]:
-    """Rounds of requests that come together, of every number and length that there is room for; longer ones last."""
-    generator, ids = random.Random(0), itertools.count()
-    room = engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size // 2
-    longest = max_model_len - _OUTPUT_TOKENS
-    kinds = [
-        (number, length)
-        for number, length in itertools.product(_NUM_REQUESTS, sorted({min(n, longest) for n in _PROMPT_TOKENS}))
-        if number == 1 or number * (length + _OUTPUT_TOKENS) <= min(room, 16 * max(_PROMPT_TOKENS))
-    ]
-    kinds.sort(key=lambda kind: kind[0] * kind[1])
-    began = time.perf_counter()
-    for number, length in itertools.cycle(kinds):
-        for _ in range(number):
-            prompt = [generator.randrange(vocab_size) for _ in range(length)]
-            params = SamplingParams(max_tokens=_OUTPUT_TOKENS, temperature=0, ignore_eos=True)
-            engine.add(0, AddRequest(TokensInput(prompt), params, request_id=next(ids)))
-        ended = time.perf_counter()
-        while engine.has_work:
-            engine.step()
-            now = time.perf_counter()
-            for step in engine.ended_steps:
-                yield step.load, (now - ended) / len(engine.ended_steps)
-            ended = now if engine.ended_steps else ended
-        if now - began > seconds:
-            return
-
-
-_NO_MATTER = {"log_format", "stall_timeout_s"}
-"""Options that change no step."""
 _FIRST_LOADS = (1, 16, 64)
 """Prompts that an engine has computed before it serves (`warm_up.py`)."""
 
@@ -319,6 +230,10 @@ def prompt_ids(message: Arrive, number: int, vocab_size: int) -> list[int]:
     return ids[: message.num_tokens]
 
 
+_NO_MATTER = {"log_format", "stall_timeout_s"}
+"""Options that change no step."""
+
+
 def costs_for(options: EngineOptions, path: pathlib.Path | None) -> StepCosts:
     """Read what steps cost, or measure and write it.
 
@@ -342,6 +257,90 @@ def costs_for(options: EngineOptions, path: pathlib.Path | None) -> StepCosts:
                 f"costs: {path} was measured with {name} {known[name]}, and now it is {told[name]}: name another file"
             )
     return costs
+
+
+MEASURE_S = 20.0
+"""Time for measuring; the first round of each kind is run even if it takes longer."""
+_OUTPUT_TOKENS = 12
+_NUM_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
+_PROMPT_TOKENS = (16, 100, 400, 1600, 6400)
+
+Sample = tuple[StepLoad, float]
+
+
+def measure(options: EngineOptions, seconds: float = MEASURE_S) -> StepCosts:
+    """Load the model as `weft serve` does, answer made-up prompts for so long, and fit what their steps cost.
+
+    The seconds of a step are those between the ends of two, so they hold what the host does for it.
+
+    Raises:
+        ModelError: The model cannot be loaded, or is of a kind that is not simulated.
+    """
+    started = start(options, "measure")
+    info, specs = started.info, started.engine.scheduler.kv.specs
+    if info.task != "generate" or not all(isinstance(spec, PagedKV | StateSpec) for spec in specs):
+        raise ModelError("only models that generate, with layers of Weft's own, can be simulated")
+    config = engine_config.resolve(options, read_model(pathlib.Path(options.model), options.model_impl))
+    samples = list(_measure(started.engine, info.vocab_size, info.max_model_len, seconds))
+    model = fit(samples)
+    predicted = [model.predict(load) for load, _ in samples]
+    # The fit follows usual steps, not the ones that are late.
+    scale = sum(taken for _, taken in samples) / sum(predicted)
+    error = statistics.median(abs(scale * p / taken - 1) for p, (_, taken) in zip(predicted, samples, strict=True))
+    logger.info("measured %d steps; half are predicted within %.0f %%", len(samples), error * 100)
+    return StepCosts(
+        options=options,
+        device=info.device,
+        seconds=[scale * value for value in model.coefficients],
+        median_error=error,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        num_states=started.plan.num_states,
+        windows=[spec.sliding_window or spec.span for spec in specs if isinstance(spec, PagedKV)],
+        num_state_groups=sum(isinstance(spec, StateSpec) for spec in specs),
+        itl_target_s=config.itl_target_s,
+        overlap=config.overlap,
+    )
+
+
+def fit(samples: list[Sample]) -> StepCostModel:
+    """A model in which all samples count alike."""
+    model = StepCostModel(forgetting=1.0)
+    for load, seconds in samples:
+        model.observe(load, seconds)
+    return model
+
+
+def _measure(engine: Engine[LaunchedStep], vocab_size: int, max_model_len: int, seconds: float) -> Iterator[Sample]:
+    """Rounds of requests that come together, of every number and length that there is room for; longer ones last."""
+    generator, ids = random.Random(0), itertools.count()
+    room = engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size // 2
+    longest = max_model_len - _OUTPUT_TOKENS
+    kinds = [
+        (number, length)
+        for number, length in itertools.product(_NUM_REQUESTS, sorted({min(n, longest) for n in _PROMPT_TOKENS}))
+        if number == 1 or number * (length + _OUTPUT_TOKENS) <= min(room, 16 * max(_PROMPT_TOKENS))
+    ]
+    kinds.sort(key=lambda kind: kind[0] * kind[1])
+    began = time.perf_counter()
+    for number, length in itertools.cycle(kinds):
+        for _ in range(number):
+            prompt = [generator.randrange(vocab_size) for _ in range(length)]
+            params = SamplingParams(max_tokens=_OUTPUT_TOKENS, temperature=0, ignore_eos=True)
+            engine.add(0, AddRequest(TokensInput(prompt), params, request_id=next(ids)))
+        ended = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+            now = time.perf_counter()
+            for step in engine.ended_steps:
+                yield step.load, (now - ended) / len(engine.ended_steps)
+            ended = now if engine.ended_steps else ended
+        if now - began > seconds:
+            return
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Defines the errors that clients get: the tree of exceptions, and OpenAI's error object.
 
-Every error leaves the server in the shape of its route's API (`http/error_shapes.py`), inside an open stream too.
+Every error leaves the server in the shape of its route's API (`http/middleware.py`), inside an open stream too.
 Messages state the bound and the value given. Internal details are logged, never sent.
 
     ApiError

@@ -63,7 +63,6 @@ KNOWN_BACK_EDGES: set[Edge] = {
     ("engine/request.py", "engine/loop/beams.py"),
     ("engine/start/rank_process.py", "engine/process.py"),
     ("server/apis/ollama/route.py", "server/apis/vectors/route.py"),
-    ("server/apis/openai/lists.py", "server/apis/anthropic/schema.py"),
 }
 """Against the order."""
 

@@ -1,10 +1,11 @@
-"""Layers of which each rank has a part: what the ranks make is put together by sums or, for logits, side by side.
+"""Layers in which ranks exchange tensors: within a pipeline stage, and from one stage to the next.
 
-All ranks call them in the same order, with the same tokens. With pipeline stages all ranks are those of a stage.
+Within a stage each rank has a part of a layer. What the ranks make is put together by sums or, for logits, side by
+side. All ranks of the stage call these layers in the same order, with the same tokens. Without pipeline stages these
+are all ranks.
 
-Hands hidden states from one pipeline stage to the next, and those of the wanted rows from the last to the first.
-
-Every stage computes every step, in the same order. Ranks are numbered stage by stage; each hands over to its equal.
+Every stage computes every step, in the same order. It hands hidden states to the next one, and the last hands those of
+the wanted rows to the first. Ranks are numbered stage by stage; each hands over to its equal.
 """
 
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def embedding_of_all_ranks(embedding: Layer, first: int, size: int) -> Layer:
 def of_all_ids(vocab_size: int) -> Layer:
     """The rank's logits -> those of all ids on the first rank, which alone samples; on others they stay.
 
-    Each rank has the ids that `sharding.py` gives it.
+    Each rank has the ids that `weft.engine.models.sharding` gives it.
     """
 
     def gather(logits: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,11 @@
-"""The protocols of paged attention: what a model asks of a backend in each step.
+"""The decoder and the blocks it runs, and the protocols of what blocks call: matrices, paged attention and states.
 
-A backend alone owns the layout of its KV cache, and writes and copies it. The model hands it queries, keys and values
-of one layer and gets the attention output. Block tables and slots reach the backend through `begin`, once per step.
-`weft.engine.cache.specs` says what a layer keeps and how layers form groups.
+A block is a mixer across tokens (attention), then a feed-forward layer, both added to the hidden states. Mixer and
+feed-forward layer are parts behind protocols. Another kind of model is another part or another block. Nothing here
+knows a family or a checkpoint.
 
-The types of the layers that blocks are made of; inputs are (num_tokens, features) in the model's dtype.
-
-What blocks see of a model's caches during one step.
-
-Blocks of a model: a mixer across tokens, then a feed-forward layer, both added to the hidden states.
-
-The mixer (attention) and the feed-forward layer are parts behind protocols. Another kind of model is another part or
-another block. Nothing here knows a family or a checkpoint.
-
-The one decoder: embedding, blocks, final norm, output head.
-
-It owns no cache: the caller passes the `StepCaches` of each step. All tensors are flat over the tokens of a step. The
-caller runs everything under `torch.inference_mode`.
+All tensors are flat over the tokens of a step; inputs of layers are (num_tokens, features) in the model's dtype. A
+model owns no cache: the caller passes the `StepCaches` of each step, and runs everything under `torch.inference_mode`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +18,21 @@ from typing_extensions import override
 from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheSpec
 from weft.engine.layers.rotary import PositionTable
+
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Linear(Protocol):
+    """A matrix of the model, or several that share their input, stacked along the outputs."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, in_features) -> (num_tokens, out_features)."""
+
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add the outputs to residual (num_tokens, out_features), in place."""
+
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs in float32. The caller may overwrite them, and so may the next call."""
 
 
 class PagedCache(NamedTuple):
@@ -43,6 +47,12 @@ class PagedCache(NamedTuple):
     blocks: torch.Tensor
     slots: torch.Tensor
     scales: torch.Tensor
+
+
+# Takes (num_tokens, num_heads + 2 * num_kv_heads, head_dim), the rotation of each token from `RotaryTable.gather`, and
+# `AttentionStep.cache`. Returns queries, keys and values. May change its first argument. Writes K/V to the cache unless
+# that is None.
+HeadLayer = Callable[[torch.Tensor, torch.Tensor, PagedCache | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 class AttentionStep(Protocol):
@@ -76,12 +86,16 @@ class AttentionStep(Protocol):
 class AttentionBackend(Protocol):
     """Owns the KV cache tensors of all layers. Constructed with groups, number of blocks, block size, dtype, device.
 
+    It alone knows the layout of its cache, and writes and copies it. The model hands it queries, keys and values of one
+    layer and gets the attention output. Block tables and slots reach it through `begin`, once per step.
+    `weft.engine.cache.specs` says what a layer keeps and how layers form groups.
+
     Attributes:
-        supports_graphs: Whether steps may be captured and replayed (`run.cuda_graphs`). Four things hold then. `begin`
-            writes the batch to device memory that never moves, and does not wait for the device. If `Batch.graph` names
-            a recorded step, `attend` takes its padding, too, and what it launches depends only on that name. Padding
-            reads no keys, writes none, and gets zeros, so that no value of it is infinite or not a number. A batch
-            without requests is all padding.
+        supports_graphs: Whether steps may be captured and replayed, see `weft.engine.runner.cuda_graphs`. Four things
+            hold then. `begin` writes the batch to device memory that never moves, and does not wait for the device. If
+            `Batch.graph` names a recorded step, `attend` takes its padding, too, and what it launches depends only on
+            that name. Padding reads no keys, writes none, and gets zeros, so that no value of it is infinite or not a
+            number. A batch without requests is all padding.
     """
 
     name: str
@@ -95,27 +109,6 @@ class AttentionBackend(Protocol):
 
     def begin(self, batch: Batch) -> AttentionStep:
         """Do the block copies of the batch, and prepare the metadata that all layers share."""
-
-
-Layer = Callable[[torch.Tensor], torch.Tensor]
-
-# Takes (num_tokens, num_heads + 2 * num_kv_heads, head_dim), the rotation of each token from `RotaryTable.gather`, and
-# `AttentionStep.cache`. Returns queries, keys and values. May change its first argument. Writes K/V to the cache unless
-# that is None.
-HeadLayer = Callable[[torch.Tensor, torch.Tensor, PagedCache | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-
-
-class Linear(Protocol):
-    """A matrix of the model, or several that share their input, stacked along the outputs."""
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, in_features) -> (num_tokens, out_features)."""
-
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add the outputs to residual (num_tokens, out_features), in place."""
-
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The outputs in float32. The caller may overwrite them, and so may the next call."""
 
 
 class StateStep(Protocol):
@@ -311,11 +304,13 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decoder(Model):
-    """A model ready to run on one device. Made by `weft.engine.models.loading`.
+    """A model ready to run on one device: embedding, blocks, final norm, output head.
+
+    Made by `weft.engine.models.loading`.
 
     Attributes:
         head: None in a later pipeline stage.
-        blocks: A kit may have fused several layers into one block.
+        blocks: `LayerKernels.fuse` may have made one block of several layers.
         norm: Behind the last block.
         rotaries: Every rotary embedding of the model, and what else depends on positions; blocks name them by index.
         cache_specs: What each cache keeps.

@@ -1,16 +1,9 @@
-"""Functions of each value by itself. On the CPU torch's own round otherwise in vectors than in what is left over.
+"""What stands around the matrices of a model: functions of their outputs, gates, and another order of their inputs.
 
-There a result would depend on where its value lies, and so on the other rows of a step. `exp` and `log1p` have no such
-fault.
-
-The first half of a feed-forward layer, with a gate or without; gate and up projection are one matrix, gate first.
-
-Matrices that keep their inputs in another order than the model: that of the groups which share scales.
-
-GPTQ's `desc_act` (arXiv:2210.17323) quantizes the inputs that matter most first, so that a group is of inputs from
-anywhere (`g_idx`). Side by side, they are groups as kernels take them.
-
-Layers whose outputs are scaled, normalised or capped, as some families ask for.
+- Activations, and the first half of a feed-forward layer, with a gate or without. Gate and up projection are one
+  matrix, gate first.
+- `ActOrderLinear`: matrices that keep their inputs in another order than the model.
+- `LinearWithEpilogue` and functions for it: outputs that are scaled, normalised or capped, as some families ask for.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +16,9 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.layers.block import Layer, Linear
+
+# On the CPU torch's own sigmoid and softplus round otherwise in vectors than in what is left over. There a result would
+# depend on where its value lies, and so on the other rows of a step. `exp` and `log1p` have no such fault.
 
 
 def sigmoid(values: torch.Tensor) -> torch.Tensor:
@@ -122,6 +118,10 @@ def ungated(up: Layer, activation: str, fused: Layer | None = None) -> Activated
 class ActOrderLinear(Linear):
     """A matrix; `order`, (in_features,) int64, has for each of its inputs the one of the model.
 
+    Its order is that of the groups which share scales. GPTQ's `desc_act` (arXiv:2210.17323) quantizes the inputs that
+    matter most first, so that a group is of inputs from anywhere (`g_idx`). Side by side, they are groups as kernels
+    take them.
+
     It is also `Activated` where the inner one is.
     """
 
@@ -153,14 +153,14 @@ class ActOrderLinear(Linear):
 class LinearWithEpilogue(Linear):
     """A linear layer followed by another layer."""
 
-    def __init__(self, linear: Linear, follower: Layer) -> None:
-        """Apply follower, which may change its input, to the outputs of linear."""
+    def __init__(self, linear: Linear, epilogue: Layer) -> None:
+        """Apply epilogue, which may change its input, to the outputs of linear."""
         self._linear = linear
-        self._follower = follower
+        self._epilogue = epilogue
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._follower(self._linear(inputs))
+        return self._epilogue(self._linear(inputs))
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -168,7 +168,7 @@ class LinearWithEpilogue(Linear):
 
     @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._follower(self._linear.to_float32(inputs))
+        return self._epilogue(self._linear.to_float32(inputs))
 
 
 def clamped(layer: Layer, bound: float) -> Layer:

@@ -1,9 +1,9 @@
-"""Mixtures of experts: feed-forward layers in which a router chooses a few of many small networks for each token.
+"""The protocol of what makes the layers of a model for one device and dtype, and the layers of experts among them.
 
-The protocol of a kit, which makes the layers of a model for one device and dtype.
+`LayerKernels` reads the weights that a reference names and makes layers of them. It decides what stays in memory: plain
+tensors, or packed ones, after which the plain tensors are freed.
 
-A kit reads the weights that a reference names and makes layers of them. It decides what stays in memory: plain tensors,
-or packed ones, after which the plain tensors are freed.
+In a mixture of experts, a router chooses a few of many small feed-forward networks for each token.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,8 @@ from weft.engine.layers.recurrence import CausalConvolution, DeltaRule, Selectiv
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 
 
-def join(gating: Gating, values: torch.Tensor) -> torch.Tensor:
-    """Values between the matrices, (num_rows, num_parts * inner size), gate first -> (num_rows, inner size)."""
-    activate = ACTIVATIONS[gating.activation]
-    if not gating.has_gate:
-        return activate(values)
-    gate, up = values.chunk(2, dim=-1)
-    if gating.limit is not None:
-        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
-    gate = activate(gate) if gating.slope == 1.0 else gate * torch.sigmoid(gating.slope * gate)
-    return gate * (up + gating.up_offset if gating.up_offset else up)
-
-
 class Experts(Protocol):
-    """The experts of a layer, made by a kit. No expert computes other tokens than its own."""
+    """The experts of a layer, made by `LayerKernels`. No expert computes other tokens than its own."""
 
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
         """Add the outputs of each token's experts, each times its share, in place.
@@ -68,7 +56,7 @@ class ExpertLayer(FeedForward):
         router: (num_experts, hidden_size).
         bias: See `Routing.choose`.
         shared: For all tokens; None if there is none.
-        follower: What the sum of all outputs goes through before it is added; None for nothing.
+        epilogue: What the sum of all outputs goes through before it is added; None for nothing.
     """
 
     router: Linear
@@ -76,16 +64,16 @@ class ExpertLayer(FeedForward):
     experts: Experts
     bias: torch.Tensor | None = None
     shared: FeedForward | None = None
-    follower: Layer | None = None
+    epilogue: Layer | None = None
 
     @override
     def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
-        if self.follower is None:
+        if self.epilogue is None:
             self._add_outputs(residual, normed)
             return
         outputs = torch.zeros_like(residual)
         self._add_outputs(outputs, normed)
-        residual += self.follower(outputs)
+        residual += self.epilogue(outputs)
 
     def _add_outputs(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
         ids, shares = self.routing.choose(self.router.to_float32(normed), self.bias)
@@ -106,6 +94,18 @@ class SharedExpert(FeedForward):
         outputs = torch.zeros_like(residual)
         self.forward.add_to(outputs, normed)
         residual.addcmul_(outputs, torch.sigmoid(self.gate(normed)))
+
+
+def join(gating: Gating, values: torch.Tensor) -> torch.Tensor:
+    """Values between the matrices, (num_rows, num_parts * inner size), gate first -> (num_rows, inner size)."""
+    activate = ACTIVATIONS[gating.activation]
+    if not gating.has_gate:
+        return activate(values)
+    gate, up = values.chunk(2, dim=-1)
+    if gating.limit is not None:
+        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    gate = activate(gate) if gating.slope == 1.0 else gate * torch.sigmoid(gating.slope * gate)
+    return gate * (up + gating.up_offset if gating.up_offset else up)
 
 
 class LayerKernels(Protocol):
@@ -174,4 +174,4 @@ class LayerKernels(Protocol):
         """See `SelectiveScan`."""
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """The same computation in fewer blocks, if this kit, which made them, can run several in one call."""
+        """The same computation in fewer blocks, if the kernels that made them can run several in one call."""

@@ -1,10 +1,6 @@
-"""RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016), with statistics in float32 for every dtype.
+"""Norms, heads whose norms are of another kind than QK-norm before the rotation, and blocks with norms in other places.
 
-Heads that are not rotated, or normalised in another way than each by itself before the rotation.
-
-A block whose halves stand side by side.
-
-A block whose norms come behind the sums, as in BERT.
+Statistics are in float32 for every dtype.
 """
 
 from dataclasses import dataclass
@@ -29,7 +25,7 @@ def normalise(hidden: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class RMSNorm:
-    """Normalises the last dimension of hidden (..., size), then multiplies by weight."""
+    """Normalises the last dimension of hidden (..., size), then multiplies by weight (Zhang and Sennrich, 2019)."""
 
     def __init__(self, weight: torch.Tensor | None, eps: float) -> None:
         """Take a weight (size,), or any that broadcasts to hidden; None leaves the factor out."""
@@ -43,7 +39,10 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Subtracts the mean of the last dimension of hidden (..., size), divides by the deviation, scales and shifts."""
+    """Subtracts the mean of the last dimension of hidden (..., size), divides by the deviation, scales and shifts.
+
+    See Ba et al., 2016.
+    """
 
     def __init__(self, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> None:
         """Take weight and bias (size,), or any that broadcast to hidden; None leaves one out."""
@@ -83,7 +82,7 @@ class NormedHeads:
     """A `HeadLayer` with norms around another one, which rotates.
 
     Attributes:
-        heads: Of a kit, without norm.
+        heads: From `LayerKernels.heads`, without norm.
         queries, keys: Norms over (num_tokens, their heads, head_dim).
         is_last: Whether the norms come behind the rotation.
     """
@@ -130,7 +129,7 @@ def unchanged_heads(num_heads: int, num_kv_heads: int) -> HeadLayer:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock(Block):
-    """A block whose halves read the same hidden states (Wang and Komatsuzaki, 2021).
+    """A block whose halves stand side by side: both read the same hidden states (Wang and Komatsuzaki, 2021).
 
     Attributes:
         feed_forward_norm: None if the feed-forward layer shares the norm of the mixer.
@@ -157,7 +156,7 @@ class ParallelBlock(Block):
 
 @dataclass(frozen=True, slots=True)
 class PostNormBlock(Block):
-    """A block with a norm behind the sum of each half and its input (Vaswani et al., 2017)."""
+    """A block with a norm behind the sum of each half and its input (Vaswani et al., 2017), as in BERT."""
 
     mixer: Mixer
     mixer_norm: Layer

@@ -1,25 +1,6 @@
-"""Runs a recurrence over the requests of a step: one update for all that compute one token, a scan for each other.
+"""Layers that keep a state of fixed size for each request, in torch: convolution, linear attention, and state spaces.
 
-Causal depthwise convolution over the tokens of each request, with the inputs before the step as its state.
-
-Linear attention: a matrix of fixed size per head stands for all earlier tokens; every token decays and changes it.
-
-    state <- decay * state
-    write  = rate * (value - key @ state)      the gated delta rule: Yang et al., 2024 (arXiv 2412.06464)
-           = value                             without rates, as in lightning attention: Qin et al., 2024
-    state <- state + outer(key, write)
-    output = query @ state
-
-A decay belongs to a head, or to each channel of its key (Kimi Linear, 2025: arXiv 2510.26692). All is float32.
-
-The selective scan of Mamba (Gu and Dao, 2023): a decay for each channel, state and token; states in float32.
-
-A channel keeps state_size numbers. A token multiplies them by exp(dt * decays), adds dt * x * b, and reads them by c.
-
-The state space of Mamba 2 (Dao and Gu, 2024): one decay per head and token, and states in float32.
-
-A head keeps a matrix (head_dim, state_size). A token multiplies it by exp(dt * decay), adds dt * outer(x, b), and reads
-it by c. A prompt is computed in chunks, by products of matrices (section 6 of the paper); a decode is one update.
+A step has one update for all requests that compute one token, and a scan for each other. All is computed in float32.
 """
 
 import itertools
@@ -41,7 +22,7 @@ Recurrence = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 def run_requests(
     update: Recurrence, scan: Recurrence, inputs: tuple[torch.Tensor, ...], states: torch.Tensor, starts: Ints
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute a step.
+    """Compute a step of a recurrence, by one update for all requests of one token and a scan for each other.
 
     Args:
         update: For requests of one token each, any number of them at a time.
@@ -69,7 +50,10 @@ def run_requests(
 
 
 class CausalConvolution:
-    """Every channel is a weighted sum of its last kernel inputs; computed in float32."""
+    """Causal and depthwise: every channel is a weighted sum of its last kernel inputs; computed in float32.
+
+    The state of a request is the inputs before the step.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, has_silu: bool = False) -> None:
         """Take weight (channels, kernel), whose last column is for the token itself, and bias (channels,).
@@ -134,10 +118,6 @@ class CausalConvolution:
         return (F.silu(sums, inplace=True) if self._has_silu else sums).to(dtype)
 
 
-_DELTA_CHUNK, _CHANNEL_CHUNK = 64, 16
-"""Tokens computed at a time; fewer with a decay for each channel, where a pair of tokens takes the memory of a key."""
-
-
 class DeltaInputs(NamedTuple):
     """What the tokens of a step do to their states, float32.
 
@@ -157,7 +137,18 @@ class DeltaInputs(NamedTuple):
 
 
 class DeltaRule(Protocol):
-    """Computes linear attention for the tokens of a step."""
+    """Computes linear attention for the tokens of a step, in float32.
+
+    A matrix of fixed size per head stands for all earlier tokens; every token decays and changes it:
+
+        state <- decay * state
+        write  = rate * (value - key @ state)      the gated delta rule: Yang et al., 2024 (arXiv 2412.06464)
+               = value                             without rates, as in lightning attention: Qin et al., 2024
+        state <- state + outer(key, write)
+        output = query @ state
+
+    A decay belongs to a head, or to each channel of its key (Kimi Linear, 2025: arXiv 2510.26692).
+    """
 
     def __call__(self, inputs: DeltaInputs, states: StateStep, cache: int) -> torch.Tensor:
         """Outputs (num_tokens, num_heads, value_dim); the cache holds (num_heads, key_dim, value_dim) of a request."""
@@ -184,6 +175,10 @@ def delta_step(
         values = (values - (keys.unsqueeze(-2) @ states).squeeze(-2)).mul_(rates)
     states.addcmul_(keys.unsqueeze(-1), values.unsqueeze(-2))
     return (queries.unsqueeze(-2) @ states).squeeze(-2), states
+
+
+_DELTA_CHUNK, _CHANNEL_CHUNK = 64, 16
+"""Tokens computed at a time; fewer with a decay for each channel, where a pair of tokens takes the memory of a key."""
 
 
 def delta_scan(
@@ -244,12 +239,16 @@ class _Products:
         return ((self.decays * right.unsqueeze(1)) @ left.unsqueeze(-1)).squeeze(-1).tril_()
 
 
-# Tokens whose states are in memory at the same time.
+# Tokens of `SelectiveScan` whose states are in memory at the same time.
 _SCAN_CHUNK = 64
 
 
 class SelectiveScan:
-    """Computes the scan by torch's operations."""
+    """The selective scan of Mamba (Gu and Dao, 2023): a decay for each channel, state and token; states in float32.
+
+    A channel keeps state_size numbers. A token multiplies them by exp(dt * decays), adds dt * x * b, and reads them by
+    c.
+    """
 
     def __init__(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> None:
         """Take the parameters, all float32.
@@ -312,13 +311,9 @@ class SelectiveScan:
         return torch.cat(outputs), state.unsqueeze(0)
 
 
-# Tokens of a chunk: products within a chunk grow with its length, the number of launches with its inverse.
-_SPACE_CHUNK = 64
-
-
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """Sizes and parameters, which are float32.
+    """Sizes and parameters of a `StateSpaceScan`; parameters are float32.
 
     Attributes:
         head_dim, state_size: Sizes of a head's state.
@@ -347,8 +342,18 @@ class StateSpace:
         return len(self.decays)
 
 
+# Tokens of a chunk of `StateSpaceScan`. Products within a chunk grow with its length, the number of launches with its
+# inverse.
+_SPACE_CHUNK = 64
+
+
 class StateSpaceScan:
-    """Computes a state space by torch's operations."""
+    """The state space of Mamba 2 (Dao and Gu, 2024): one decay per head and token, and states in float32.
+
+    A head keeps a matrix (head_dim, state_size). A token multiplies it by exp(dt * decay), adds dt * outer(x, b), and
+    reads it by c. A prompt is computed in chunks, by products of matrices (section 6 of the paper); a decode is one
+    update.
+    """
 
     def __init__(self, space: StateSpace) -> None:
         """Compute this one."""

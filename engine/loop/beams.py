@@ -1,11 +1,4 @@
-"""Decides which continuations of a beam search go on, which are finished, and when it ends.
-
-The rules are those of transformers' `generate(num_beams=...)`. Of the 2 * width most probable continuations, those that
-end count as finished if they are among the first `width`. Of those that do not end, the first `width` go on. A finished
-one scores its log-probability divided by length ** length_penalty. The length counts output tokens, the one that ended
-it included. Pure arithmetic.
-
-Runs a beam search, in which each beam is a request to the scheduler.
+"""Runs a beam search, in which each beam is a request to the scheduler.
 
 A beam computes its last id and then has its row: the most probable next ids. Once every beam has its row, the best
 continuations are chosen and the beams are formed anew. The first continuation of a beam goes on in its blocks. Every
@@ -26,6 +19,17 @@ from weft.engine.request import Request, RequestKey, RequestStatus
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.wire.messages import AddRequest, BeamOptions, FinishReason, TokenLogprobs, TokensOutput
 from weft.engine.wire.params import MAX_BEAMS, SamplingParams
+
+
+def beam_fault(add: AddRequest, vocab_size: int) -> str | None:
+    """What is wrong with a request for beams; None when nothing is."""
+    if add.num_choices > min(MAX_BEAMS, vocab_size):
+        return f"num_choices must be at most {min(MAX_BEAMS, vocab_size)} with beams, got {add.num_choices}"
+    if add.sampling_params.max_tokens == 0:
+        return "max_tokens must be at least 1 with beams, got 0"
+    if add.guidance.grammar is not None or add.guidance.reasoning_budget is not None:
+        return "beams can follow neither a grammar nor a budget for reasoning"
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +71,14 @@ class Beam:
 
 
 class Beams:
-    """The beams of one prompt, changed only by `advance`. `live` go on, the most probable first, all of one length."""
+    """The beams of one prompt, changed only by `advance`. `live` go on, the most probable first, all of one length.
+
+    It decides which continuations go on, which are finished, and when the search ends. The rules are those of
+    transformers' `generate(num_beams=...)`. Of the 2 * width most probable continuations, those that end count as
+    finished if they are among the first `width`. Of those that do not end, the first `width` go on. A finished one
+    scores its log-probability divided by length ** length_penalty. The length counts output tokens, the one that ended
+    it included. Pure arithmetic.
+    """
 
     def __init__(
         self,
@@ -132,25 +143,6 @@ class Beams:
 
     def _score(self, beam: Beam, length: int) -> float:
         return float(beam.logprob / length**self._options.length_penalty)
-
-
-def beam_fault(add: AddRequest, vocab_size: int) -> str | None:
-    """What is wrong with a request for beams; None when nothing is."""
-    if add.num_choices > min(MAX_BEAMS, vocab_size):
-        return f"num_choices must be at most {min(MAX_BEAMS, vocab_size)} with beams, got {add.num_choices}"
-    if add.sampling_params.max_tokens == 0:
-        return "max_tokens must be at least 1 with beams, got 0"
-    if add.guidance.grammar is not None or add.guidance.reasoning_budget is not None:
-        return "beams can follow neither a grammar nor a budget for reasoning"
-    return None
-
-
-def give_way(scheduler: Scheduler, step: ScheduledStep | None) -> None:
-    """Make room in every search that has no beam in the step just scheduled. O(running requests)."""
-    keys: Container[RequestKey] = step.keys if step is not None else ()
-    for search in dict.fromkeys(request.search for request in scheduler.running):
-        if search is not None:
-            search.give_way(scheduler, keys)
 
 
 class BeamSearch:
@@ -254,3 +246,11 @@ class BeamSearch:
         child.token_ids = [*parent.token_ids, token_id]
         scheduler.start_beside(parent, child)
         return child
+
+
+def give_way(scheduler: Scheduler, step: ScheduledStep | None) -> None:
+    """Make room in every search that has no beam in the step just scheduled. O(running requests)."""
+    keys: Container[RequestKey] = step.keys if step is not None else ()
+    for search in dict.fromkeys(request.search for request in scheduler.running):
+        if search is not None:
+            search.give_way(scheduler, keys)

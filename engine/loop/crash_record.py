@@ -1,18 +1,12 @@
-"""Records which requests a step holds, so that those of a crash can be found: the suspects.
+"""Records which requests a step holds, to find those of a crash, and says after which silence an engine counts as hung.
 
 Before a step is launched, the fingerprints of its requests are written to shared memory in the runtime directory, which
-outlives the process. The next engine process reads them at start. Each suspect then runs alone once. If the engine dies
-meanwhile, the request is condemned and refused; otherwise it is cleared. A fingerprint depends on what is computed
-(prompt and parameters), not on the sender, so a retry is recognised.
+outlives the process. The next engine process reads them at start: they are the suspects. Each suspect then runs alone
+once. If the engine dies meanwhile, the request is condemned and refused; otherwise it is cleared. A fingerprint depends
+on what is computed (prompt and parameters), not on the sender, so a retry is recognised.
 
 Suspicion and condemnation end after `EXPIRY_S`. The supervisor removes the file of the step when the crash was not the
 engine's fault (a SIGKILL from outside), and that of the suspects when its operator asks for it.
-
-How long an engine may be silent before it counts as hung.
-
-Probes, requests and the supervisor follow this one rule. The engine writes the time to its status page with every sign
-of life, because it alone can predict its steps. An idle engine still gives a sign of life every `heartbeat_s`, so that
-one that was stopped is noticed as well.
 """
 
 import hashlib
@@ -28,6 +22,8 @@ import msgspec
 
 from weft.engine.wire.messages import STEP_NAME, SUSPECTS_NAME, AddRequest
 
+logger = logging.getLogger(__name__)
+
 Fingerprint = bytes
 
 EXPIRY_S = 600.0
@@ -38,7 +34,12 @@ _MAX_IN_STEP = 4096
 _MAX_REMEMBERED = 1024
 _COUNT = struct.Struct("<Q")
 
-logger = logging.getLogger(__name__)
+
+def fingerprint(add: AddRequest) -> Fingerprint:
+    """16 bytes, equal for requests that compute the same, whatever their seed and sender."""
+    params = msgspec.structs.replace(add.sampling_params, seed=0)
+    content = msgspec.msgpack.encode((add.input, params, add.num_choices, add.guidance, add.beams, add.adapter))
+    return hashlib.blake2b(content, digest_size=_FINGERPRINT_BYTES).digest()
 
 
 class _Memory(msgspec.Struct):
@@ -58,13 +59,6 @@ class _Memory(msgspec.Struct):
             kind[request] = now
         for request in list(kind)[:-_MAX_REMEMBERED]:
             del kind[request]
-
-
-def fingerprint(add: AddRequest) -> Fingerprint:
-    """16 bytes, equal for requests that compute the same, whatever their seed and sender."""
-    params = msgspec.structs.replace(add.sampling_params, seed=0)
-    content = msgspec.msgpack.encode((add.input, params, add.num_choices, add.guidance, add.beams, add.adapter))
-    return hashlib.blake2b(content, digest_size=_FINGERPRINT_BYTES).digest()
 
 
 class CrashRecord:
@@ -167,7 +161,12 @@ _MARGIN = 2.0
 
 
 class StallRule:
-    """Turns the predicted time of steps into the longest silence allowed. Times are seconds."""
+    """Turns the predicted time of steps into the longest silence allowed. Times are seconds.
+
+    Probes, requests and the supervisor follow this one rule. The engine writes the time to its status page with every
+    sign of life, because it alone can predict its steps. An idle engine still gives a sign of life every `heartbeat_s`,
+    so that one that was stopped is noticed as well.
+    """
 
     def __init__(self, timeout_s: float, device: str) -> None:
         """Take the setting (0: no limit) and the name of the device."""

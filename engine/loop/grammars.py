@@ -1,9 +1,6 @@
-"""Holds requests that wait for their grammar, outside the scheduler's queues.
+"""Grammars in the step loop: holds requests that wait until theirs is compiled, and computes the masks of each step.
 
-The step loop polls, and nothing here blocks. Compilations begin in the order of submission, so only the first ones can
-have begun. A poll looks only at those and at finished ones, however many wait.
-
-Computes the grammar masks of a step in a thread, while the device computes the forward pass.
+Nothing here blocks the loop: compilations and masks run in threads.
 """
 
 import contextlib
@@ -68,7 +65,11 @@ class Ready:
 
 
 class PendingGrammars:
-    """Owner of the requests whose grammar is being compiled."""
+    """Owner of the requests whose grammar is being compiled, outside the scheduler's queues.
+
+    The step loop polls. Compilations begin in the order of submission, so only the first ones can have begun. A poll
+    looks only at those and at finished ones, however many wait.
+    """
 
     def __init__(self, compiler: GrammarCompiler, limit_s: float = COMPILE_LIMIT_S) -> None:
         self._compiler = compiler
@@ -181,7 +182,10 @@ class PendingGrammars:
 
 
 class MaskComputer:
-    """Owner of the thread. It uses a matcher only between `begin` and the end of the future."""
+    """Computes the grammar masks of a step in a thread, while the device computes the forward pass.
+
+    Owner of the thread. It uses a matcher only between `begin` and the end of the future.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

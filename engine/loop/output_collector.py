@@ -1,15 +1,12 @@
-"""Verifies drafts against what was sampled: a draft is accepted while plain decoding samples the same ids.
+"""Applies the results of a step: appends ids, verifies drafts, ends requests.
 
-Finds output ids that a grammar forces: appended unsampled, or drafted where each must be sampled.
+Appends the sampled ids, and behind them the ids that a grammar forces. A draft is accepted while plain decoding samples
+the same ids; behind a refused one `num_computed_tokens` is rolled back. Forks pending choices. Changes queues and
+blocks only through the scheduler.
 
 Where possible, forced ids join the output at once (`certain_token_ids`). They are then computed like a part of the
 prompt: in chunks, under the budget of the steps, without rows of logits. Some parameters may forbid a forced id or ask
 for its log-probability. Such requests need a row for every id, so their forced ids are drafts (`ForcedTokens`).
-
-Applies the results of a step: appends ids, verifies drafts, ends requests.
-
-Appends the sampled ids and the forced ids that follow them. Rolls `num_computed_tokens` back behind a refused draft.
-Forks pending choices. Changes queues and blocks only through the scheduler.
 """
 
 import logging
@@ -22,55 +19,6 @@ from weft.engine.schedule.batch_builder import scored_range
 from weft.engine.schedule.pooled_requests import give
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
-
-
-def num_accepted_drafts(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
-    """Length of the prefix of drafts that plain decoding samples as well."""
-    for index, draft in enumerate(draft_token_ids):
-        if draft != token_ids[index]:
-            return index
-    return len(draft_token_ids)
-
-
-def count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: TokensOutput) -> None:
-    """Tell the counters, the source of the drafts, and the caller whose prediction they were from."""
-    num_drafts = len(scheduled.draft_token_ids)
-    scheduler.counters.num_drafts += 1
-    scheduler.counters.num_draft_tokens += num_drafts
-    scheduler.counters.num_accepted_tokens += num_accepted
-    drafting = scheduled.request.drafting
-    if drafting.pace is not None:
-        drafting.pace.observe(num_drafts, num_accepted)
-    if isinstance(drafting.drafter, PredictionDrafter):
-        output.num_accepted_predictions = num_accepted
-        output.num_rejected_predictions = num_drafts - num_accepted
-
-
-def certain_token_ids(request: Request) -> list[int]:
-    """Ids that must follow the known output, up to the first one that may end the output, exclusive."""
-    if request.grammar is None or _needs_rows(request):
-        return []
-    forced = request.grammar.forced_token_ids(request.num_remaining_tokens)
-    return list(takewhile(lambda token_id: token_id not in request.stop_ids, forced))
-
-
-class ForcedTokens:
-    """Drafts forced ids for requests that need a row for each id."""
-
-    def propose(self, request: Request) -> list[int]:
-        """Return forced ids behind the known output."""
-        if request.grammar is None or not _needs_rows(request):
-            return []
-        return request.grammar.forced_token_ids(MAX_NUM_DRAFTS)
-
-
-def _needs_rows(request: Request) -> bool:
-    """Whether even forced ids must be sampled."""
-    params, reasoning = request.params, request.reasoning
-    is_restricted = params.allowed_token_ids is not None or bool(params.bad_words_token_ids)
-    may_have_to_end = reasoning is not None and not reasoning.has_ended
-    return is_restricted or may_have_to_end or params.logprobs is not None
-
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +97,7 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
             scheduler.fork(request)
         rows = range(scheduled.first_row, scheduled.first_row + scheduled.num_rows)
         token_ids = result.token_ids[rows.start : rows.stop]
-        num_accepted = num_accepted_drafts(scheduled.draft_token_ids, token_ids)
+        num_accepted = _num_accepted_drafts(scheduled.draft_token_ids, token_ids)
         if (
             request.status is RequestStatus.RUNNING
             and request.num_preemptions == scheduled.num_preemptions
@@ -170,7 +118,7 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
                     break
         scheduler.counters.generation_tokens += len(output.token_ids)
         if scheduled.draft_token_ids:
-            count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
+            _count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
         output.logprobs = logprobs or None
         if is_first:
             output.num_cached_tokens = request.num_cached_tokens
@@ -200,3 +148,51 @@ def _append(request: Request, token_id: int, output: TokensOutput) -> None:
     output.finish_reason = request.append(token_id)
     if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
+
+
+def _num_accepted_drafts(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
+    """Length of the prefix of drafts that plain decoding samples as well."""
+    for index, draft in enumerate(draft_token_ids):
+        if draft != token_ids[index]:
+            return index
+    return len(draft_token_ids)
+
+
+def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: TokensOutput) -> None:
+    """Tell the counters, the source of the drafts, and the caller whose prediction they were from."""
+    num_drafts = len(scheduled.draft_token_ids)
+    scheduler.counters.num_drafts += 1
+    scheduler.counters.num_draft_tokens += num_drafts
+    scheduler.counters.num_accepted_tokens += num_accepted
+    drafting = scheduled.request.drafting
+    if drafting.pace is not None:
+        drafting.pace.observe(num_drafts, num_accepted)
+    if isinstance(drafting.drafter, PredictionDrafter):
+        output.num_accepted_predictions = num_accepted
+        output.num_rejected_predictions = num_drafts - num_accepted
+
+
+def certain_token_ids(request: Request) -> list[int]:
+    """Ids that must follow the known output, up to the first one that may end the output, exclusive."""
+    if request.grammar is None or _needs_rows(request):
+        return []
+    forced = request.grammar.forced_token_ids(request.num_remaining_tokens)
+    return list(takewhile(lambda token_id: token_id not in request.stop_ids, forced))
+
+
+class ForcedTokens:
+    """Drafts forced ids for requests that need a row for each id."""
+
+    def propose(self, request: Request) -> list[int]:
+        """Return forced ids behind the known output."""
+        if request.grammar is None or not _needs_rows(request):
+            return []
+        return request.grammar.forced_token_ids(MAX_NUM_DRAFTS)
+
+
+def _needs_rows(request: Request) -> bool:
+    """Whether even forced ids must be sampled."""
+    params, reasoning = request.params, request.reasoning
+    is_restricted = params.allowed_token_ids is not None or bool(params.bad_words_token_ids)
+    may_have_to_end = reasoning is not None and not reasoning.has_ended
+    return is_restricted or may_have_to_end or params.logprobs is not None

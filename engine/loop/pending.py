@@ -1,17 +1,6 @@
-"""Checks an `AddRequest` for everything but its length.
+"""Between the socket and the scheduler: checks a request, and holds it while it waits for a grammar or an adapter.
 
-This is the only check between the socket and the scheduler. The ranges of sampling parameters are not checked here:
-`SamplingParams` does that when it is made. Nor is anything that depends on the state of the engine.
-
-Holds which adapter is in which slot, and the requests that wait for one.
-
-A request whose adapter is in a slot is scheduled at once; any other waits here, and delays nobody. Its adapter gets the
-slot that was used least recently among those that no request of the scheduler or of a launched step uses. If there is
-none, the slot that was loaded first is drained: it takes no new request, so it becomes free once those that use it have
-ended. So every adapter gets its turn, in the order in which requests began to wait. The step loop polls, and nothing
-here blocks.
-
-Holds requests that cannot be scheduled yet: they wait for a grammar, and then for an adapter.
+The step loop polls, and nothing that it calls here blocks.
 """
 
 import logging
@@ -32,6 +21,8 @@ from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import AddRequest, RejectReason, id_fault
 from weft.engine.wire.options import Adapter, AdapterUse, adapter_files, find_adapter
 
+logger = logging.getLogger(__name__)
+
 
 class RejectedError(Exception):
     """The request cannot be accepted; the message is fit for the caller."""
@@ -43,7 +34,12 @@ class RejectedError(Exception):
 
 
 def request_fault(add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None) -> str | None:
-    """The first fault, fit for the caller; None when there is none. O(ids listed)."""
+    """The first fault of a request, fit for the caller; None when there is none. O(ids listed).
+
+    This is the only check between the socket and the scheduler, of everything but the request's length. The ranges of
+    sampling parameters are not checked here: `SamplingParams` does that when it is made. Nor is anything that depends
+    on the state of the engine.
+    """
     return next((fault for fault in _faults(add, vocab_size, num_adapter_slots, vectors) if fault is not None), None)
 
 
@@ -75,8 +71,6 @@ def _faults(
     yield id_fault("reasoning_budget", (budget.end_token_id,) if budget is not None else (), vocab_size)
 
 
-logger = logging.getLogger(__name__)
-
 _Key = tuple[int, int]
 
 
@@ -97,7 +91,13 @@ class _Waiting:
 
 
 class AdapterTable:
-    """Owner of the slots and of the requests that wait for their adapter."""
+    """Holds which adapter is in which slot, and the requests that wait for one.
+
+    A request whose adapter is in a slot is scheduled at once; any other waits here, and delays nobody. Its adapter gets
+    the slot that was used least recently among those that no request of the scheduler or of a launched step uses. If
+    there is none, the slot that was loaded first is drained: it takes no new request, so it becomes free once those
+    that use it have ended. So every adapter gets its turn, in the order in which requests began to wait.
+    """
 
     def __init__(
         self, num_slots: int, scheduler: Scheduler, executor: Executor[Any], num_with_modules: int = 0
@@ -310,7 +310,7 @@ def _cannot(name: str, fault: str) -> str:
 
 
 class Pending:
-    """Both kinds of waiting, one after the other.
+    """Holds requests that cannot be scheduled yet: they wait for a grammar, and then for an adapter.
 
     Attributes:
         grammars: Compiles grammars; None rejects requests with one.

@@ -1,11 +1,6 @@
-"""Which adapter each row of a step uses, and the sites of a model where adapters add something.
+"""Layers of a model with what adapters add, the sites where they add it, and which rows of a step use which adapter.
 
-A layer of experts, each of which takes adapters.
-
-Tokens without an adapter go through the experts as they are. The others go expert by expert, since what an adapter adds
-comes before the activation. This is slow, and waits for the device.
-
-Layers of a model with what adapters add; in a step without adapters they are the layers that they hold.
+In a step without adapters they are the layers that they hold.
 """
 
 from collections.abc import Iterator, Sequence
@@ -126,6 +121,47 @@ class AdapterStep:
             site.add(outputs, inputs, rows)
 
 
+class AdaptedLinear(Linear):
+    """A matrix with its site."""
+
+    def __init__(self, inner: Linear, site: Site, step: AdapterStep) -> None:
+        """Take the matrix without adapters."""
+        self.inner, self.site, self.step = inner, site, step
+
+    @override
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.inner(inputs)
+        self.step.add(self.site, outputs, inputs)
+        return outputs
+
+    @override
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        self.inner.add_to(residual, inputs)
+        self.step.add(self.site, residual, inputs)
+
+    @override
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.inner.to_float32(inputs)
+        self.step.add(self.site, outputs, inputs)
+        return outputs
+
+
+class AdaptedActivation:
+    """The first half of a feed-forward layer, with the site of its matrix."""
+
+    def __init__(self, inner: Activated, site: Site, step: AdapterStep) -> None:
+        """Take the layer without adapters."""
+        self.inner, self.site, self.step = inner, site, step
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
+        if not self.step.is_on:
+            return self.inner(inputs)
+        sums = self.inner.sums(inputs)
+        self.step.add(self.site, sums, inputs)
+        return self.inner.activate(sums)
+
+
 class SeparableExperts(Experts, Protocol):
     """Experts whose matrices can be used one by one."""
 
@@ -139,7 +175,11 @@ class SeparableExperts(Experts, Protocol):
 
 
 class AdaptedExperts(Experts):
-    """Experts with the sites of their matrices, one for each expert."""
+    """Experts with the sites of their matrices, one for each expert.
+
+    Tokens without an adapter go through the experts as they are. The others go expert by expert, since what an adapter
+    adds comes before the activation. This is slow, and waits for the device.
+    """
 
     def __init__(
         self, inner: SeparableExperts, first_sites: Sequence[Site], second_sites: Sequence[Site], step: AdapterStep
@@ -175,50 +215,6 @@ class AdaptedExperts(Experts):
         outputs = self.inner.second(expert, inner).float()
         self._second_sites[expert].add(outputs, inner, rows)
         return outputs
-
-
-_T = TypeVar("_T")
-
-
-class AdaptedLinear(Linear):
-    """A matrix."""
-
-    def __init__(self, inner: Linear, site: Site, step: AdapterStep) -> None:
-        """Take the matrix without adapters."""
-        self.inner, self.site, self.step = inner, site, step
-
-    @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = self.inner(inputs)
-        self.step.add(self.site, outputs, inputs)
-        return outputs
-
-    @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        self.inner.add_to(residual, inputs)
-        self.step.add(self.site, residual, inputs)
-
-    @override
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = self.inner.to_float32(inputs)
-        self.step.add(self.site, outputs, inputs)
-        return outputs
-
-
-class AdaptedActivation:
-    """The first half of a feed-forward layer."""
-
-    def __init__(self, inner: Activated, site: Site, step: AdapterStep) -> None:
-        """Take the layer without adapters."""
-        self.inner, self.site, self.step = inner, site, step
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
-        if not self.step.is_on:
-            return self.inner(inputs)
-        sums = self.inner.sums(inputs)
-        self.step.add(self.site, sums, inputs)
-        return self.inner.activate(sums)
 
 
 class AdaptedEmbedding:
@@ -265,7 +261,7 @@ class EmbeddingSite(Site):
 
 
 class AdaptedBlocks(Block):
-    """Blocks in two forms over the same weights: as a kit fuses them, and with adapters, for steps that have some."""
+    """Blocks in two forms over the same weights: as `LayerKernels` fuses them, and with adapters if a step has some."""
 
     def __init__(self, plain: Sequence[Block], adapted: Sequence[Block], step: AdapterStep) -> None:
         """Take both forms."""
@@ -274,6 +270,9 @@ class AdaptedBlocks(Block):
     @override
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
         return run_blocks(self._adapted if self._step.is_on else self._plain, hidden, step)
+
+
+_T = TypeVar("_T")
 
 
 def without_adapters(part: _T) -> _T:

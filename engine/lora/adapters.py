@@ -1,9 +1,7 @@
-"""The adapters of a model: slots, the places in the model where they add something, and loading them from folders.
+"""The adapters of a model: slots, loading them from folders, and the layers where they add something.
 
 Slots are numbered from 1. A slot is filled from a thread of its own while steps run, none of which uses it. A folder is
 checked as a whole before anything is put in place, so that a refused one changes nothing.
-
-A kit whose layers take adapters: it wraps another kit and the layers that this makes.
 """
 
 import re
@@ -79,7 +77,7 @@ class Adapters:
         make: MakeSite,
         saved: SavedLimits | None = None,
     ) -> None:
-        """Begin without adapters and without sites, which an `AdapterKit` asks for as it makes layers.
+        """Begin without adapters and without sites, which `AdaptedKernels` asks for as it makes layers.
 
         Args:
             kept_rank: What sites pad the largest rank to.
@@ -260,53 +258,56 @@ class Adapters:
 
 
 class AdaptedKernels:
-    """See `LayerKit`. What is not here, such as norms, has no adapters and is the inner kit's."""
+    """`LayerKernels` whose layers take adapters: it wraps other kernels and the layers that these make.
 
-    def __init__(self, kit: LayerKernels, adapters: Adapters) -> None:
-        """Take the kit that makes the layers, and what keeps the adapters."""
-        self._kit, self._adapters, self._step = kit, adapters, adapters.step
+    What is not here, such as norms, has no adapters and is made by the inner kernels.
+    """
+
+    def __init__(self, kernels: LayerKernels, adapters: Adapters) -> None:
+        """Take the kernels that make the layers, and what keeps the adapters."""
+        self._kernels, self._adapters, self._step = kernels, adapters, adapters.step
 
     @classmethod
-    def around(cls, kit: LayerKernels, adapters: Adapters) -> LayerKernels:
-        """The kit with adapters."""
-        return cast(LayerKernels, cls(kit, adapters))
+    def around(cls, kernels: LayerKernels, adapters: Adapters) -> LayerKernels:
+        """The kernels with adapters."""
+        return cast(LayerKernels, cls(kernels, adapters))
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._kit, name)
+        return getattr(self._kernels, name)
 
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
-        """See `LayerKit`."""
-        return AdaptedLinear(self._kit.linear(ref, reader), self._adapters.matrix_site(ref), self._step)
+        """See `LayerKernels`."""
+        return AdaptedLinear(self._kernels.linear(ref, reader), self._adapters.matrix_site(ref), self._step)
 
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        """See `LayerKit`."""
-        layer = cast(Activated, self._kit.gated(ref, reader, activation))
+        """See `LayerKernels`."""
+        layer = cast(Activated, self._kernels.gated(ref, reader, activation))
         return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
 
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        """See `LayerKit`."""
-        layer = cast(Activated, self._kit.ungated(ref, reader, activation))
+        """See `LayerKernels`."""
+        layer = cast(Activated, self._kernels.ungated(ref, reader, activation))
         return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
 
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
-        """See `LayerKit`."""
-        experts = self._kit.experts(gate_up, down, reader, gating)
+        """See `LayerKernels`."""
+        experts = self._kernels.experts(gate_up, down, reader, gating)
         first, second = (self._adapters.expert_sites(ref) for ref in (gate_up, down))
         if not (first and second):
             return experts
         return AdaptedExperts(cast(SeparableExperts, experts), first, second, self._step)
 
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
-        """See `LayerKit`."""
-        return AdaptedEmbedding(self._kit.embedding(ref, reader), self._adapters.embedding_site(ref), self._step)
+        """See `LayerKernels`."""
+        return AdaptedEmbedding(self._kernels.embedding(ref, reader), self._adapters.embedding_site(ref), self._step)
 
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        """See `LayerKit`; adapters of the embedding and of the head are different ones."""
-        embedding, head = self._kit.tied(ref, reader)
+        """See `LayerKernels`; adapters of the embedding and of the head are different ones."""
+        embedding, head = self._kernels.tied(ref, reader)
         sites = self._adapters.embedding_site(ref), self._adapters.head_site(ref)
         return AdaptedEmbedding(embedding, sites[0], self._step), AdaptedLinear(head, sites[1], self._step)
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """See `LayerKit`."""
-        plain = self._kit.fuse([without_adapters(block) for block in blocks])
-        return [AdaptedBlocks(plain, self._kit.fuse(blocks), self._step)] if blocks else blocks
+        """See `LayerKernels`."""
+        plain = self._kernels.fuse([without_adapters(block) for block in blocks])
+        return [AdaptedBlocks(plain, self._kernels.fuse(blocks), self._step)] if blocks else blocks

@@ -1,14 +1,10 @@
-"""The matrices of a model by the names that adapters call them, and the memory that adapters of all of them take.
+"""Finds the matrices of a model that the tensors of an adapter are for.
 
-Embeddings and output heads that adapters have in place of the model's: `modules_to_save` of PEFT.
+`Targets` has the projections of a model by the names that adapters call them. `projections` says where their outputs
+lie in a matrix of this process, and `rank_bytes` how much memory an adapter of all matrices takes.
 
-What the model's own matrix makes of the rows of such an adapter is replaced. Rows of other adapters keep their bits.
-
-Adapters of parameters that hold all experts of a layer, as PEFT's `target_parameters` writes them, by expert.
-
-For a parameter of E experts lora_A is (E * rank, inputs), expert by expert, and lora_B (outputs, rank * E), in which
-the expert changes fastest. The gate and up projections are one parameter, gate first. The name of the parameter is not
-stored: the shapes tell which one it is.
+`replaced` and `SavedSite` are for `modules_to_save` of PEFT: embeddings and output heads that adapters have in place of
+the model's. `split` is for its `target_parameters`: adapters of parameters that hold all experts of a layer.
 """
 
 import re
@@ -76,11 +72,11 @@ class Targets:
         self.ends = {self.embedding, self.head}
         self.experts = [weight for weight in whole.weights if isinstance(weight, ExpertsRef)]
         self._folder = folder
-        here = {name for name, _, _ in _projections(part)}
+        here = {name for name, _, _ in _all_projections(part)}
         embeddings = {ref.names[0] for ref in (whole.embedding, whole.positions, whole.layer_embedding) if ref}
         self._targets = {
             name: Target(name, size, inputs, name in embeddings, name in here)
-            for name, size, inputs in _projections(whole)
+            for name, size, inputs in _all_projections(whole)
         }
         self.tied_to: str | None = None
         """The embedding whose matrix is also the output head; None if the head has its own."""
@@ -107,7 +103,7 @@ class Targets:
             return False
 
 
-def _projections(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
+def _all_projections(spec: DecoderSpec) -> Iterator[tuple[str, int, int]]:
     """Name, outputs and inputs of every projection."""
     for weight in spec.weights:
         ref = weight.matrix if isinstance(weight, ExpertsRef) else weight
@@ -179,7 +175,6 @@ def saved_bytes(ref: WeightRef, dtype: torch.dtype) -> int:
 MakeHead = Callable[[torch.Tensor], Layer]
 """Makes a head of a weight (num_ids, hidden_size), in a thread beside the steps: hidden states -> float32 logits."""
 
-
 _ROWS_AT_ONCE = 128
 """More rows of logits would take memory that no plan has counted."""
 
@@ -192,7 +187,11 @@ class SavedLimits(NamedTuple):
 
 
 class SavedSite(Site):
-    """The site of a matrix that adapters may have a whole one for."""
+    """The site of a matrix that adapters may have a whole one for.
+
+    What the model's own matrix makes of the rows of such an adapter is replaced. Rows of other adapters keep their
+    bits.
+    """
 
     def __init__(self, inner: Site, make: Callable[[torch.Tensor], Layer], num_bytes: int) -> None:
         """Begin without adapters; num_bytes: what whole matrices in all slots that may have one will take."""
@@ -252,18 +251,22 @@ def replaced(
     return found
 
 
-_MODULE = re.compile(r"(.*\blayers\.\d+\.).*\bexperts(?:\.base_layer)*")
+_EXPERTS_MODULE = re.compile(r"(.*\blayers\.\d+\.).*\bexperts(?:\.base_layer)*")
 
 
 def is_stacked(module: str) -> bool:
     """Whether a module holds the experts of a layer."""
-    return _MODULE.fullmatch(module) is not None
+    return _EXPERTS_MODULE.fullmatch(module) is not None
 
 
 def split(
     module: str, parts: Mapping[str, torch.Tensor], experts: Sequence[ExpertsRef], config: AdapterConfig
 ) -> Iterator[tuple[str, str, dict[str, torch.Tensor]]]:
-    """Split an adapter of all experts.
+    """Split an adapter of all experts by expert.
+
+    For a parameter of E experts lora_A is (E * rank, inputs), expert by expert, and lora_B (outputs, rank * E), in
+    which the expert changes fastest. The gate and up projections are one parameter, gate first. The name of the
+    parameter is not stored: the shapes tell which one it is.
 
     Args:
         parts: lora_A and lora_B.
@@ -275,7 +278,7 @@ def split(
     Raises:
         ModelError: The model has no experts of these shapes there, one by one in its checkpoint.
     """
-    match = _MODULE.fullmatch(module)
+    match = _EXPERTS_MODULE.fullmatch(module)
     layer = re.search(r"\blayers\.\d+\.", match[1]) if match else None
     shapes = {kind: list(values.shape) for kind, values in parts.items()}
     for ref in experts:

@@ -1,12 +1,10 @@
-"""Cuts the matrices and vectors of one part of a decoder for a rank; see `sharding.py`.
+"""Cuts the description of a decoder for its processes: heads and channels for ranks, blocks for pipeline stages.
 
-Cuts mixers that keep states for a rank, by heads or channels; see `sharding.py`.
+`Cut` cuts the matrices and vectors of one part for a rank. The functions behind it cut mixers that keep states; one
+that cannot be cut is returned as it is. `sharding.py` cuts whole blocks with both.
 
-A mixer that cannot be cut is returned as it is.
-
-Divides the description of a decoder among pipeline stages: each has some neighbouring blocks and their caches.
-
-The first stage also has the embeddings, the final norm and the output head. All processes find the same borders.
+`find_stages` divides the blocks: each stage has some neighbouring ones and their caches. The first stage also has the
+embeddings, the final norm and the output head. All processes find the same borders.
 """
 
 from collections.abc import Sequence
@@ -317,12 +315,6 @@ def find_stages(spec: DecoderSpec, num_stages: int, rank: int = 0, num_ranks: in
     return tuple(Stage(index, rank, num_ranks, borders) for index in range(num_stages))
 
 
-def largest_groups(spec: DecoderSpec, stages: Sequence[Stage]) -> tuple[CacheGroup[CacheSpec], ...]:
-    """Of each cache group the part of the stage that has most layers of it, by which memory is planned."""
-    by_stage = zip(*(stage.groups(spec) for stage in stages), strict=True)
-    return tuple(max(parts, key=lambda group: len(group.layers)) for parts in by_stage)
-
-
 def _reads_others(block: BlockSpec) -> bool:
     inner = block.block if isinstance(block, LayeredSpec) else block
     return isinstance(block, LayerInputsSpec) or isinstance(getattr(inner, "mixer", None), ReadingSpec)
@@ -344,3 +336,9 @@ def _borders(sizes: Sequence[int], extra: int, num_stages: int) -> tuple[int, ..
             for end in range(stage, num_blocks + 1)
         }
     return best[num_blocks][1]
+
+
+def largest_groups(spec: DecoderSpec, stages: Sequence[Stage]) -> tuple[CacheGroup[CacheSpec], ...]:
+    """Of each cache group the part of the stage that has most layers of it, by which memory is planned."""
+    by_stage = zip(*(stage.groups(spec) for stage in stages), strict=True)
+    return tuple(max(parts, key=lambda group: len(group.layers)) for parts in by_stage)

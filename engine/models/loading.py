@@ -1,15 +1,10 @@
-"""The source of the tensors of a quantized checkpoint; a decoder for each method makes plain weights of what it has.
-
-Reads the scales of K and V that a checkpoint brings for an fp8 cache: of a layer, or of each head.
-
-Names: llm-compressor and AutoFP8 put them beside the projections (`self_attn.k_scale`; one `kv_scale` for both), which
-vLLM's own files call `attn.k_scale`; ModelOpt, older llm-compressor and Quark inside of them (`k_proj.k_scale`,
-`k_proj.output_scale`). In all of them K is the scale times what is kept.
-
-Builds a decoder from a checkpoint: its parts are described, then a kit makes layers of them.
+"""Builds a decoder from a checkpoint: its parts are described, then `LayerKernels` makes layers of them.
 
 The checkpoint's tensors and the description must match exactly. A tensor that is missing, unexpected or of another
 shape is a `ModelError` that names it. The load format "dummy" makes random weights of the right shapes without a file.
+
+`DecodedSource` makes plain weights of what a quantized checkpoint has. `read_kv_scales` reads the scales of K and V
+that a checkpoint brings for an fp8 cache.
 """
 
 import logging
@@ -27,8 +22,7 @@ from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec, build_norm
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.gguf import tensors as gguf
-from weft.engine.gguf.tensors import GgufSource
+from weft.engine.gguf.tensors import GgufSource, decode_gguf
 from weft.engine.layers.all_ranks import LaterStages, Received, embedding_of_all_ranks, of_all_ids, returned
 from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
 from weft.engine.layers.gated import LinearWithEpilogue, scaled, shifted, soft_cap
@@ -38,133 +32,24 @@ from weft.engine.models.cut import ONLY_STAGE, Cut, Stage
 from weft.engine.models.sharding import shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
 from weft.engine.parts.layer_inputs import beside
-from weft.engine.weights import methods as awq
-from weft.engine.weights import methods as bitsandbytes
-from weft.engine.weights import methods as compressed_tensors
-from weft.engine.weights import methods as fp8
-from weft.engine.weights import methods as gptq
-from weft.engine.weights import methods as modelopt
-from weft.engine.weights import methods as mxfp4
-from weft.engine.weights import methods as torchao
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.methods import StoredWeight
+from weft.engine.weights.methods import (
+    StoredWeight,
+    decode_awq,
+    decode_bitsandbytes,
+    decode_compressed_tensors,
+    decode_fp8,
+    decode_gptq,
+    decode_modelopt,
+    decode_mxfp4,
+    decode_torchao,
+)
 from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.reader import DenseReader, Part, Progress, TensorSource, WeightReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource, misshapen
 from weft.engine.wire.errors import ModelError
 
-_DECODERS: Mapping[str, Callable[[StoredWeight], Groups | None]] = {
-    "fp8": fp8.decode_fp8,
-    "compressed-tensors": compressed_tensors.decode_compressed_tensors,
-    "gptq": gptq.decode_gptq,
-    "awq": awq.decode_awq,
-    "mxfp4": mxfp4.decode_mxfp4,
-    "bitsandbytes": bitsandbytes.decode_bitsandbytes,
-    "torchao": torchao.decode_torchao,
-    "modelopt": modelopt.decode_modelopt,
-    "gguf": gguf.decode_gguf,
-}
-
-_UNUSED = (
-    *(".input_scale", ".input_zero_point", ".input_global_scale", ".input_scale_ub", ".activation_scale"),
-    *(".output_scale", ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_format"),
-)
-"""Endings of names: scales of activations, which are not quantized by them, and of K and V (`models/kv_scales.py`)."""
-
-
-class DecodedSource(TensorSource):
-    """A checkpoint of which each rank decodes whole matrices, one at a time, on its device."""
-
-    def __init__(self, checkpoint: CheckpointSource, quantization: Quantization, device: torch.device) -> None:
-        """Decode what the checkpoint has quantized; the rest is read as it is."""
-        self._checkpoint, self._quantization, self._device = checkpoint, quantization, device
-        self._decode = _DECODERS[quantization.method]
-
-    @override
-    def groups(self, name: str, shape: tuple[int, int], item: tuple[int, int] | None = None) -> Groups | None:
-        return self._decode(StoredWeight(self._checkpoint, self._quantization, self._device, name, shape, item))
-
-    @override
-    def fill(
-        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
-    ) -> None:
-        shape = part.shape if part else tuple(target.shape)
-        groups = self.groups(name, (shape[0], shape[1]), item) if len(shape) == 2 else None
-        if groups is None:
-            self._checkpoint.fill(name, target, item, part)
-        else:
-            weight = groups.dequantize(target.dtype)
-            target.copy_(weight[part.where] if part else weight)
-
-    @override
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._checkpoint.shape(name)
-
-    @override
-    def close(self) -> None:
-        self._checkpoint.close(self._is_unused)
-
-    def _is_unused(self, name: str) -> bool:
-        """AutoGPTQ also writes biases of zeros, of matrices that have none."""
-        if name.endswith(".bias") and self._checkpoint.has(f"{name.removesuffix('.bias')}.qweight"):
-            return not self._checkpoint.take(name).any()
-        return name.endswith(_UNUSED)
-
-
 logger = logging.getLogger(__name__)
-
-_PLACES = (
-    *(".{}_scale", ".attn.{}_scale", ".{}_proj.{}_scale", ".qkv_proj.{}_scale", ".{}_proj.output_scale"),
-    ".kv_scale",
-)
-"""Of the scale of k or of v, in the module of the projections."""
-
-
-def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut) -> dict[int, torch.Tensor]:
-    """(2, num_kv_heads) float32, of K and of V, by the index of the cache; layers without scales are left out.
-
-    Args:
-        whole: The stage with all heads.
-        own: The same with the heads of this rank.
-        cut: Which these are.
-
-    Raises:
-        ModelError: A tensor has another shape, or a scale is not a positive number.
-    """
-    checkpoint, scales = CheckpointSource(folder, torch.device("cpu")), dict[int, torch.Tensor]()
-    for block, first in zip(whole.blocks, whole.first_caches(), strict=True):
-        modules = dict.fromkeys(
-            name.rpartition(".")[0] for ref in block.weights if isinstance(ref, WeightRef) for name in ref.names
-        )
-        for index, (cache, of_rank) in enumerate(zip(block.caches, own.caches[first:], strict=False), first):
-            if not isinstance(cache, PagedKV) or not isinstance(of_rank, PagedKV) or cache.latent_dim is not None:
-                continue
-            sides = [_read(checkpoint, modules, side, cache.num_kv_heads) for side in "kv"]
-            if any(side is not None for side in sides):
-                ones = torch.ones(cache.num_kv_heads)
-                both = torch.stack([ones if side is None else side for side in sides])
-                is_divided = of_rank.num_kv_heads < cache.num_kv_heads
-                heads = cut.run(cache.num_kv_heads) if is_divided else (0, cache.num_kv_heads)
-                scales[index] = both.narrow(1, *heads).contiguous()
-    if scales and not cut.rank:
-        logger.info("K and V of %d layers are rounded to fp8 by the checkpoint's scales", len(scales))
-    return scales
-
-
-def _read(checkpoint: CheckpointSource, modules: Iterable[str], side: str, num_heads: int) -> torch.Tensor | None:
-    """(num_heads,) for a side, k or v; None if no module has a scale of it."""
-    names = (module + place.format(side, side) for module in modules for place in _PLACES)
-    name = next(filter(checkpoint.has, names), None)
-    if name is None:
-        return None
-    stored = checkpoint.take(name)
-    if stored.numel() not in (1, num_heads):
-        raise misshapen(name, stored, (num_heads,))
-    values = stored.float().flatten()
-    if not (values.isfinite() & (values > 0)).all():
-        raise ModelError(f"tensor {name} must hold positive numbers, scales of a KV cache, got {values.min():g}")
-    return values.expand(num_heads)
-
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -172,7 +57,7 @@ LoadFormat = Literal["auto", "dummy"]
 def load_weights(
     folder: Path,
     config: ModelConfig,
-    kit: LayerKernels,
+    kernels: LayerKernels,
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -215,7 +100,7 @@ def load_weights(
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
         rotaries = make_rotaries(config, max_model_len, dtype, device)
-        decoder = build_decoder(spec, config, kit, reader, rotaries, dtype, stage)
+        decoder = build_decoder(spec, config, kernels, reader, rotaries, dtype, stage)
     if stage.is_first and stage.rank == 0:  # which reads some of every tensor that others of its stage read
         source.close()
     return decoder
@@ -264,20 +149,20 @@ def make_rotaries(
 def build_decoder(
     spec: DecoderSpec,
     config: ModelConfig,
-    kit: LayerKernels,
+    kernels: LayerKernels,
     reader: WeightReader,
     rotaries: tuple[PositionTable, ...],
     dtype: torch.dtype,
     stage: Stage = ONLY_STAGE,
 ) -> Decoder:
     """Load the parts of a spec; config says only how embeddings and logits are scaled and capped."""
-    embedding, head = _ends(spec, config, kit, reader, dtype)
-    norm = build_norm(spec.norm, kit, reader)
-    positions = _position_embedding(spec, kit, reader)
+    embedding, head = _ends(spec, config, kernels, reader, dtype)
+    norm = build_norm(spec.norm, kernels, reader)
+    positions = _position_embedding(spec, kernels, reader)
     if positions is not None and config.switches.num_positions_skipped:
         positions = shifted(positions, config.switches.num_positions_skipped)
-    built = [block.build(kit, reader, first) for block, first in zip(spec.blocks, spec.first_caches(), strict=True)]
-    blocks = kit.fuse(built)
+    built = [block.build(kernels, reader, first) for block, first in zip(spec.blocks, spec.first_caches(), strict=True)]
+    blocks = kernels.fuse(built)
     if not stage.is_first:
         embedding = Received(stage.peer(stage.index - 1), config.hidden_size, dtype)
     if not stage.is_last:
@@ -291,30 +176,30 @@ def build_decoder(
         head,
         rotaries,
         spec.caches,
-        spec.weights_bytes(kit, dtype),
+        spec.weights_bytes(kernels, dtype),
         positions,
-        build_norm(spec.embedding_norm, kit, reader),
+        build_norm(spec.embedding_norm, kernels, reader),
         num_types=spec.token_types.out_features if spec.token_types else 1,
         num_positions=spec.positions.out_features if spec.positions else 0,
     )
 
 
 def _ends(
-    spec: DecoderSpec, config: ModelConfig, kit: LayerKernels, reader: WeightReader, dtype: torch.dtype
+    spec: DecoderSpec, config: ModelConfig, kernels: LayerKernels, reader: WeightReader, dtype: torch.dtype
 ) -> tuple[Layer, Linear | None]:
     """The embedding of tokens and the output head, which later stages do not have."""
     switches = config.switches
     if spec.embedding is None:
         return unchanged, None
     if spec.head is None:
-        embedding, head = kit.tied(spec.embedding, reader)
+        embedding, head = kernels.tied(spec.embedding, reader)
     else:
-        embedding, head = kit.embedding(spec.embedding, reader), kit.linear(spec.head, reader)
+        embedding, head = kernels.embedding(spec.embedding, reader), kernels.linear(spec.head, reader)
     embedding = _of_all_ids(spec.embedding, embedding)
     if switches.embedding_scale != 1.0:
         embedding = scaled(embedding, torch.tensor(switches.embedding_scale, dtype=dtype).item())
     if spec.layer_embedding is not None:
-        layers = kit.embedding(spec.layer_embedding, reader)
+        layers = kernels.embedding(spec.layer_embedding, reader)
         embedding = beside(embedding, _of_all_ids(spec.layer_embedding, layers))
     if switches.logit_scale != 1.0:
         head = LinearWithEpilogue(head, scaled(unchanged, switches.logit_scale))
@@ -330,9 +215,132 @@ def _of_all_ids(ref: WeightRef, embedding: Layer) -> Layer:
     return embedding_of_all_ranks(embedding, *ref.share.runs[0]) if ref.share else embedding
 
 
-def _position_embedding(spec: DecoderSpec, kit: LayerKernels, reader: WeightReader) -> Layer | None:
+def _position_embedding(spec: DecoderSpec, kernels: LayerKernels, reader: WeightReader) -> Layer | None:
     """The embedding of positions, with that of each type of tokens added to a copy: one addition less in each step."""
     if spec.positions is None or spec.token_types is None:
-        return kit.embedding(spec.positions, reader) if spec.positions else None
+        return kernels.embedding(spec.positions, reader) if spec.positions else None
     positions, types = reader.dense(spec.positions)[0], reader.dense(spec.token_types)[0]
     return partial(F.embedding, weight=(positions + types[:, None]).flatten(0, 1))
+
+
+_DECODERS: Mapping[str, Callable[[StoredWeight], Groups | None]] = {
+    "fp8": decode_fp8,
+    "compressed-tensors": decode_compressed_tensors,
+    "gptq": decode_gptq,
+    "awq": decode_awq,
+    "mxfp4": decode_mxfp4,
+    "bitsandbytes": decode_bitsandbytes,
+    "torchao": decode_torchao,
+    "modelopt": decode_modelopt,
+    "gguf": decode_gguf,
+}
+
+_UNUSED_ENDINGS = (
+    *(".input_scale", ".input_zero_point", ".input_global_scale", ".input_scale_ub", ".activation_scale"),
+    *(".output_scale", ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_format"),
+)
+"""Endings of names: scales of activations, which are not quantized by them, and of K and V (`read_kv_scales`)."""
+
+
+class DecodedSource(TensorSource):
+    """A quantized checkpoint, of which each rank decodes whole matrices, one at a time, on its device.
+
+    The decoder of its method makes plain weights of what is there.
+    """
+
+    def __init__(self, checkpoint: CheckpointSource, quantization: Quantization, device: torch.device) -> None:
+        """Decode what the checkpoint has quantized; the rest is read as it is."""
+        self._checkpoint, self._quantization, self._device = checkpoint, quantization, device
+        self._decode = _DECODERS[quantization.method]
+
+    @override
+    def groups(self, name: str, shape: tuple[int, int], item: tuple[int, int] | None = None) -> Groups | None:
+        return self._decode(StoredWeight(self._checkpoint, self._quantization, self._device, name, shape, item))
+
+    @override
+    def fill(
+        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
+    ) -> None:
+        shape = part.shape if part else tuple(target.shape)
+        groups = self.groups(name, (shape[0], shape[1]), item) if len(shape) == 2 else None
+        if groups is None:
+            self._checkpoint.fill(name, target, item, part)
+        else:
+            weight = groups.dequantize(target.dtype)
+            target.copy_(weight[part.where] if part else weight)
+
+    @override
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._checkpoint.shape(name)
+
+    @override
+    def close(self) -> None:
+        self._checkpoint.close(self._is_unused)
+
+    def _is_unused(self, name: str) -> bool:
+        """AutoGPTQ also writes biases of zeros, of matrices that have none."""
+        if name.endswith(".bias") and self._checkpoint.has(f"{name.removesuffix('.bias')}.qweight"):
+            return not self._checkpoint.take(name).any()
+        return name.endswith(_UNUSED_ENDINGS)
+
+
+_KV_SCALE_PLACES = (
+    *(".{}_scale", ".attn.{}_scale", ".{}_proj.{}_scale", ".qkv_proj.{}_scale", ".{}_proj.output_scale"),
+    ".kv_scale",
+)
+"""Of the scale of k or of v, in the module of the projections.
+
+llm-compressor and AutoFP8 put them beside the projections (`self_attn.k_scale`; one `kv_scale` for both), which vLLM's
+own files call `attn.k_scale`; ModelOpt, older llm-compressor and Quark inside of them (`k_proj.k_scale`,
+`k_proj.output_scale`). In all of them K is the scale times what is kept.
+"""
+
+
+def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut) -> dict[int, torch.Tensor]:
+    """(2, num_kv_heads) float32, of K and of V, by the index of the cache; layers without scales are left out.
+
+    A checkpoint has one of each for a layer, or one for each head.
+
+    Args:
+        whole: The stage with all heads.
+        own: The same with the heads of this rank.
+        cut: Which these are.
+
+    Raises:
+        ModelError: A tensor has another shape, or a scale is not a positive number.
+    """
+    checkpoint, scales = CheckpointSource(folder, torch.device("cpu")), dict[int, torch.Tensor]()
+    for block, first in zip(whole.blocks, whole.first_caches(), strict=True):
+        modules = dict.fromkeys(
+            name.rpartition(".")[0] for ref in block.weights if isinstance(ref, WeightRef) for name in ref.names
+        )
+        for index, (cache, of_rank) in enumerate(zip(block.caches, own.caches[first:], strict=False), first):
+            if not isinstance(cache, PagedKV) or not isinstance(of_rank, PagedKV) or cache.latent_dim is not None:
+                continue
+            sides = [_read_kv_scale(checkpoint, modules, side, cache.num_kv_heads) for side in "kv"]
+            if any(side is not None for side in sides):
+                ones = torch.ones(cache.num_kv_heads)
+                both = torch.stack([ones if side is None else side for side in sides])
+                is_divided = of_rank.num_kv_heads < cache.num_kv_heads
+                heads = cut.run(cache.num_kv_heads) if is_divided else (0, cache.num_kv_heads)
+                scales[index] = both.narrow(1, *heads).contiguous()
+    if scales and not cut.rank:
+        logger.info("K and V of %d layers are rounded to fp8 by the checkpoint's scales", len(scales))
+    return scales
+
+
+def _read_kv_scale(
+    checkpoint: CheckpointSource, modules: Iterable[str], side: str, num_heads: int
+) -> torch.Tensor | None:
+    """(num_heads,) for a side, k or v; None if no module has a scale of it."""
+    names = (module + place.format(side, side) for module in modules for place in _KV_SCALE_PLACES)
+    name = next(filter(checkpoint.has, names), None)
+    if name is None:
+        return None
+    stored = checkpoint.take(name)
+    if stored.numel() not in (1, num_heads):
+        raise misshapen(name, stored, (num_heads,))
+    values = stored.float().flatten()
+    if not (values.isfinite() & (values > 0)).all():
+        raise ModelError(f"tensor {name} must hold positive numbers, scales of a KV cache, got {values.min():g}")
+    return values.expand(num_heads)

@@ -1,12 +1,8 @@
-"""Layers that attend to the keys and values of an earlier layer, and layers whose keys and values are read so.
+"""Softmax attention that shares keys and values between layers, or scales queries by their positions.
 
-An earlier layer writes them to its cache and leaves those of the step for the layers that share them.
-
-The descriptions of attention that shares keys and values, and how they are built.
-
-Softmax attention whose scores grow with the position of the query (scalable softmax: Nakanishi, 2025).
-
-The description of attention whose scores grow with the query's position, and how it is built.
+Sharing: an earlier layer writes keys and values to its cache, and leaves those of the step for the layers that share
+them. Scaling: scores grow with the position of the query (scalable softmax: Nakanishi, 2025). Each description builds
+the mixer above it.
 """
 
 from dataclasses import dataclass, replace
@@ -63,6 +59,23 @@ class SharingAttention(Mixer):
 
 
 @dataclass(frozen=True, slots=True)
+class SharingSpec(MixerSpec):
+    """Attention with `NormedValues`; is_read if it is `SharingAttention`."""
+
+    attention: AttentionSpec
+    eps: float
+    is_read: bool
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        attention = self.attention.build(kernels, reader, first_cache)
+        assert isinstance(attention, Attention)
+        heads = NormedValues(attention.heads, self.attention.cache.num_kv_heads, self.eps)
+        attention = replace(attention, heads=heads)
+        return SharingAttention(attention) if self.is_read else attention
+
+
+@dataclass(frozen=True, slots=True)
 class ReadingAttention(Mixer):
     """Attention with queries alone, to the keys and values of an earlier layer.
 
@@ -93,23 +106,6 @@ class ReadingAttention(Mixer):
 
 
 @dataclass(frozen=True, slots=True)
-class SharingSpec(MixerSpec):
-    """Attention with `NormedValues`; is_read if it is `SharingAttention`."""
-
-    attention: AttentionSpec
-    eps: float
-    is_read: bool
-
-    @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        attention = self.attention.build(kit, reader, first_cache)
-        assert isinstance(attention, Attention)
-        heads = NormedValues(attention.heads, self.attention.cache.num_kv_heads, self.eps)
-        attention = replace(attention, heads=heads)
-        return SharingAttention(attention) if self.is_read else attention
-
-
-@dataclass(frozen=True, slots=True)
 class ReadingSpec(MixerSpec):
     """`ReadingAttention`."""
 
@@ -121,10 +117,10 @@ class ReadingSpec(MixerSpec):
     rotation: int
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        queries, norm = kit.linear(self.queries, reader), self.norm.build_by_torch(reader)
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        queries, norm = kernels.linear(self.queries, reader), self.norm.build_by_torch(reader)
         return ReadingAttention(
-            queries, norm, self.output.build(kit, reader), self.head_dim, self.source, self.rotation
+            queries, norm, self.output.build(kernels, reader), self.head_dim, self.source, self.rotation
         )
 
 
@@ -200,8 +196,8 @@ class TunedAttentionSpec(MixerSpec):
     table: int
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        attention = self.attention.build(kit, reader, first_cache)
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        attention = self.attention.build(kernels, reader, first_cache)
         assert isinstance(attention, Attention)
         return TunedAttention(attention, self.attention.num_heads * attention.head_dim, self.table)
 

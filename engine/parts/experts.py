@@ -1,8 +1,7 @@
-"""The description of a layer of experts, and how it is built.
+"""Describes layers of experts, alone or with a dense layer beside them (Gemma 4), and builds them.
 
-A dense layer and experts beside it, which read the hidden states through norms of their own (Gemma 4).
-
-The description of a dense layer with experts beside it, and how it is built.
+The layer of experts alone is `ExpertLayer` in `engine/layers/kernels.py`. In Gemma 4 a dense layer and experts read the
+hidden states through norms of their own.
 """
 
 from dataclasses import dataclass, replace
@@ -52,33 +51,35 @@ class ExpertsSpec(FeedForwardSpec):
     is_partial: bool = False
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
         bias = None if self.router_bias is None else reader.tensor(self.router_bias)
         correction = None if self.correction is None else reader.tensor(self.correction).flatten()
-        experts = kit.experts(self.gate_up, self.down, reader, self.gating)
+        experts = kernels.experts(self.gate_up, self.down, reader, self.gating)
         return ExpertLayer(
-            kit.router(reader.tensor(self.router), bias),
+            kernels.router(reader.tensor(self.router), bias),
             self.routing,
             ScaledInputs(experts) if self.scales_inputs else experts,
             correction,
-            self._shared(kit, reader),
-            self._follower(kit, reader),
+            self._shared(kernels, reader),
+            self._epilogue(kernels, reader),
         )
 
     @override
-    def experts_bytes(self, kit: LayerKernels, dtype: torch.dtype) -> int:
-        return kit.experts_bytes(self.gate_up, self.down, self.gating, dtype)
+    def experts_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
+        return kernels.experts_bytes(self.gate_up, self.down, self.gating, dtype)
 
-    def _shared(self, kit: LayerKernels, reader: WeightReader) -> FeedForward | None:
+    def _shared(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward | None:
         if self.shared is None:
             return None
-        shared = self.shared.build(kit, reader)
-        return SharedExpert(kit.router(reader.tensor(self.shared_gate), None), shared) if self.shared_gate else shared
+        shared = self.shared.build(kernels, reader)
+        return (
+            SharedExpert(kernels.router(reader.tensor(self.shared_gate), None), shared) if self.shared_gate else shared
+        )
 
-    def _follower(self, kit: LayerKernels, reader: WeightReader) -> Layer | None:
+    def _epilogue(self, kernels: LayerKernels, reader: WeightReader) -> Layer | None:
         if self.norm is None and self.scale == 1.0 and not self.is_partial:
             return None
-        layer = self.norm.build(kit, reader) if self.norm else unchanged
+        layer = self.norm.build(kernels, reader) if self.norm else unchanged
         layer = layer if self.scale == 1.0 else scaled(layer, self.scale)
         return of_all_ranks(layer) if self.is_partial else layer
 
@@ -137,7 +138,7 @@ def _fused(layer: str, names: tuple[str, ...], fused: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsBeside(FeedForward):
-    """The sum of both, normalised, is added.
+    """A dense layer and experts beside it; the sum of both, normalised, is added.
 
     Attributes:
         dense: With a norm of its outputs.
@@ -183,19 +184,19 @@ class ExpertsBesideSpec(FeedForwardSpec):
     norm: NormSpec
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
         scale, experts = reader.tensor(self.router_scale), self.experts
-        outputs_norm = self.outputs_norm.build(kit, reader)
+        outputs_norm = self.outputs_norm.build(kernels, reader)
         return ExpertsBeside(
-            self.dense.build(kit, reader),
-            kit.norm(scale * len(scale) ** -0.5, self.norm.eps),
-            kit.router(reader.tensor(experts.router), None),
+            self.dense.build(kernels, reader),
+            kernels.norm(scale * len(scale) ** -0.5, self.norm.eps),
+            kernels.router(reader.tensor(experts.router), None),
             experts.routing,
             reader.tensor(self.expert_scales),
-            self.experts_norm.build(kit, reader),
-            kit.experts(experts.gate_up, experts.down, reader, experts.gating),
+            self.experts_norm.build(kernels, reader),
+            kernels.experts(experts.gate_up, experts.down, reader, experts.gating),
             of_all_ranks(outputs_norm) if experts.is_partial else outputs_norm,
-            self.norm.build(kit, reader),
+            self.norm.build(kernels, reader),
         )
 
 

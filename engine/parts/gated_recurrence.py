@@ -1,6 +1,8 @@
-"""A mixer of linear attention: projections, short convolution, delta rule, gated norm (Yang et al., 2024).
+"""Mixers with a gated recurrent state: linear attention by the gated delta rule, and the recurrence of Griffin.
 
-The recurrent mixer of Griffin (De et al., 2024): short convolution, real-gated linear recurrent unit, gate.
+The first has projections, a short convolution, the delta rule and a gated norm (Yang et al., 2024). The second has a
+short convolution, a real-gated linear recurrent unit and a gate (De et al., 2024). Each has two caches: that of its
+convolution and, with the next index, that of its state. `linear_attention.py` describes and builds them.
 """
 
 from dataclasses import dataclass
@@ -122,9 +124,6 @@ class GatedDelta(Mixer):
         self.output.add_to(residual, mixed)
 
 
-_SHARPNESS = 8.0
-
-
 @dataclass(frozen=True, slots=True)
 class RecurrentUnit:
     """The unit: state <- decay * state + sqrt(1 - decay ** 2) * gate * input, for each channel by itself, in float32.
@@ -174,9 +173,19 @@ def _scan(decays: torch.Tensor, inputs: torch.Tensor, states: torch.Tensor) -> t
     return sums, sums[-1:]
 
 
+_SHARPNESS = 8.0
+
+
+def recurrent_unit(
+    weights: tuple[torch.Tensor, ...], biases: tuple[torch.Tensor, ...], rate: torch.Tensor
+) -> RecurrentUnit:
+    """Take the tensors of a checkpoint: those of the gates of inputs and decays, and `rate` (channels,)."""
+    return RecurrentUnit(torch.stack(weights), torch.stack(biases).unsqueeze(2), -_SHARPNESS * F.softplus(rate))
+
+
 @dataclass(frozen=True, slots=True)
 class GatedRecurrence(Mixer):
-    """The unit behind a convolution, and a gate beside both.
+    """Griffin's recurrence: the unit behind a convolution, and a gate beside both.
 
     Attributes:
         inputs: (num_tokens, hidden_size) -> inputs, then gate, each (num_tokens, channels).
@@ -201,10 +210,3 @@ class GatedRecurrence(Mixer):
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
         self.output.add_to(residual, mixed)
-
-
-def recurrent_unit(
-    weights: tuple[torch.Tensor, ...], biases: tuple[torch.Tensor, ...], rate: torch.Tensor
-) -> RecurrentUnit:
-    """Take the tensors of a checkpoint: those of the gates of inputs and decays, and `rate` (channels,)."""
-    return RecurrentUnit(torch.stack(weights), torch.stack(biases).unsqueeze(2), -_SHARPNESS * F.softplus(rate))

@@ -5,7 +5,7 @@ queries by K^T and its results by V, and attention itself sees one key per token
 value. The cache is read once for all heads, and no token is expanded to keys and values of every head (absorbed
 products: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1 and appendix C). Positions are in a few values behind the latent.
 
-Describes latent attention before it is loaded; the tensors have the names of DeepSeek's checkpoints.
+`LatentAttentionSpec` describes it before it is loaded. The tensors have the names of DeepSeek's checkpoints.
 """
 
 from dataclasses import dataclass
@@ -119,21 +119,21 @@ class LatentAttentionSpec(MixerSpec):
     rotation: int | None
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        inputs, queries, sizes = kit.linear(self.inputs, reader), None, self.sizes
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        inputs, queries, sizes = kernels.linear(self.inputs, reader), None, self.sizes
         if self.queries is not None:
             norm, matrix = self.queries
-            queries = _behind(norm.build(kit, reader), kit.linear(matrix, reader))
-        latent_norm = self.latent_norm.build(kit, reader)
+            queries = _behind(norm.build(kernels, reader), kernels.linear(matrix, reader))
+        latent_norm = self.latent_norm.build(kernels, reader)
         weights = reader.dense(self.keys_values)[0].view(sizes.num_heads, sizes.plain + sizes.value, sizes.latent)
         keys, values = weights.split_with_sizes((sizes.plain, sizes.value), 1)
         return LatentAttention(
             inputs=inputs,
             queries=queries,
             latent_norm=latent_norm,
-            absorb=kit.per_head(keys.transpose(1, 2)),
-            expand=kit.per_head(values),
-            o=self.output.build(kit, reader),
+            absorb=kernels.per_head(keys.transpose(1, 2)),
+            expand=kernels.per_head(values),
+            o=self.output.build(kernels, reader),
             sizes=sizes,
             cache=first_cache,
             rotation=self.rotation,

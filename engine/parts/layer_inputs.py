@@ -1,8 +1,7 @@
-"""Inputs that a token has for each layer, beside the hidden states, and blocks that add them (Gemma 3n and 4).
+"""Inputs that a token has for each layer, beside the hidden states, and the blocks that add them (Gemma 3n and 4).
 
 They are embedded beside the hidden states. The first block takes the two apart and leaves the inputs for the others.
-
-The descriptions of inputs for each layer, and of the blocks that add them, and how they are built.
+Each description builds the block above it.
 """
 
 from dataclasses import dataclass, replace
@@ -52,6 +51,20 @@ class LayerInputs(Block):
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputsSpec(BlockSpec):
+    """`LayerInputs`."""
+
+    projection: WeightRef
+    norm: NormSpec
+    size: int
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+        projection = kernels.linear(self.projection, reader)
+        return LayerInputs(projection, self.norm.build_by_torch(reader), self.projection.in_features, self.size)
+
+
+@dataclass(frozen=True, slots=True)
 class LayeredBlock(Block):
     """A block that then adds its layer's inputs and scales the hidden states.
 
@@ -78,20 +91,6 @@ class LayeredBlock(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerInputsSpec(BlockSpec):
-    """`LayerInputs`."""
-
-    projection: WeightRef
-    norm: NormSpec
-    size: int
-
-    @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        projection = kit.linear(self.projection, reader)
-        return LayerInputs(projection, self.norm.build_by_torch(reader), self.projection.in_features, self.size)
-
-
-@dataclass(frozen=True, slots=True)
 class LayeredSpec(BlockSpec):
     """`LayeredBlock`."""
 
@@ -103,10 +102,10 @@ class LayeredSpec(BlockSpec):
     index: int
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        block = self.block.build(kit, reader, first_cache)
-        gate = ungated(kit.linear(self.gate, reader), self.activation) if self.gate else None
-        projection = self.projection.build(kit, reader) if self.projection else None
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+        block = self.block.build(kernels, reader, first_cache)
+        gate = ungated(kernels.linear(self.gate, reader), self.activation) if self.gate else None
+        projection = self.projection.build(kernels, reader) if self.projection else None
         return LayeredBlock(block, gate, projection, reader.tensor(self.scale), self.index)
 
 

@@ -1,8 +1,7 @@
-"""Softmax attention whose outputs are multiplied by a sigmoid gate of the layer's input (Qiu et al., 2025).
+"""Describes linear attention, short convolutions, Griffin's recurrence and gated attention, and builds their mixers.
 
-A mixer that is a short convolution between two gates (LFM2: Liquid AI, 2025).
-
-Mixers before they are loaded: linear attention by the delta rule, short convolution, gated attention.
+`gated_recurrence.py` has the mixers of linear attention and of Griffin. The mixers of short convolutions and of gated
+attention stand here, each above its description.
 """
 
 from dataclasses import dataclass, replace
@@ -29,59 +28,6 @@ from weft.engine.weights.reader import RowOrder, TensorRef, WeightReader, Weight
 
 
 @dataclass(frozen=True, slots=True)
-class GatedAttention(Mixer):
-    """Attention whose `qkv` makes the gate, too, behind queries, keys and values.
-
-    Attributes:
-        num_heads: Heads of queries.
-        gate_size: Values of the gate of a token.
-    """
-
-    attention: Attention
-    num_heads: int
-    gate_size: int
-
-    @override
-    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        projected = self.attention.qkv(normed)
-        qkv, gate = projected.split_with_sizes((projected.size(1) - self.gate_size, self.gate_size), 1)
-        outputs = self.attention.attend(qkv.contiguous(), step)
-        by_head = outputs.view(-1, self.num_heads, self.attention.head_dim)
-        by_head *= gate.sigmoid().view(-1, self.num_heads, self.gate_size // self.num_heads)
-        return outputs
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.attention.add_to(residual, mixed)
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvolution(Mixer):
-    """Gates are products without an activation.
-
-    Attributes:
-        inputs: (num_tokens, hidden_size) -> first gate, second gate, values, each (num_tokens, channels).
-        cache: Index of the convolution's cache in the model.
-    """
-
-    inputs: Linear
-    convolution: CausalConvolution
-    output: Linear
-    cache: int
-
-    @override
-    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        states = step.caches.states
-        assert states is not None
-        before, after, values = self.inputs(normed).chunk(3, 1)
-        return self.convolution.step(before * values, states, self.cache).mul_(after)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.output.add_to(residual, mixed)
-
-
-@dataclass(frozen=True, slots=True)
 class ConvolutionSpec(PartSpec):
     """`CausalConvolution`; weight (channels, 1, kernel), as checkpoints have it.
 
@@ -95,12 +41,12 @@ class ConvolutionSpec(PartSpec):
     has_silu: bool
     scales: tuple[tuple[int, float], ...] = ()
 
-    def build(self, kit: LayerKernels, reader: WeightReader) -> CausalConvolution:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> CausalConvolution:
         """Load it."""
         weight = reader.tensor(self.weight).squeeze(1)
         if self.scales:  # the state keeps inputs as they are
             weight *= torch.cat([weight.new_full((size, 1), factor) for size, factor in self.scales])
-        return kit.convolution(weight, reader.tensor(self.bias) if self.bias else None, has_silu=self.has_silu)
+        return kernels.convolution(weight, reader.tensor(self.bias) if self.bias else None, has_silu=self.has_silu)
 
 
 def convolution_spec(name: str, channels: int, kernel: int, has_bias: bool, has_silu: bool) -> ConvolutionSpec:
@@ -136,13 +82,13 @@ class GatedDeltaSpec(MixerSpec):
     state: StateSpec
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        projections = SplitProjections(tuple(kit.linear(ref, reader) for ref in self.projections), self.splits)
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        projections = SplitProjections(tuple(kernels.linear(ref, reader) for ref in self.projections), self.splits)
         return GatedDelta(
             projections,
-            self.convolution.build(kit, reader),
-            kit.delta_rule(),
-            self.output.build(kit, reader),
+            self.convolution.build(kernels, reader),
+            kernels.delta_rule(),
+            self.output.build(kernels, reader),
             self.sizes,
             -reader.tensor(self.decay_log).exp().view(-1, 1),
             reader.tensor(self.decay_bias),
@@ -150,62 +96,6 @@ class GatedDeltaSpec(MixerSpec):
             self.eps,
             first_cache,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvolutionSpec(MixerSpec):
-    """`ShortConvolution`."""
-
-    inputs: WeightRef
-    convolution: ConvolutionSpec
-    output: OutputSpec
-
-    @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        inputs = kit.linear(self.inputs, reader)
-        return ShortConvolution(
-            inputs, self.convolution.build(kit, reader), self.output.build(kit, reader), first_cache
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class GatedRecurrenceSpec(MixerSpec):
-    """`GatedRecurrence`; gates are those of inputs and of decays."""
-
-    inputs: WeightRef
-    convolution: ConvolutionSpec
-    gate_weights: tuple[TensorRef, ...]
-    gate_biases: tuple[TensorRef, ...]
-    rate: TensorRef
-    activation: str
-    output: OutputSpec
-    state: StateSpec
-
-    @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        weights, biases = (tuple(map(reader.tensor, refs)) for refs in (self.gate_weights, self.gate_biases))
-        return GatedRecurrence(
-            kit.linear(self.inputs, reader),
-            self.convolution.build(kit, reader),
-            recurrent_unit(weights, biases, reader.tensor(self.rate)),
-            ACTIVATIONS[self.activation],
-            self.output.build(kit, reader),
-            first_cache,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class GatedAttentionSpec(MixerSpec):
-    """`GatedAttention`; the matrix of attention makes the gate, too."""
-
-    attention: AttentionSpec
-    gate_size: int
-
-    @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        attention = self.attention.build(kit, reader, first_cache)
-        assert isinstance(attention, Attention)
-        return GatedAttention(attention, self.attention.num_heads, self.gate_size)
 
 
 def gated_delta_spec(
@@ -247,6 +137,48 @@ def _projections(
     return (first, second), ((2 * keys + values, values), (heads, heads))
 
 
+@dataclass(frozen=True, slots=True)
+class ShortConvolution(Mixer):
+    """A short convolution between two gates (LFM2: Liquid AI, 2025). Gates are products without an activation.
+
+    Attributes:
+        inputs: (num_tokens, hidden_size) -> first gate, second gate, values, each (num_tokens, channels).
+        cache: Index of the convolution's cache in the model.
+    """
+
+    inputs: Linear
+    convolution: CausalConvolution
+    output: Linear
+    cache: int
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        states = step.caches.states
+        assert states is not None
+        before, after, values = self.inputs(normed).chunk(3, 1)
+        return self.convolution.step(before * values, states, self.cache).mul_(after)
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.output.add_to(residual, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolutionSpec(MixerSpec):
+    """`ShortConvolution`."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    output: OutputSpec
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        inputs = kernels.linear(self.inputs, reader)
+        return ShortConvolution(
+            inputs, self.convolution.build(kernels, reader), self.output.build(kernels, reader), first_cache
+        )
+
+
 def short_convolution_spec(
     switches: ShortConvolutionSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
 ) -> ShortConvolutionSpec:
@@ -258,6 +190,32 @@ def short_convolution_spec(
         convolution_spec(f"{prefix}.conv", hidden, switches.kernel, has_bias, has_silu=False),
         output_spec(config, output, output_norm),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedRecurrenceSpec(MixerSpec):
+    """`GatedRecurrence`; gates are those of inputs and of decays."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    gate_weights: tuple[TensorRef, ...]
+    gate_biases: tuple[TensorRef, ...]
+    rate: TensorRef
+    activation: str
+    output: OutputSpec
+    state: StateSpec
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        weights, biases = (tuple(map(reader.tensor, refs)) for refs in (self.gate_weights, self.gate_biases))
+        return GatedRecurrence(
+            kernels.linear(self.inputs, reader),
+            self.convolution.build(kernels, reader),
+            recurrent_unit(weights, biases, reader.tensor(self.rate)),
+            ACTIVATIONS[self.activation],
+            self.output.build(kernels, reader),
+            first_cache,
+        )
 
 
 def gated_recurrence_spec(
@@ -279,6 +237,49 @@ def gated_recurrence_spec(
         output=output_spec(config, output, output_norm),
         state=StateSpec((width,), torch.float32),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttention(Mixer):
+    """Softmax attention whose outputs are multiplied by a sigmoid gate of the layer's input (Qiu et al., 2025).
+
+    The `qkv` of the attention makes the gate, too, behind queries, keys and values.
+
+    Attributes:
+        num_heads: Heads of queries.
+        gate_size: Values of the gate of a token.
+    """
+
+    attention: Attention
+    num_heads: int
+    gate_size: int
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        projected = self.attention.qkv(normed)
+        qkv, gate = projected.split_with_sizes((projected.size(1) - self.gate_size, self.gate_size), 1)
+        outputs = self.attention.attend(qkv.contiguous(), step)
+        by_head = outputs.view(-1, self.num_heads, self.attention.head_dim)
+        by_head *= gate.sigmoid().view(-1, self.num_heads, self.gate_size // self.num_heads)
+        return outputs
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.attention.add_to(residual, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttentionSpec(MixerSpec):
+    """`GatedAttention`; the matrix of attention makes the gate, too."""
+
+    attention: AttentionSpec
+    gate_size: int
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        attention = self.attention.build(kernels, reader, first_cache)
+        assert isinstance(attention, Attention)
+        return GatedAttention(attention, self.attention.num_heads, self.gate_size)
 
 
 def gated_attention_spec(

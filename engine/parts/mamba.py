@@ -1,8 +1,7 @@
 """Mixers of state space models: Mamba (Gu and Dao, 2023), Mamba 2 (Dao and Gu, 2024), and mixers side by side.
 
-A mixer has two caches: that of its convolution and, with the next index, that of its state space.
-
-Mixers of state space models before they are loaded.
+A mixer has two caches: that of its convolution and, with the next index, that of its state space. Each description
+builds the mixer above it.
 """
 
 from dataclasses import dataclass, replace
@@ -23,11 +22,6 @@ from weft.engine.layers.norm import RMSNorm
 from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan, StateSpace, StateSpaceScan
 from weft.engine.parts.linear_attention import ConvolutionSpec, convolution_spec
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
-
-
-def _states(step: BlockStep) -> StateStep:
-    assert step.caches.states is not None
-    return step.caches.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +61,67 @@ class MambaMixer(Mixer):
 
 
 @dataclass(frozen=True, slots=True)
+class MambaSpec(MixerSpec):
+    """`MambaMixer`; decays is the logarithm of the negative decays.
+
+    is_partial says whether what the selections of all ranks make is summed first.
+    """
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    selection: WeightRef
+    selection_norms: tuple[NormSpec, ...]
+    times: WeightRef
+    decays: TensorRef
+    skips: TensorRef
+    time_bias: TensorRef
+    output: OutputSpec
+    cache: StateSpec
+    is_partial: bool = False
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+        rank, state_size, _ = self.selection.sizes
+        selection = kernels.linear(self.selection, reader)
+        return MambaMixer(
+            kernels.linear(self.inputs, reader),
+            self.convolution.build(kernels, reader),
+            LinearWithEpilogue(selection, of_all_ranks(unchanged)) if self.is_partial else selection,
+            (rank, state_size, state_size),
+            tuple(norm.build_by_torch(reader) for norm in self.selection_norms),
+            kernels.linear(self.times, reader),
+            kernels.selective_scan(
+                -reader.tensor(self.decays).exp(), reader.tensor(self.skips), reader.tensor(self.time_bias)
+            ),
+            self.output.build(kernels, reader),
+            first_cache,
+        )
+
+
+def mamba_spec(switches: MambaSwitches, config: ModelConfig, layer: str, norm: NormSpec | None) -> MambaSpec:
+    """The mixer of the layer of this name."""
+    name, width, rank, size = f"{layer}.{switches.name}", switches.width, switches.rank, switches.state_size
+    output = WeightRef((f"{name}.out_proj",), (config.hidden_size,), width, switches.has_bias)
+    norms = tuple(
+        NormSpec(TensorRef(f"{name}.{part}_layernorm.weight", (part_size,)) if switches.has_norm_weights else None, eps)
+        for part, part_size in (("dt", rank), ("b", size), ("c", size))
+        if (eps := switches.norm_eps) is not None
+    )
+    return MambaSpec(
+        WeightRef((f"{name}.in_proj",), (2 * width,), config.hidden_size, switches.has_bias),
+        convolution_spec(f"{name}.conv1d", width, switches.kernel, switches.has_convolution_bias, has_silu=True),
+        WeightRef((f"{name}.x_proj",), (rank, size, size), width),
+        norms,
+        WeightRef((f"{name}.dt_proj",), (width,), rank),
+        _float32(f"{name}.A_log", width, size),
+        _float32(f"{name}.D", width),
+        _float32(f"{name}.dt_proj.bias", width),
+        output_spec(config, output, norm),
+        StateSpec((width, size), torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Mamba2Mixer(Mixer):
     """Mamba 2.
 
@@ -103,88 +158,6 @@ def grouped_norm(weight: torch.Tensor, eps: float, num_groups: int) -> Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelMixers(Mixer):
-    """Mixers that read the same hidden states; widths are the inner sizes of each."""
-
-    mixers: tuple[Mixer, ...]
-    widths: tuple[int, ...]
-
-    @override
-    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        return torch.cat([mixer.mix(normed, step) for mixer in self.mixers], 1)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        for mixer, part in zip(self.mixers, mixed.split_with_sizes(self.widths, 1), strict=True):
-            mixer.add_to(residual, part)
-
-
-def _float32(name: str, *shape: int) -> TensorRef:
-    return TensorRef(name, shape, dtype=torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class MambaSpec(MixerSpec):
-    """`MambaMixer`; decays is the logarithm of the negative decays.
-
-    is_partial says whether what the selections of all ranks make is summed first.
-    """
-
-    inputs: WeightRef
-    convolution: ConvolutionSpec
-    selection: WeightRef
-    selection_norms: tuple[NormSpec, ...]
-    times: WeightRef
-    decays: TensorRef
-    skips: TensorRef
-    time_bias: TensorRef
-    output: OutputSpec
-    cache: StateSpec
-    is_partial: bool = False
-
-    @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
-        rank, state_size, _ = self.selection.sizes
-        selection = kit.linear(self.selection, reader)
-        return MambaMixer(
-            kit.linear(self.inputs, reader),
-            self.convolution.build(kit, reader),
-            LinearWithEpilogue(selection, of_all_ranks(unchanged)) if self.is_partial else selection,
-            (rank, state_size, state_size),
-            tuple(norm.build_by_torch(reader) for norm in self.selection_norms),
-            kit.linear(self.times, reader),
-            kit.selective_scan(
-                -reader.tensor(self.decays).exp(), reader.tensor(self.skips), reader.tensor(self.time_bias)
-            ),
-            self.output.build(kit, reader),
-            first_cache,
-        )
-
-
-def mamba_spec(switches: MambaSwitches, config: ModelConfig, layer: str, norm: NormSpec | None) -> MambaSpec:
-    """The mixer of the layer of this name."""
-    name, width, rank, size = f"{layer}.{switches.name}", switches.width, switches.rank, switches.state_size
-    output = WeightRef((f"{name}.out_proj",), (config.hidden_size,), width, switches.has_bias)
-    norms = tuple(
-        NormSpec(TensorRef(f"{name}.{part}_layernorm.weight", (part_size,)) if switches.has_norm_weights else None, eps)
-        for part, part_size in (("dt", rank), ("b", size), ("c", size))
-        if (eps := switches.norm_eps) is not None
-    )
-    return MambaSpec(
-        WeightRef((f"{name}.in_proj",), (2 * width,), config.hidden_size, switches.has_bias),
-        convolution_spec(f"{name}.conv1d", width, switches.kernel, switches.has_convolution_bias, has_silu=True),
-        WeightRef((f"{name}.x_proj",), (rank, size, size), width),
-        norms,
-        WeightRef((f"{name}.dt_proj",), (width,), rank),
-        _float32(f"{name}.A_log", width, size),
-        _float32(f"{name}.D", width),
-        _float32(f"{name}.dt_proj.bias", width),
-        output_spec(config, output, norm),
-        StateSpec((width, size), torch.float32),
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Mamba2Spec(MixerSpec):
     """`Mamba2Mixer`; decays is the logarithm of the negative decays, norm the weight of a norm in groups."""
 
@@ -200,7 +173,7 @@ class Mamba2Spec(MixerSpec):
     cache: StateSpec
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         switches, norm = self.switches, None
         space = StateSpace(
             *(switches.head_dim, switches.state_size, switches.num_groups, -reader.tensor(self.decays).exp()),
@@ -210,14 +183,14 @@ class Mamba2Spec(MixerSpec):
         if self.norm is not None:
             weight = reader.tensor(self.norm)
             is_whole = switches.num_groups == 1
-            norm = kit.norm(weight, self.eps) if is_whole else grouped_norm(weight, self.eps, switches.num_groups)
+            norm = kernels.norm(weight, self.eps) if is_whole else grouped_norm(weight, self.eps, switches.num_groups)
         return Mamba2Mixer(
-            kit.linear(self.inputs, reader),
+            kernels.linear(self.inputs, reader),
             (switches.width, switches.num_channels, switches.num_heads),
-            self.convolution.build(kit, reader),
-            kit.state_space(space),
+            self.convolution.build(kernels, reader),
+            kernels.state_space(space),
             norm,
-            self.output.build(kit, reader),
+            self.output.build(kernels, reader),
             first_cache,
         )
 
@@ -247,6 +220,32 @@ def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm:
     )
 
 
+def _states(step: BlockStep) -> StateStep:
+    assert step.caches.states is not None
+    return step.caches.states
+
+
+def _float32(name: str, *shape: int) -> TensorRef:
+    return TensorRef(name, shape, dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixers(Mixer):
+    """Mixers that read the same hidden states; widths are the inner sizes of each."""
+
+    mixers: tuple[Mixer, ...]
+    widths: tuple[int, ...]
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        return torch.cat([mixer.mix(normed, step) for mixer in self.mixers], 1)
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        for mixer, part in zip(self.mixers, mixed.split_with_sizes(self.widths, 1), strict=True):
+            mixer.add_to(residual, part)
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelMixersSpec(MixerSpec):
     """`ParallelMixers`."""
@@ -255,9 +254,9 @@ class ParallelMixersSpec(MixerSpec):
     widths: tuple[int, ...]
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         built = []
         for mixer in self.mixers:
-            built.append(mixer.build(kit, reader, first_cache))
+            built.append(mixer.build(kernels, reader, first_cache))
             first_cache += len(mixer.caches)
         return ParallelMixers(tuple(built), self.widths)

@@ -1,16 +1,16 @@
-"""Carries messages between the first rank and another one, over a stream socket of this machine or between machines.
+"""Starts the processes that compute a model together, watches them, and carries messages between them and the first.
 
-A frame holds the number of a message's kind, then MessagePack. What comes over a network is never unpickled: it holds
-values of known types alone, and arrays of the type that their field has.
-
-The processes that compute a model together, each with a part of every layer, some of the layers, or both.
-
-The ranks of a pipeline stage have parts of the same layers (tensor parallelism); stages compute one after the other.
+Each rank has a part of every layer, some of the layers, or both. The ranks of a pipeline stage have parts of the same
+layers (tensor parallelism); stages compute one after the other.
 
 Rank 0 is the engine's process. The others are its children, and on other machines those of what follows the engine
 (`node_process.py`). `ranked_runner.py` has how they compute a step. A rank that ends takes the engine with it, at once,
 and the engine its ranks; so does one that makes no progress while it loads. While a rank hangs later, rank 0 waits for
 it and gives no sign of life. The supervisor mends all that with a new engine.
+
+Messages go over a stream socket of this machine or between machines. A frame holds the number of a message's kind, then
+MessagePack. What comes over a network is never unpickled: it holds values of known types alone, and arrays of the type
+that their field has.
 """
 
 import contextlib
@@ -43,6 +43,8 @@ from weft.engine.memory_plan import MemoryPlan
 from weft.engine.ranks.nodes import Ended, Gathering, interface, start_rank
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import frame, receive
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,6 @@ class Link:
             return 0
         return self._peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2]  # tcpi_retransmits of linux/tcp.h
 
-
-logger = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _MEETING = timedelta(hours=1)

@@ -215,7 +215,7 @@ class ModelRunner(Executor[LaunchedStep]):
             return SampleResult(computed.sampled_ids, None)
         logits = self._logits(batch, computed.hidden_states)
         row_masks = masks.result() if masks is not None else None
-        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, kit=self._sampling)
+        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, kernels=self._sampling)
 
     def _logits(self, batch: Batch, hidden_states: torch.Tensor) -> torch.Tensor:
         """Those of the rows to be sampled."""

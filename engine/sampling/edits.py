@@ -1,16 +1,8 @@
-"""Counts how often each token occurs in the output of a request, for penalties. O(1) for each output id.
+"""Edits the logits before sampling: penalties, biases, allowed ids and bans that requests ask for.
 
-Owned by the request. Ids are unique and in order of first occurrence. Arrays are 64-bit, so that a batch copies them as
-they are.
-
-The logit edits that a request asks for, as arrays made once per request.
-
-A list may name the whole vocabulary. So a step only copies arrays, and never builds one from Python numbers.
-
-Applies penalties, biases, allowed ids and bans to the logits before sampling.
-
-Owns the order of the edits. They are sparse (row, id) writes: their cost grows with the ids named, not with rows x
-vocabulary. -inf bans an id; no edit can turn it into NaN. Nothing here waits for the device.
+A request owns its `TokenCounts` and `LogitEdits`; `edit_logits` applies those of all requests of a step and owns their
+order. Edits are sparse (row, id) writes: their cost grows with the ids named, not with rows x vocabulary. -inf bans an
+id; no edit can turn it into NaN. Nothing here waits for the device.
 """
 
 from array import array
@@ -28,7 +20,11 @@ from weft.engine.wire.params import SamplingParams
 
 
 class TokenCounts:
-    """The distinct ids of prompt and output, with their counts in the output; 0 for ids only in the prompt."""
+    """The distinct ids of prompt and output of a request, with their counts in the output, for penalties.
+
+    The count is 0 for ids only in the prompt. Ids are in order of first occurrence. Arrays are 64-bit, so that a batch
+    copies them as they are. O(1) for each output id.
+    """
 
     def __init__(self, prompt_ids: Iterable[int]) -> None:
         """Start with no output."""
@@ -59,7 +55,9 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """Shared by the choices of a request.
+    """What a request asks for, as arrays made once and shared by its choices.
+
+    A list may name the whole vocabulary. So a step only copies arrays, and never builds one from Python numbers.
 
     Attributes:
         bias_ids, bias_values: (b,) added in every row; -inf bans. Bad words of one id are among them.

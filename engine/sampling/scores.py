@@ -1,21 +1,12 @@
-"""Finds the top k ids of each row in two levels: first chunks of the vocabulary, then their ids.
+"""What a step reports beside sampled ids: log-probabilities with the most probable alternatives, and vectors.
 
-No row is sorted for a few ids. One streaming pass reduces it to one number per chunk of CHUNK neighbouring ids. Then
-only the chunks that can hold the answer are looked at. A row's result depends on that row alone, bit for bit. Nothing
-here waits for the device. Ids are in range even when a row is full of NaN.
+Log-probabilities are those of the model's own distribution: before penalties, bans and temperature. Only
+`token_logprobs` reads tensors, which must be on the host by then. A row's result depends on that row alone, bit for
+bit. Nothing here waits for the device.
 
-Log-probabilities of sampled or scored ids, with their most probable alternatives.
-
-Owns the way from a row of logits to `TokenLogprobs`. The log-probabilities are those of the model's own distribution:
-before penalties, bans and temperature. Only `token_logprobs` reads tensors, which must be on the host by then.
-
-Adds up the final hidden states of tokens, for vectors.
-
-Makes the vector of a request from the final hidden states of its prompt.
-
-A model's `VectorModel` says of which tokens, and what follows. Each request has a `Pooler`, which the collector gives
-the hidden states that a step computed, as sums over runs of tokens. No token is pooled twice, whatever is computed
-again after preemption. All values are float32.
+The vector of a request is made of the final hidden states of its prompt. A model's `VectorModel` says of which tokens,
+and what follows. Each request has a `Pooler`, which the collector gives what `pool` added up in a step. All values are
+float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,58 +22,6 @@ from weft.engine.batch import AskedLogprobs, Floats, Ints, PoolBatch, ScoreBatch
 from weft.engine.device import to_device
 from weft.engine.wire.messages import AddRequest, TokenLogprobs
 from weft.engine.wire.params import Pooling, VectorInfo
-
-CHUNK = 128
-"""Ids per chunk; about the square root of the usual vocabularies."""
-
-_LOW_HALF = 0xFFFFFFFF
-
-
-def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest values of each row with their ids, largest first and the lower id first among equals.
-
-    The order is total: a larger k gives the same entries with more behind them.
-
-    Args:
-        values: (num_rows, vocab_size) float32.
-        k: At least 1, at most vocab_size.
-
-    Returns:
-        (num_rows, k) float32 values and (num_rows, k) int64 ids.
-    """
-    vocab_size = values.shape[-1]
-    maxima = _maxima(values)  # (num_rows, num_chunks)
-    numbers = torch.arange(maxima.shape[-1], device=values.device)
-    chunks = _ids_of(_ranks(maxima, numbers).topk(min(k, maxima.shape[-1])).values)
-    ids = _member_ids(chunks)  # (num_rows, num_candidates)
-    ranks = _ranks(values.gather(-1, ids.clamp(max=vocab_size - 1)), ids)
-    ranks.masked_fill_(ids >= vocab_size, torch.iinfo(torch.int64).min)
-    top_ids = _ids_of(ranks.topk(k).values)
-    return values.gather(-1, top_ids), top_ids
-
-
-def _maxima(values: Tensor) -> Tensor:
-    """(num_rows, vocab_size) -> (num_rows, num_chunks), the largest value of each chunk."""
-    num_whole, num_left = divmod(values.shape[-1], CHUNK)
-    whole = values[:, : num_whole * CHUNK].view(len(values), num_whole, CHUNK).amax(-1)
-    return torch.cat((whole, values[:, num_whole * CHUNK :].amax(-1, keepdim=True)), -1) if num_left else whole
-
-
-def _member_ids(chunks: Tensor) -> Tensor:
-    """(num_rows, n) chunk numbers -> (num_rows, n * CHUNK) ids; the last chunk's may pass the vocabulary's end."""
-    return (chunks[:, :, None] * CHUNK + torch.arange(CHUNK, device=chunks.device)).flatten(1)
-
-
-def _ranks(values: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys, all different, that sort by value and then by falling id."""
-    bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
-    return (ordered.to(torch.int64) << 32) | (_LOW_HALF - ids)
-
-
-def _ids_of(ranks: Tensor) -> Tensor:
-    return _LOW_HALF - (ranks & _LOW_HALF)
-
 
 _NONE = np.empty(0, np.int64)
 
@@ -189,13 +128,60 @@ def token_logprobs(tensors: LogprobTensors) -> list[TokenLogprobs]:
     return results
 
 
-def pool(batch: PoolBatch, hidden_states: Tensor) -> Tensor:
-    """(num_runs, hidden_size) float32 sums over runs of tokens, added up in their order."""
-    rows = hidden_states[to_device(batch.token_indices, hidden_states.device)].float()
-    if len(batch.lengths) == len(rows):
-        return rows
-    lengths = to_device(batch.lengths, hidden_states.device)
-    return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
+CHUNK = 128
+"""Ids per chunk; about the square root of the usual vocabularies."""
+
+_LOW_HALF = 0xFFFFFFFF
+
+
+def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest values of each row with their ids, largest first and the lower id first among equals.
+
+    The order is total: a larger k gives the same entries with more behind them. Ids are in range even when a row is
+    full of NaN.
+
+    No row is sorted for a few ids. One streaming pass reduces it to one number per chunk of CHUNK neighbouring ids.
+    Then only the chunks that can hold the answer are looked at.
+
+    Args:
+        values: (num_rows, vocab_size) float32.
+        k: At least 1, at most vocab_size.
+
+    Returns:
+        (num_rows, k) float32 values and (num_rows, k) int64 ids.
+    """
+    vocab_size = values.shape[-1]
+    maxima = _maxima(values)  # (num_rows, num_chunks)
+    numbers = torch.arange(maxima.shape[-1], device=values.device)
+    chunks = _ids_of(_ranks(maxima, numbers).topk(min(k, maxima.shape[-1])).values)
+    ids = _member_ids(chunks)  # (num_rows, num_candidates)
+    ranks = _ranks(values.gather(-1, ids.clamp(max=vocab_size - 1)), ids)
+    ranks.masked_fill_(ids >= vocab_size, torch.iinfo(torch.int64).min)
+    top_ids = _ids_of(ranks.topk(k).values)
+    return values.gather(-1, top_ids), top_ids
+
+
+def _maxima(values: Tensor) -> Tensor:
+    """(num_rows, vocab_size) -> (num_rows, num_chunks), the largest value of each chunk."""
+    num_whole, num_left = divmod(values.shape[-1], CHUNK)
+    whole = values[:, : num_whole * CHUNK].view(len(values), num_whole, CHUNK).amax(-1)
+    return torch.cat((whole, values[:, num_whole * CHUNK :].amax(-1, keepdim=True)), -1) if num_left else whole
+
+
+def _member_ids(chunks: Tensor) -> Tensor:
+    """(num_rows, n) chunk numbers -> (num_rows, n * CHUNK) ids; the last chunk's may pass the vocabulary's end."""
+    return (chunks[:, :, None] * CHUNK + torch.arange(CHUNK, device=chunks.device)).flatten(1)
+
+
+def _ranks(values: Tensor, ids: Tensor) -> Tensor:
+    """int64 keys, all different, that sort by value and then by falling id."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
+    return (ordered.to(torch.int64) << 32) | (_LOW_HALF - ids)
+
+
+def _ids_of(ranks: Tensor) -> Tensor:
+    return _LOW_HALF - (ranks & _LOW_HALF)
 
 
 MAX_VALUES = 4 << 20
@@ -228,6 +214,15 @@ def unit_length(values: Floats) -> Floats:
     return scaled
 
 
+def pool(batch: PoolBatch, hidden_states: Tensor) -> Tensor:
+    """(num_runs, hidden_size) float32 sums over runs of tokens, added up in their order."""
+    rows = hidden_states[to_device(batch.token_indices, hidden_states.device)].float()
+    if len(batch.lengths) == len(rows):
+        return rows
+    lengths = to_device(batch.lengths, hidden_states.device)
+    return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0)
+
+
 class Wanted(NamedTuple):
     """Positions of the prompt whose hidden states a step has, and how many of them each sum takes."""
 
@@ -236,7 +231,10 @@ class Wanted(NamedTuple):
 
 
 class Pooler:
-    """Owns what the vector of one request is made of so far. Only the collector changes it."""
+    """Owns what the vector of one request is made of so far. Only the collector changes it.
+
+    It takes sums over runs of tokens. No token is pooled twice, whatever is computed again after preemption.
+    """
 
     def __init__(self, model: VectorModel, pooling: Pooling, num_tokens: int) -> None:
         """Start without hidden states; num_tokens is the length of the prompt."""

@@ -1,28 +1,8 @@
-"""Predicts how long a step takes, and how many prefill tokens fit into a time limit.
+"""What steps may cost: predicts their time, keeps their most tokens, and decides when prompts may delay streams.
 
-A linear model over four features of a step: a constant, tokens, KV tokens read, and query x context. It is fitted to
-the times of recent steps while the engine runs, by weighted least squares with exponential forgetting. Coefficients are
-never negative. A coefficient that recent steps say nothing about (prefill, after a long time of mere decoding) keeps
-its last value. Times are in seconds. Knows nothing of requests.
-
-Keeps the most tokens of a step: halved after a step runs out of memory, doubled again later.
-
-Whatever took the memory may be gone later: another process on the device, or an unusual batch. So the budget is doubled
-after many steps that needed it and succeeded. It never exceeds the configured one. A failed step ends its requests, so
-each failure doubles the number of steps to wait. As many good steps with the whole budget halve that number again.
-
-Decides whether prompts go first, however long their step takes for the running streams.
-
-A stream is a request that decodes. Computing a prompt takes the same time whether it is done at once or beside decodes.
-Done at once, it delays the streams by one long wait instead of many short ones, and the prompt's first token comes
-sooner. So prompts are computed beside the streams while they are fewer than the streams. A burst, with at least as many
-prompts as streams, goes first.
-
-A burst goes on to its end. Otherwise its last prompts would be computed beside all the earlier ones, which are streams
-by then, and slow every stream down for as long as they take. A burst also ends with the step in which it has delayed
-the streams by a bounded time, counted in their own steps and in seconds. No other burst begins until the streams have
-computed for as long. A burst that has used half of that time goes on only while there are at least as many prompts as
-streams.
+`StepCostModel` predicts how long a step takes, and how many prefill tokens fit into a time limit. `TokenBudget` keeps
+the most tokens of a step, by the memory that steps ran out of. `PromptBurst` decides whether prompts go first, however
+long their step takes for the running streams. Times are in seconds. Nothing here knows single requests.
 """
 
 import logging
@@ -30,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
 
 _FORGETTING = 0.98
 """Factor on the weight of a step with every later step. About the last fifty steps count."""
@@ -79,7 +61,12 @@ class StepLoad:
 
 
 class StepCostModel:
-    """Fitted by `observe`. Before the first observation it predicts zero, so it limits nothing.
+    """A linear model over four features of a step: a constant, tokens, KV tokens read, and query x context.
+
+    It is fitted by `observe` to the times of recent steps while the engine runs, by weighted least squares with
+    exponential forgetting. Before the first observation it predicts zero, so it limits nothing. Coefficients are never
+    negative. A coefficient that recent steps say nothing about (prefill, after a long time of mere decoding) keeps its
+    last value.
 
     Attributes:
         tail_ratio: Ratio of actual to predicted time that 99 of 100 steps stay below. To keep a limit in 99 of 100
@@ -153,14 +140,20 @@ class StepCostModel:
         return np.zeros(_NUM_FEATURES)
 
 
-logger = logging.getLogger(__name__)
-
 FIRST_TRIAL, LONGEST_TRIAL = 256, 1 << 14
 """Steps that must succeed before the budget grows again: after the first failure, and at most."""
 
 
 class TokenBudget:
-    """Owned by the scheduler, which reads `max_num_tokens`. The engine reports how steps ended."""
+    """Keeps the most tokens of a step: halved after a step runs out of memory, doubled again later.
+
+    Whatever took the memory may be gone later: another process on the device, or an unusual batch. So the budget is
+    doubled after many steps that needed it and succeeded. It never exceeds the configured one. A failed step ends its
+    requests, so each failure doubles the number of steps to wait. As many good steps with the whole budget halve that
+    number again.
+
+    Owned by the scheduler, which reads `max_num_tokens`. The engine reports how steps ended.
+    """
 
     def __init__(self, configured: int, least: int) -> None:
         """Start with the configured budget. Halving stops at `least`, or at the configured budget if that is lower."""
@@ -204,7 +197,21 @@ MAX_DELAY_S = 2.0
 
 
 class PromptBurst:
-    """Keeps count of the delay. Made anew whenever nothing decodes, and asked once per step from then on."""
+    """Decides whether prompts go first, however long their step takes for the running streams.
+
+    A stream is a request that decodes. Computing a prompt takes the same time whether it is done at once or beside
+    decodes. Done at once, it delays the streams by one long wait instead of many short ones, and the prompt's first
+    token comes sooner. So prompts are computed beside the streams while they are fewer than the streams. A burst, with
+    at least as many prompts as streams, goes first.
+
+    A burst goes on to its end. Otherwise its last prompts would be computed beside all the earlier ones, which are
+    streams by then, and slow every stream down for as long as they take. A burst also ends with the step in which it
+    has delayed the streams by a bounded time, counted in their own steps and in seconds. No other burst begins until
+    the streams have computed for as long. A burst that has used half of that time goes on only while there are at least
+    as many prompts as streams.
+
+    It keeps count of the delay. It is made anew whenever nothing decodes, and asked once per step from then on.
+    """
 
     def __init__(self) -> None:
         """Begin with a burst, if there are prompts: no stream has been delayed yet."""

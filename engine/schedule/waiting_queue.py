@@ -1,24 +1,8 @@
-"""A heap with keys, so that any value can be replaced or removed.
+"""Orders the requests that wait for admission, and finds the next one that may run and those that give way.
 
-Removal is lazy. A stale entry stays in the heap until it reaches the top, or until more than half of the heap is stale.
-Operations are O(log n), amortised.
-
-Orders the requests that wait for admission, parks followers of a prefix, and finds expired ones.
-
-The order is tier, priority, arrival. Every `AGE_S` seconds of waiting lift a request by a tier, so no request waits for
-ever behind a higher tier. If a request needs a block that a running request is about to compute, it is parked under the
-hash of that block. It is not looked at until that block is computed, or no request is about to compute it any more.
-Every operation is O(log n) for each request that it concerns. None of them looks at all requests.
-
-Lets background requests give way: they wait, or are preempted, while any other request runs or waits.
-
-Picks the next waiting request and finds how much of its prompt is cached.
-
-Hashing a long prompt and looking up its blocks must not delay running requests. So while anything runs, a step looks at
-a bounded number of blocks, and the next step continues there. A request whose prefix another one is about to compute is
-parked as soon as that shows.
-
-Holds all unfinished requests by key, and the choices of each, so that an abort finds them at once.
+`WaitingQueue` has the order: tier, priority, arrival. `candidates` picks the next waiting request and finds how much of
+its prompt is cached. Background requests wait, or are preempted (`in_the_way`), while any other request runs or waits.
+`LiveRequests` has all unfinished requests by key, running ones too.
 """
 
 import heapq
@@ -34,7 +18,11 @@ V = TypeVar("V")
 
 
 class IndexedHeap(Generic[K, V]):
-    """Values sorted by the order that `push` was given. Of equals, the first pushed comes first."""
+    """A heap with keys: values sorted by the order that `push` was given. Of equals, the first pushed comes first.
+
+    Any value can be replaced or removed. Removal is lazy. A stale entry stays in the heap until it reaches the top, or
+    until more than half of the heap is stale. Operations are O(log n), amortised.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
@@ -85,7 +73,13 @@ _ASIDE = b""
 
 
 class WaitingQueue:
-    """Owner of the order of waiting requests. Mutated by the scheduler; admission parks, the KV cache manager wakes."""
+    """Owner of the order of waiting requests. Mutated by the scheduler; `candidates` parks, the KV cache manager wakes.
+
+    The order is tier, priority, arrival. Every `AGE_S` seconds of waiting lift a request by a tier, so no request waits
+    for ever behind a higher tier. If a request needs a block that a running request is about to compute, it is parked
+    under the hash of that block. It is not looked at until that block is computed, or no request is about to compute it
+    any more. Every operation is O(log n) for each request that it concerns. None of them looks at all requests.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
@@ -185,22 +179,6 @@ def _num_lifts(request: Request, now_s: float) -> int:
     return int((now_s - request.arrival_time) / AGE_S)
 
 
-def gives_way(request: Request, other: Request) -> bool:
-    """Whether a request must not compute beside another one."""
-    return is_background(request.priority) and not is_background(other.priority)
-
-
-def in_the_way(running: list[Request], waiting: WaitingQueue) -> list[Request]:
-    """The background requests to preempt, because another request runs or waits. `running` is in order.
-
-    One without tokens to compute ends with the launched steps.
-    """
-    others = [request for request in (*running[:1], waiting.first) if request is not None]
-    if not running or not any(gives_way(running[-1], other) for other in others):
-        return []
-    return [r for r in running if is_background(r.priority) and r.num_new_tokens > 0]
-
-
 BLOCKS_PER_STEP = 4096
 """Most blocks of waiting prompts that are hashed or found between two steps while something runs: about 10 ms."""
 
@@ -209,7 +187,12 @@ FIRST_HASHES = 32
 
 
 def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]) -> Iterator[tuple[Request, int]]:
-    """Yield waiting requests in order, each with its cached tokens; the next once the caller admits or parks it."""
+    """Yield waiting requests in order, each with its cached tokens; the next once the caller admits or parks it.
+
+    Hashing a long prompt and looking up its blocks must not delay running requests. So while anything runs, a step
+    looks at a bounded number of blocks, and the next step continues there. A request whose prefix another one is about
+    to compute is parked as soon as that shows.
+    """
     num_blocks = BLOCKS_PER_STEP
     while (request := waiting.first) is not None:
         if running and (num_blocks <= 0 or must_wait_alone(request, running)):
@@ -227,14 +210,6 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
             yield request, num_cached_tokens
 
 
-def must_wait_alone(request: Request, running: list[Request]) -> bool:
-    """Whether the request must wait because it, or what runs now, runs alone, or because it gives way to what runs.
-
-    Its own choices may run beside it.
-    """
-    return bool(running) and (request.runs_alone or running[0].runs_alone or gives_way(request, running[0]))
-
-
 def _hash_slice(request: Request, kv: KVCacheManager, *, is_bounded: bool) -> int:
     """Hash the next slice of a request's blocks; return how many were hashed."""
     num_before = len(request.block_hashes)
@@ -243,8 +218,35 @@ def _hash_slice(request: Request, kv: KVCacheManager, *, is_bounded: bool) -> in
     return len(request.block_hashes) - num_before
 
 
+def must_wait_alone(request: Request, running: list[Request]) -> bool:
+    """Whether the request must wait because it, or what runs now, runs alone, or because it gives way to what runs.
+
+    Its own choices may run beside it.
+    """
+    return bool(running) and (request.runs_alone or running[0].runs_alone or gives_way(request, running[0]))
+
+
+def in_the_way(running: list[Request], waiting: WaitingQueue) -> list[Request]:
+    """The background requests to preempt, because another request runs or waits. `running` is in order.
+
+    One without tokens to compute ends with the launched steps.
+    """
+    others = [request for request in (*running[:1], waiting.first) if request is not None]
+    if not running or not any(gives_way(running[-1], other) for other in others):
+        return []
+    return [r for r in running if is_background(r.priority) and r.num_new_tokens > 0]
+
+
+def gives_way(request: Request, other: Request) -> bool:
+    """Whether a request must not compute beside another one."""
+    return is_background(request.priority) and not is_background(other.priority)
+
+
 class LiveRequests(dict[RequestKey, Request]):
-    """Requests by key. Only the scheduler adds and removes, item by item."""
+    """All unfinished requests by key, and the choices of each, so that an abort finds them at once.
+
+    Only the scheduler adds and removes, item by item.
+    """
 
     def __init__(self) -> None:
         """Start with none."""

@@ -1,6 +1,7 @@
-"""Checks that a draft model fits the served model, and what it costs, before anything is loaded.
+"""Drafts with a smaller model of the same vocabulary (`--speculative PATH`).
 
-Drafts with a smaller model of the same vocabulary (`--speculative PATH`).
+`find_draft_checkpoint` checks that it fits the served model, and what it costs, before anything is loaded. `DraftModel`
+drafts.
 
 Its cache has the same block ids as the served model's, and it computes every batch that the served model computes. So
 whatever holds for blocks holds for both: shared prefixes, copies, preemption, roll-back. Drafts are decoded in a few
@@ -55,13 +56,13 @@ def find_draft_checkpoint(
     config: EngineConfig,
     vocab_size: int,
     served: ModelPlan,
-    settle: Callable[[ModelFacts, EngineConfig], EngineConfig] = lambda model, config: config,
+    tune: Callable[[ModelFacts, EngineConfig], EngineConfig] = lambda model, config: config,
 ) -> DraftCheckpoint | None:
     """Read the configuration of the draft model; None without one.
 
     Args:
         vocab_size: Of the served model.
-        settle: Names the kernels that compute it.
+        tune: Names the kernels that compute it.
 
     Raises:
         ModelError: It cannot be read, or cannot draft for the served model.
@@ -76,7 +77,7 @@ def find_draft_checkpoint(
         )
     # The first of several ranks drafts alone, and without adapters: the model only accepts fewer of the drafts then.
     options = replace_fields(config.options, tensor_parallel_size=1, pipeline_parallel_size=1, max_loras=0)
-    config = settle(draft, replace(config, options=options, kernels=options.kernels))
+    config = tune(draft, replace(config, options=options, kernels=options.kernels))
     try:
         plan = plan_model(draft, config)
     except ModelError as error:

@@ -51,7 +51,7 @@ from weft.engine.start.model_choice import (
 )
 from weft.engine.start.vector_model import find_task, read_vector_model
 from weft.engine.start.warm_up import record_graphs, warm_up
-from weft.engine.tune.components import settle_kernels, settler_for
+from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineInfo, EngineOptions
 
@@ -96,10 +96,10 @@ def start(
     config = engine_config.resolve(options, model_config)
     share_cores(config)
     _check_fit(model_config, config)
-    settler = settler_for(config.device)
-    config = settle_kernels(model_config, config, settler)
+    tuner = tuner_for(config.device)
+    config = tune_kernels(model_config, config, tuner)
     chosen = plan_model(model_config, config)
-    settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
+    settle_draft = partial(tune_kernels, tuner=tuner, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
@@ -119,7 +119,7 @@ def start(
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
-    num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
+    num_threads = warm_up(runner, cost, config, plan, kv.specs, tuner, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)

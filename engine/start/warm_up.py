@@ -52,7 +52,7 @@ def warm_up(
     config: EngineConfig,
     plan: MemoryPlan,
     specs: Sequence[CacheSpec],
-    settler: Tuner,
+    tuner: Tuner,
     share_among: Callable[[int], None],
 ) -> int:
     """Settle the number of threads, and give the cost model its first steps.
@@ -86,7 +86,7 @@ def warm_up(
         parts = [f"{name} {chosen}" for name, chosen in config.kernels.items()]
         shapes = ", ".join([f"{plan.weights_bytes} bytes of weights, {num_rows} rows", *parts])
         component = threads(shapes, num_threads, share_among, partial(run, batch))
-        num_threads = int(settler.settle(component, asked))
+        num_threads = int(tuner.tune(component, asked))
     share_among(num_threads)
     if config.device.type == "cuda" and config.options.max_loras:
         for num_tokens in _ADAPTED_TOKENS:

@@ -1,14 +1,10 @@
-"""Keeps what was settled at start-up in a file, so that the next start need not compare and time kernels again.
-
-The file is `weft/settled.json` in the user's cache folder. It only saves time: one that is missing, broken or foreign
-counts as empty, and one that cannot be written is left alone. A writer replaces the whole file, so a reader never sees
-half of one. Of two that write at once, one may lose its entry, which is then measured again.
-
-Chooses at start-up what computes each component: the fastest candidate of those that compute what torch computes.
+"""Chooses at start-up what computes each component: the fastest candidate of those that compute what torch computes.
 
 Knows no kernel: `engine/tune/components.py` says what is compared. A candidate that cannot be used or gives a wrong
-result is listed with the reason and never chosen, so it costs speed, not answers. Choices are kept in a file. For a
-component that is found there, or that a setting decides, nothing runs.
+result is listed with the reason and never chosen, so it costs speed, not answers.
+
+Choices are kept in `weft/settled.json` in the user's cache folder, so that the next start need not compare and time
+kernels again. For a component that is found there, or that a setting decides, nothing runs.
 """
 
 import functools
@@ -28,50 +24,50 @@ import torch
 from weft.engine.device import CudaCapture, is_out_of_memory
 from weft.engine.kernels.cpu import library
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.machine import Settled, Verdict, driver_version, package_version
+from weft.engine.wire.machine import KernelChoice, Verdict, driver_version, package_version
 
 logger = logging.getLogger(__name__)
 
-_KERNELS = Path(library.__file__).parents[1]
-
-# Packages that kernels come from, or are compiled with.
-_PACKAGES = ("weft", "torch", "triton", "flash_attn_3", "flashinfer-python", "flashinfer-jit-cache")
-
-# Entries in the file; the oldest go first.
 _MAX_NUM_ENTRIES = 256
+"""Entries in the file; the oldest go first."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
     machine: str
-    settled: Settled
+    settled: KernelChoice
 
 
 class ChoiceFile:
-    """The choices that were kept for one machine."""
+    """The choices that were kept for one machine.
+
+    The file only saves time: one that is missing, broken or foreign counts as empty, and one that cannot be written is
+    left alone. A writer replaces the whole file, so a reader never sees half of one. Of two that write at once, one may
+    lose its entry, which is then measured again.
+    """
 
     def __init__(self, path: Path | None, machine: str) -> None:
         """Read and write at path, None for nowhere; machine is the text of `machine_text`."""
         self._path = path
         self._machine = machine
 
-    def find(self, component: str, shapes: str, names: Sequence[str]) -> Settled | None:
-        """What was settled for a component with the same shapes and candidates; None if nothing was."""
-        for settled in self.of_this_machine():
-            if (settled.component, settled.shapes, settled.names) == (component, shapes, tuple(names)):
-                return settled if settled.chosen in names else None
+    def find(self, component: str, shapes: str, names: Sequence[str]) -> KernelChoice | None:
+        """What was chosen for a component with the same shapes and candidates; None if nothing was."""
+        for choice in self.of_this_machine():
+            if (choice.component, choice.shapes, choice.names) == (component, shapes, tuple(names)):
+                return choice if choice.chosen in names else None
         return None
 
-    def of_this_machine(self) -> tuple[Settled, ...]:
+    def of_this_machine(self) -> tuple[KernelChoice, ...]:
         """All choices that hold on this machine."""
         return tuple(entry.settled for entry in self._read() if entry.machine == self._machine)
 
-    def keep(self, settled: Settled) -> None:
+    def keep(self, choice: KernelChoice) -> None:
         """Add a choice, in place of an older one for the same component and shapes."""
         if self._path is None:
             return
-        key = self._machine, settled.component, settled.shapes
+        key = self._machine, choice.component, choice.shapes
         others = [e for e in self._read() if (e.machine, e.settled.component, e.settled.shapes) != key]
-        entries = [*others, _Entry(self._machine, settled)][-_MAX_NUM_ENTRIES:]
+        entries = [*others, _Entry(self._machine, choice)][-_MAX_NUM_ENTRIES:]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _replace(self._path, msgspec.json.format(msgspec.json.encode(entries)))
@@ -115,6 +111,12 @@ def default_path() -> Path | None:
     return folder / "weft" / "settled.json"
 
 
+_KERNELS = Path(library.__file__).parents[1]
+
+_PACKAGES = ("weft", "torch", "triton", "flash_attn_3", "flashinfer-python", "flashinfer-jit-cache")
+"""Packages that kernels come from, or are compiled with."""
+
+
 def machine_text(device: torch.device) -> str:
     """Text that changes when a kernel may compute something else, or in another time: device, driver and versions."""
     if device.type == "cuda":
@@ -142,10 +144,6 @@ Judge = Callable[[Outputs], float]
 
 Measure = Callable[[Callable[[], object]], float]
 """Seconds that a call takes on the device."""
-
-_NUM_RUNS = 5
-_WARM_UP_S = 0.05
-_RUNS_IN_GRAPH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +201,7 @@ class Tuner:
         self._measure = measure
         self._check_device = check_device
 
-    def settle(self, component: Component, asked: str | None = None) -> str:
+    def tune(self, component: Component, asked: str | None = None) -> str:
         """Choose, and log what was chosen and why.
 
         Args:
@@ -219,19 +217,19 @@ class Tuner:
                 )
             logger.info("%s: %s, as the settings ask", component.name, asked)
             return asked
-        settled = self._file.find(component.name, component.shapes, component.names)
-        if settled is not None:
-            logger.info("%s: %s (kept)", component.name, settled.summary())
-            return settled.chosen
-        settled, is_final = self._compare(component)
-        right = {c.name for c in component.candidates} - {v.candidate for v in settled.verdicts if v.fault}
-        level = logging.INFO if settled.chosen in right or not component.candidates else logging.WARNING
-        logger.log(level, "%s: %s", component.name, settled.summary())
+        choice = self._file.find(component.name, component.shapes, component.names)
+        if choice is not None:
+            logger.info("%s: %s (kept)", component.name, choice.summary())
+            return choice.chosen
+        choice, is_final = self._compare(component)
+        right = {c.name for c in component.candidates} - {v.candidate for v in choice.verdicts if v.fault}
+        level = logging.INFO if choice.chosen in right or not component.candidates else logging.WARNING
+        logger.log(level, "%s: %s", component.name, choice.summary())
         if is_final:
-            self._file.keep(settled)
-        return settled.chosen
+            self._file.keep(choice)
+        return choice.chosen
 
-    def _compare(self, component: Component) -> tuple[Settled, bool]:
+    def _compare(self, component: Component) -> tuple[KernelChoice, bool]:
         """Run all candidates; returns the result, and whether it would be the same at another time."""
         judge: Judge | None = None
         verdicts: dict[str, Verdict] = {}
@@ -264,7 +262,7 @@ class Tuner:
             timed = [verdict for verdict in verdicts.values() if verdict.seconds is not None]
             is_final = is_final and len(timed) == len(right)
             name = min(timed, key=lambda v: v.seconds or 0.0).candidate if timed else name
-        return Settled(component.name, component.shapes, component.names, name, tuple(verdicts.values())), is_final
+        return KernelChoice(component.name, component.shapes, component.names, name, tuple(verdicts.values())), is_final
 
     def _time(self, component: Component, trial: Trial, verdict: Verdict) -> Verdict:
         """The verdict with a time, or without if it cannot be taken: the candidate is right all the same."""
@@ -313,6 +311,11 @@ def _row_errors(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     distances: torch.Tensor = torch.linalg.vector_norm(output.float() - target, dim=-1)
     lengths: torch.Tensor = torch.linalg.vector_norm(target.float(), dim=-1)
     return distances / lengths.clamp_(min=1e-6)
+
+
+_NUM_RUNS = 5
+_WARM_UP_S = 0.05
+_RUNS_IN_GRAPH = 4
 
 
 def measure_on(device: torch.device) -> Measure:

@@ -25,8 +25,7 @@ from weft.engine.kernels.choice import FEW_ROWS, has_triton, packed_products
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.triton.attention_tiles import tile_names
 from weft.engine.kernels.triton.prompts import installed_libraries
-from weft.engine.tune import compare as settled_file
-from weft.engine.tune.compare import Candidate, Component, Trial, Tuner, measure_on
+from weft.engine.tune.compare import Candidate, Component, Trial, Tuner, measure_on, open_choices
 from weft.engine.tune.layer_trials import ExpertsTrials, SamplerTrials
 from weft.engine.tune.trials import (
     AttentionTrials,
@@ -58,14 +57,14 @@ _PROMPT_TOKENS, _CONTEXT_TOKENS, _NUM_DECODES = 2048, 512, 64
 _CPU_PROMPT_TOKENS = 300
 
 
-def settler_for(device: torch.device) -> Tuner:
+def tuner_for(device: torch.device) -> Tuner:
     """What settles components on a device."""
     check_device = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    return Tuner(settled_file.open_choices(device), measure_on(device), check_device)
+    return Tuner(open_choices(device), measure_on(device), check_device)
 
 
 @torch.inference_mode()
-def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Tuner, *, is_draft: bool = False) -> EngineConfig:
+def tune_kernels(model: ModelFacts, config: EngineConfig, tuner: Tuner, *, is_draft: bool = False) -> EngineConfig:
     """Name in `kernels` what computes every component of the model.
 
     Of a module of transformers only the sampler is settled here. What attends to its cache is the preferred candidate,
@@ -93,7 +92,7 @@ def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Tuner, *, i
             if component is None and asked is not None:
                 raise ModelError(f"kernels: {name} leaves no choice for this model with these settings")
             if component is not None:
-                chosen = settler.settle(component, asked)
+                chosen = tuner.tune(component, asked)
                 config = replace(config, kernels={**config.kernels, name: chosen})
     config = _with_one_cache(config)
     if config.device.type == "cuda":

@@ -1,6 +1,7 @@
-"""Runs a sampler with random logits over the model's vocabulary.
+"""Tries the sampler and the experts of a layer.
 
-Tries the products of plain experts alone, with random weights and steady choices.
+The sampler gets random logits over the model's vocabulary. Only experts of plain matrices are tried here: they get
+random weights, and every token chooses its experts alike.
 """
 
 import dataclasses
@@ -39,10 +40,10 @@ class SamplerTrials(Trials):
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
-        kit = choose_sampling(config)
+        kernels = choose_sampling(config)
 
         def run() -> list[torch.Tensor]:
-            return [sample(self._logits.clone(), self._batch, None, kit=kit).token_ids]
+            return [sample(self._logits.clone(), self._batch, None, kernels=kernels).token_ids]
 
         return Trial(run, run)
 
@@ -120,11 +121,11 @@ class ExpertsTrials(Trials):
     def reference(self) -> Judge:
         return relative_errors([product() for product in self._products(TorchKernels(), torch.float32)])
 
-    def _products(self, kit: LayerKernels, dtype: torch.dtype) -> list[Callable[[], torch.Tensor]]:
+    def _products(self, kernels: LayerKernels, dtype: torch.dtype) -> list[Callable[[], torch.Tensor]]:
         """What computes each number of tokens: (num_tokens, hidden_size)."""
         spec, device = self._spec, self._config.device
         reader = DenseReader(RandomWeights(0, self._config.dtype, device, 1.0), device, dtype, 0)
-        experts = kit.experts(spec.gate_up, spec.down, reader, spec.gating)
+        experts = kernels.experts(spec.gate_up, spec.down, reader, spec.gating)
         generator = torch.Generator(device).manual_seed(0)
 
         def product(num_tokens: int) -> Callable[[], torch.Tensor]:

@@ -1,9 +1,7 @@
-"""Tries the products of packed matrices, as `--quantization` or a checkpoint has them, with random values.
+"""Tries the kernels of Triton for packed matrices and for low-rank adapters, with random values.
 
-There is one matrix of each form that the model has, and two of experts. They are made as the kit makes those of the
-model. The reference multiplies what the packed values stand for, in float32.
-
-Tries the kernels of low-rank adapters, with random ones of the largest rank in two slots.
+Matrices are packed as `--quantization` or a checkpoint has them: one of each form that the model has, and two of
+experts. Adapters have the largest rank, in two slots. The references are products of torch in float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,23 +40,27 @@ class PackedPart(NamedTuple):
 
 def packed_parts(model: ModelConfig, config: EngineConfig) -> dict[str, PackedPart]:
     """One of each form, by a text of this form; empty if all matrices are plain."""
-    kit = cast(TritonKernels, choose_kit(model, config))
+    kernels = cast(TritonKernels, choose_kit(model, config))
     found: dict[str, PackedPart] = {}
     for ref in tried_spec(model, config).weights:
         if not isinstance(ref, TensorRef):
             is_expert = isinstance(ref, ExpertsRef)
             matrix = ref.matrix if isinstance(ref, ExpertsRef) else ref
             small = WeightRef(matrix.names[:1], (min(matrix.out_features, _MOST_OUTPUTS),), matrix.in_features)
-            if form := kit.packed_form(matrix, is_expert=is_expert):
+            if form := kernels.packed_form(matrix, is_expert=is_expert):
                 found.setdefault(f"{form}{' of experts' * is_expert}", PackedPart(small, is_expert))
     return found
 
 
 class PackedTrials(Trials):
-    """All of these matrices, one after the other."""
+    """The matrices that `packed_parts` has found, one after the other.
+
+    They are made as `TritonKernels` makes those of the model. The reference multiplies what the packed values stand
+    for, in float32.
+    """
 
     def __init__(self, model: ModelConfig, config: EngineConfig, parts: dict[str, PackedPart]) -> None:
-        """Take what `packed_parts` has found."""
+        """Take the matrices."""
         self._model, self._config, self._parts = model, config, list(parts.values())
         self._reader = _RandomReader(model, config)
 
@@ -82,10 +84,10 @@ class PackedTrials(Trials):
         return relative_errors(exact)
 
     def _product(self, config: EngineConfig, part: PackedPart) -> Callable[[torch.Tensor], torch.Tensor]:
-        kit = cast(TritonKernels, choose_kit(self._model, config))
+        kernels = cast(TritonKernels, choose_kit(self._model, config))
         if not part.is_expert:
-            return kit.linear(part.ref, self._reader)
-        matrix, _ = kit.packed_experts(ExpertsRef(part.ref, _NUM_EXPERTS), self._reader) or (None, None)
+            return kernels.linear(part.ref, self._reader)
+        matrix, _ = kernels.packed_experts(ExpertsRef(part.ref, _NUM_EXPERTS), self._reader) or (None, None)
         assert matrix is not None, "random values fit the form"
 
         def multiply(rows: torch.Tensor) -> torch.Tensor:

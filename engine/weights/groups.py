@@ -1,6 +1,7 @@
-"""Quantized values and their scales, as every format decodes to them.
+"""Quantized matrices as values and the scales of their groups: what every format decodes to, and rounding to it.
 
-Rounds 16-bit matrices, on any device: to int8 or fp8 with a scale for each output, or to 4 bits in groups.
+A group is some inputs of one output, which are neighbours in most formats, or all of them. Plain matrices are rounded
+on any device: to int8 or fp8 with a scale for each output, or to 4 bits in groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,9 +45,7 @@ class Groups:
         group_of = self.group_of
         if group_of is None and num_groups > 1 and num_inputs % self.group_size:  # the last is not whole
             group_of = torch.arange(num_inputs, device=weights.device) // self.group_size
-        rows = max(1, _CHUNK_VALUES // num_inputs)
-        for first in range(0, num_outputs, rows):
-            part = slice(first, first + rows)
+        for part in _row_chunks(self.values):
             plain = self.values[part].to(torch.float32, copy=True)
             grouped = plain.view(len(plain), num_groups, -1) if group_of is None else plain
             of_each = (slice(None), slice(None), None) if group_of is None else (slice(None), group_of)
@@ -104,10 +103,15 @@ class Groups:
         return replace(self, scales=scales, zeros=zeros, offsets=offsets, group_size=size)
 
 
+def _row_chunks(matrix: torch.Tensor) -> list[slice]:
+    size = max(1, _CHUNK_VALUES // matrix.size(1))
+    return [slice(first, first + size) for first in range(0, len(matrix), size)]
+
+
 def packed_in_order(
     groups: Groups, pack: Callable[[Groups], _Packed | None]
 ) -> tuple[_Packed | None, torch.Tensor | None]:
-    """What a kit packs of the groups, None if it cannot, and the order of inputs that it needs; None for theirs."""
+    """What `pack` makes of the groups, None if it cannot, and the order of inputs that this needs; None for theirs."""
     packed = pack(groups)
     found = None if packed is not None else groups.side_by_side()
     if found is None:
@@ -165,10 +169,11 @@ def centred(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
+"""Twice the values of e2m1 that are not negative, by code."""
 
 
 def fp4_groups(octets: torch.Tensor, scales: torch.Tensor, group_size: int) -> Groups:
-    """Pairs of e2m1 values (out_features, in_features / 2), the first in the low bits. Twice a value is an integer."""
+    """Pairs of e2m1 values (out_features, in_features / 2), the first in the low bits."""
     table = torch.tensor([*FP4, *(-value for value in FP4)], dtype=torch.int8, device=octets.device)
     pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), 1).view(torch.int16)
     values = pairs.squeeze(1)[octets.int()].view(torch.int8)
@@ -184,8 +189,9 @@ Storage = Literal["none", "int8", "int4", "fp8"]
 """How plain matrices are kept; see `--quantization`."""
 
 _GROUP = 32
+"""Inputs that share a scale and a zero point in 4 bits."""
 _NUM_RANGES, _RANGE_STEP = 10, 0.04
-"""Values that are in float32 at once."""
+"""Ranges of a group that are tried, each shorter than the one before by this part of the first."""
 
 
 def round_matrix(weight: torch.Tensor, storage: Storage) -> Groups:
@@ -200,7 +206,7 @@ def round_outputs(weight: torch.Tensor, dtype: torch.dtype) -> Groups:
     largest = 127.0 if dtype == torch.int8 else 448.0
     values = torch.empty_like(weight, dtype=dtype)
     scales = torch.empty(len(weight), 1, device=weight.device)
-    for part in _parts(weight):
+    for part in _row_chunks(weight):
         plain = weight[part].float()
         scales[part] = plain.abs().amax(1, keepdim=True).clamp_(min=1e-12) / largest
         scaled = plain.div_(scales[part]).clamp_(-largest, largest)
@@ -217,7 +223,7 @@ def round_to_4_bits(weight: torch.Tensor) -> Groups:
     num_outputs, num_inputs = weight.shape
     values = torch.empty_like(weight, dtype=torch.int8)
     scales, zeros = (torch.empty(num_outputs, num_inputs // _GROUP, device=weight.device) for _ in range(2))
-    for part in _parts(weight):
+    for part in _row_chunks(weight):
         plain = weight[part].float().view(-1, num_inputs // _GROUP, _GROUP)
         codes, scales[part], zeros[part] = _round_groups(plain)
         values[part] = (codes - 8).flatten(1).to(torch.int8)
@@ -244,8 +250,3 @@ def _round_groups(plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     scale = torch.where(is_wide, fitted, mean.abs().clamp_(min=1e-12))
     best, centre = torch.where(is_wide, best, 0.0), torch.where(is_wide, centre, 0.0)
     return best, scale.squeeze(-1), (centre - mean / scale).squeeze(-1)
-
-
-def _parts(weight: torch.Tensor) -> list[slice]:
-    size = max(1, _CHUNK_VALUES // weight.size(1))
-    return [slice(first, first + size) for first in range(0, len(weight), size)]

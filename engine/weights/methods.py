@@ -1,38 +1,9 @@
-"""The tensors that a quantized checkpoint has in place of one weight.
+"""Decodes the weights of quantized checkpoints: one function for each method of quantization.
 
-Weights in fp8 with scales of blocks, outputs or whole matrices: DeepSeek, Qwen3-FP8, AutoFP8, FBGEMM.
-
-Scales of activations (`input_scale`) are for kernels that quantize activations, which Weft does not.
-
-ModelOpt of NVIDIA: fp8 with scales of matrices or outputs, and NVFP4.
-
-NVFP4 has pairs of values (out_features, in_features / 2), a scale in fp8 of each 16 inputs, and `weight_scale_2`, a
-factor of all of them (github.com/NVIDIA/TensorRT-Model-Optimizer, `torch/quantization/qtensor/nvfp4_tensor.py`).
-
-compressed-tensors, as LLM Compressor writes it: integers plain and packed, fp8, NVFP4, MXFP4, MXFP8.
-
-Layouts: github.com/vllm-project/compressed-tensors, `compressors`. A config.json may mix them by layer.
-
-GPTQ, as AutoGPTQ, GPTQModel and AutoRound write it.
-
-Layout: `qweight` (in_features * bits / 32, out_features) packs inputs, `qzeros` (groups, out_features * bits / 32)
-packs outputs, `scales` is (groups, out_features), `g_idx` has the group of each input. Zero points of the first format
-are stored less one (github.com/ModelCloud/GPTQModel, `convert_gptq_v1_to_v2_format`).
-
-AWQ in the layout of AutoAWQ's GEMM kernel.
-
-`qweight` (in_features, out_features / 8) and `qzeros` (groups, out_features / 8) pack outputs, of each eight first the
-even ones (github.com/casper-hansen/AutoAWQ, `awq/modules/linear/gemm.py`); `scales` is (groups, out_features).
-
-Experts in MXFP4, as gpt-oss has them: `blocks` (experts, outputs, inputs / 32, 16) and `scales` without the last.
-
-bitsandbytes: 4-bit values of a table (NF4, FP4) with scales of blocks that may be quantized themselves, and int8.
-
-Layouts: github.com/bitsandbytes-foundation/bitsandbytes, `functional.py` (`QuantState.as_dict`, `dequantize_4bit`).
-
-torchao in safetensors, as transformers 5 writes it: each tensor subclass as plain tensors, read without the library.
-
-A weight `up.weight` is `up._weight_qdata`, `_scale` and `_zero_point` (github.com/pytorch/ao, `prototype/safetensors`).
+Each takes the tensors that a checkpoint has in place of one weight, and returns values and scales as `Groups`; None if
+the checkpoint has the weight as it is. `engine/models/loading.py` picks one by `Quantization.method`. Formats are read
+without their libraries. Scales of activations (`input_scale`) are left alone: they are for kernels that quantize
+activations, which Weft does not.
 """
 
 import json
@@ -52,7 +23,7 @@ _EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Takes tensors by name; every one that is taken counts as used.
+    """The tensors that a quantized checkpoint has in place of one weight. Every one that is taken counts as used.
 
     Attributes:
         name: Of the weight, as it would be called if it were not quantized.
@@ -132,7 +103,7 @@ class StoredWeight:
 
 
 def decode_fp8(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """fp8 with scales of blocks, outputs or whole matrices: DeepSeek, Qwen3-FP8, AutoFP8, FBGEMM."""
     names = [weight.name + ending for ending in ("_scale_inv", "_scale") if weight.has(weight.name + ending)]
     if not names:
         return None
@@ -141,7 +112,11 @@ def decode_fp8(weight: StoredWeight) -> Groups | None:
 
 
 def decode_modelopt(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """ModelOpt of NVIDIA: fp8 with scales of matrices or outputs, and NVFP4.
+
+    NVFP4 has pairs of values (out_features, in_features / 2), a scale in fp8 of each 16 inputs, and `weight_scale_2`, a
+    factor of all of them (github.com/NVIDIA/TensorRT-Model-Optimizer, `torch/quantization/qtensor/nvfp4_tensor.py`).
+    """
     name, (outputs, inputs) = weight.name, weight.shape
     if not weight.has(f"{name}_scale"):
         return None
@@ -153,12 +128,15 @@ def decode_modelopt(weight: StoredWeight) -> Groups | None:
 
 
 def decode_compressed_tensors(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """compressed-tensors, as LLM Compressor writes it: integers plain and packed, fp8, NVFP4, MXFP4, MXFP8.
+
+    Layouts: github.com/vllm-project/compressed-tensors, `compressors`. A config.json may mix them by layer.
+    """
     name = weight.name
     if not weight.has(f"{name}_packed"):
-        return _plain(weight) if weight.has(f"{name}_scale") else None
+        return _unpacked_compressed(weight) if weight.has(f"{name}_scale") else None
     if not weight.scheme.is_float:
-        return _packed_integers(weight)
+        return _packed_compressed(weight)
     if weight.has(f"{name}_zero_point"):
         raise ModelError(f"tensor {name}_zero_point: 4-bit floats with zero points are not supported")
     outputs, inputs = weight.shape
@@ -169,13 +147,13 @@ def decode_compressed_tensors(weight: StoredWeight) -> Groups | None:
     return fp4_groups(packed, scales, weight.scheme.group_size or inputs)
 
 
-def _plain(weight: StoredWeight) -> Groups:
+def _unpacked_compressed(weight: StoredWeight) -> Groups:
     values, name, scheme = weight.take(weight.name, *weight.shape), f"{weight.name}_zero_point", weight.scheme
     zeros = weight.scales(name, scheme) if weight.has(name) else None
     return weight.groups(values, weight.scales(f"{weight.name}_scale", scheme), zeros)
 
 
-def _packed_integers(weight: StoredWeight) -> Groups:
+def _packed_compressed(weight: StoredWeight) -> Groups:
     name, scheme, (outputs, inputs) = weight.name, weight.scheme, weight.shape
     shape = tuple(weight.take(f"{name}_shape", 2).tolist())
     if shape != weight.shape:
@@ -184,12 +162,12 @@ def _packed_integers(weight: StoredWeight) -> Groups:
     values = centred(unpack(packed, scheme.bits)[:, :inputs], scheme.bits)
     scales, zeros = weight.scales(f"{name}_scale", scheme), None
     if weight.has(f"{name}_zero_point"):
-        zeros = _zeros(weight, scales.shape[1])
+        zeros = _compressed_zeros(weight, scales.shape[1])
     groups = weight.groups(values, scales, zeros)
     return replace(groups, group_of=weight.group_of(f"{name}_g_idx", scales.shape[1]))
 
 
-def _zeros(weight: StoredWeight, num_groups: int) -> torch.Tensor:
+def _compressed_zeros(weight: StoredWeight, num_groups: int) -> torch.Tensor:
     """Packed along the outputs; older files have them as they are."""
     name, bits, outputs = f"{weight.name}_zero_point", weight.scheme.bits, weight.shape[0]
     stored = weight.take(name)
@@ -200,7 +178,12 @@ def _zeros(weight: StoredWeight, num_groups: int) -> torch.Tensor:
 
 
 def decode_gptq(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """GPTQ, as AutoGPTQ, GPTQModel and AutoRound write it.
+
+    `qweight` (in_features * bits / 32, out_features) packs inputs, `qzeros` (groups, out_features * bits / 32) packs
+    outputs, `scales` is (groups, out_features), `g_idx` has the group of each input. Zero points of the first format
+    are stored less one (github.com/ModelCloud/GPTQModel, `convert_gptq_v1_to_v2_format`).
+    """
     module, (outputs, inputs) = weight.module, weight.shape
     if not weight.has(f"{module}.qweight"):
         return None
@@ -215,31 +198,39 @@ def decode_gptq(weight: StoredWeight) -> Groups | None:
     return replace(groups, group_of=weight.group_of(f"{module}.g_idx", num_groups))
 
 
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Where each of eight outputs lies in a word."""
 
 
 def decode_awq(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """AWQ in the layout of AutoAWQ's GEMM kernel.
+
+    `qweight` (in_features, out_features / 8) and `qzeros` (groups, out_features / 8) pack outputs, of each eight first
+    the even ones (github.com/casper-hansen/AutoAWQ, `awq/modules/linear/gemm.py`). `scales` is (groups, out_features).
+    """
     module, (outputs, inputs) = weight.module, weight.shape
     if not weight.has(f"{module}.qweight"):
         return None
     num_groups = -(-inputs // (weight.scheme.group_size or inputs))
-    values = _unpack(weight.take(f"{module}.qweight", inputs, outputs // 8))
+    values = _unpack_awq(weight.take(f"{module}.qweight", inputs, outputs // 8))
     zeros = None
     if weight.has(f"{module}.qzeros"):
-        zeros = _unpack(weight.take(f"{module}.qzeros", num_groups, outputs // 8)).float()
+        zeros = _unpack_awq(weight.take(f"{module}.qzeros", num_groups, outputs // 8)).float()
     scales = weight.take(f"{module}.scales", num_groups, outputs).T.float()
     return weight.groups(values, scales, zeros)
 
 
-def _unpack(words: torch.Tensor) -> torch.Tensor:
+def _unpack_awq(words: torch.Tensor) -> torch.Tensor:
     """By outputs."""
-    values = unpack(words, 4).view(len(words), -1, 8)[..., _PLACES].flatten(1)
+    values = unpack(words, 4).view(len(words), -1, 8)[..., _AWQ_PLACES].flatten(1)
     return centred(values, 4).T
 
 
 def decode_mxfp4(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """Experts in MXFP4, as gpt-oss has them.
+
+    `blocks` is (experts, outputs, inputs / 32, 16), `scales` is the same without the last dimension.
+    """
     if not weight.has(f"{weight.name}_blocks"):
         return None
     outputs, inputs = weight.shape
@@ -249,24 +240,28 @@ def decode_mxfp4(weight: StoredWeight) -> Groups | None:
 
 
 def decode_bitsandbytes(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """Values of a table in 4 bits (NF4, FP4), or int8, as bitsandbytes has them.
+
+    Scales of blocks may be quantized themselves. Layouts: github.com/bitsandbytes-foundation/bitsandbytes,
+    `functional.py` (`QuantState.as_dict`, `dequantize_4bit`).
+    """
     name, (outputs, inputs) = weight.name, weight.shape
     if weight.has(f"{weight.module}.SCB"):
         scales = weight.take(f"{weight.module}.SCB", outputs)[:, None].float() / 127
         return Groups(weight.take(name, outputs, inputs), scales, None, 8, inputs)
     if not weight.has(f"{name}.absmax"):
         return None
-    state = _state(weight)
+    state = _bitsandbytes_state(weight)
     size = state.size("blocksize")
     if inputs % size:
         raise ModelError(f"tensor {name}: blocks of {size} values do not divide rows of {inputs}")
     packed = weight.take(name, outputs * inputs // 2, 1)
     table = weight.take(f"{name}.quant_map", 16).float()
     values = table[torch.stack((packed >> 4, packed & 15), -1).int()].view(outputs, inputs)  # the first in high bits
-    return Groups(values, _absmax(weight, state, size).view(outputs, -1), None, 4, size)
+    return Groups(values, _bitsandbytes_scales(weight, state, size).view(outputs, -1), None, 4, size)
 
 
-def _state(weight: StoredWeight) -> Fields:
+def _bitsandbytes_state(weight: StoredWeight) -> Fields:
     names = [f"{weight.name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
     name = next(filter(weight.has, names), names[0])
     try:
@@ -275,7 +270,7 @@ def _state(weight: StoredWeight) -> Fields:
         raise ModelError(f"tensor {name} is no JSON") from None
 
 
-def _absmax(weight: StoredWeight, state: Fields, size: int) -> torch.Tensor:
+def _bitsandbytes_scales(weight: StoredWeight, state: Fields, size: int) -> torch.Tensor:
     name, (outputs, inputs) = weight.name, weight.shape
     absmax = weight.take(f"{name}.absmax", outputs * inputs // size)
     if not weight.has(f"{name}.nested_absmax"):
@@ -287,7 +282,11 @@ def _absmax(weight: StoredWeight, state: Fields, size: int) -> torch.Tensor:
 
 
 def decode_torchao(weight: StoredWeight) -> Groups | None:
-    """The weight; None if it is not quantized."""
+    """A tensor subclass of torchao as plain tensors in safetensors, as transformers 5 writes it.
+
+    A weight `up.weight` is `up._weight_qdata`, `_scale` and `_zero_point` (github.com/pytorch/ao,
+    `prototype/safetensors`).
+    """
     parent, _, leaf = weight.name.rpartition(".")
     qdata, scale, zero_point = (f"{parent}._{leaf}_{part}" for part in ("qdata", "scale", "zero_point"))
     if not weight.has(qdata):

@@ -1,9 +1,8 @@
-"""How the matrices of a checkpoint are stored, as `quantization.py` reads it of a config.json. Imports no torch.
+"""Reads how the matrices of a checkpoint are stored, from the quantization_config of its config.json.
 
-Reads the quantization_config of a config.json: which matrices are stored how. Imports no torch.
-
-`engine/models/loading.py` has the decoder of each method. What has none is refused with a `ModelError` that says what
-is read.
+`read_quantization` returns a `Quantization`, which knows the `Scheme` of every module. What Weft has no decoder for is
+refused with a `ModelError` that says what is read. The decoders are in `engine/weights/methods.py`, and that of GGUF in
+`engine/gguf/tensors.py`. Imports no torch.
 """
 
 import re
@@ -124,21 +123,9 @@ class Quantization:
         return f"{names} ({self.name}{f'; {activations}' * are_made_for_fewer})"
 
 
-"""Reads the quantization_config of a config.json: which matrices are stored how. Imports no torch.
-
-`engine/models/loading.py` has the decoder of each method. What has none is refused with a `ModelError` that says what
-is read.
-"""
-
-
 _BITS = (2, 4, 8)
-_LAYOUTS = {
-    *("naive-quantized", "int-quantized", "float-quantized", "pack-quantized", "mixed-precision"),
-    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
-}
-
-
-_TABLE = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)$")
+"""Bits of integers."""
+_EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)$")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)$")
 
 
@@ -173,7 +160,7 @@ def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object
 def _plain(config: Fields, *names: str) -> tuple[re.Pattern[str], ...]:
     """Of the modules that a field lists, and of embeddings, which these formats never quantize."""
     listed = [module for name in names for module in config.texts(name)]
-    return *(re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in listed), _TABLE
+    return *(re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in listed), _EMBEDDINGS
 
 
 def _always(scheme: Scheme) -> tuple[re.Pattern[str], Scheme]:
@@ -231,7 +218,7 @@ def _gptq(config: Fields) -> Quantization:
     left_out = [
         _pattern(config, "dynamic", name.removeprefix("-:")) for name in dynamic.names() if name.startswith("-:")
     ]
-    plain = *left_out, *(() if config.flag("lm_head", False) else (_HEAD,)), _TABLE
+    plain = *left_out, *(() if config.flag("lm_head", False) else (_HEAD,)), _EMBEDDINGS
     return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), layout == "gptq", plain)
 
 
@@ -264,7 +251,7 @@ def _auto_round(config: Fields) -> Quantization:
         (_pattern(config, "extra_config", pattern), _integers(extra.section(name), scheme))
         for name, pattern in zip(names, patterns, strict=True)
     ]
-    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
+    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _EMBEDDINGS))
 
 
 _MODELOPT = {
@@ -282,7 +269,7 @@ def _modelopt(config: Fields) -> Quantization:
         _refuse(f"quant_algo {kind} of modelopt", _MODELOPT)
     names = (*config.texts("ignore"), *config.texts("exclude_modules"))
     plain = tuple(re.compile(translate(name)) for name in names)
-    return Quantization("modelopt", f"ModelOpt {kind}", (_always(_MODELOPT[kind]),), plain=(*plain, _TABLE))
+    return Quantization("modelopt", f"ModelOpt {kind}", (_always(_MODELOPT[kind]),), plain=(*plain, _EMBEDDINGS))
 
 
 _TORCHAO = {
@@ -328,6 +315,13 @@ def _torchao(config: Fields) -> Quantization:
     return Quantization("torchao", f"torchao {kind}", (_always(scheme),), plain=(*plain, _HEAD))
 
 
+_LAYOUTS = {
+    *("naive-quantized", "int-quantized", "float-quantized", "pack-quantized", "mixed-precision"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+}
+"""Formats of compressed-tensors."""
+
+
 def _compressed_tensors(config: Fields) -> Quantization:
     if config.section("transform_config").section("config_groups").names():
         _refuse("a transform_config", ("none",))
@@ -350,7 +344,7 @@ def _compressed_tensors(config: Fields) -> Quantization:
     named = [_target(config, name, "ignore") for name in config.texts("ignore")]
     ignored = [pattern for closeness, pattern in named if closeness < 3]  # other classes than Linear have no matrices
     return Quantization(
-        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, _TABLE)
+        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, _EMBEDDINGS)
     )
 
 
@@ -417,7 +411,7 @@ _GGUF = {
 
 
 def _gguf(config: Fields) -> Quantization:
-    """Of a folder that `server/gguf` has made; tensors of other types are plain."""
+    """Of a folder that `engine/gguf/folder.py` has made; tensors of other types are plain."""
     tensors, modules = config.section("tensors"), dict[str, list[str]]()
     for name in tensors.names():
         kind = tensors.section(name).optional_text("type") or ""

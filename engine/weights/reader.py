@@ -1,11 +1,9 @@
-"""References to the weights of a checkpoint, by name and shape.
+"""References to the weights of a model, and the reader that turns them into tensors on the device.
 
-A reference does not say how the checkpoint stores a weight, which the reader knows, nor how it is kept in memory, which
-the kit decides.
-
-The reader, which turns weight references into tensors on the device, and the sources that it reads from.
-
-`engine/models/loading.py` picks the source of a checkpoint; `engine/models/loading.py` is that of quantized ones.
+A reference names weights of a checkpoint and their shapes. It does not say how the checkpoint stores them, which the
+reader knows, nor how they are kept in memory, which `LayerKernels` decides. The reader reads from a `TensorSource`:
+`engine/weights/tensor_files.py` has those of plain tensors, `engine/models/loading.py` has that of quantized ones and
+picks the source of a checkpoint.
 """
 
 from collections.abc import Callable, Iterator
@@ -175,14 +173,8 @@ class TensorRef:
         return self.num_values * (torch.float32 if self.offset else self.dtype or dtype).itemsize
 
 
-"""The reader, which turns weight references into tensors on the device, and the sources that it reads from.
-
-`engine/models/loading.py` picks the source of a checkpoint; `engine/models/loading.py` is that of quantized ones.
-"""
-
-
-# Called with the bytes loaded so far and the bytes in total, counted as they are on the device.
 Progress = Callable[[int, int], None]
+"""Called with the bytes loaded so far and the bytes in total, counted as they are on the device."""
 
 
 class Part(NamedTuple):
@@ -203,7 +195,7 @@ class WeightReader(Protocol):
         """
 
     def groups(self, ref: WeightRef) -> Groups | None:
-        """The weight as the checkpoint has it quantized, for kits that keep it so; its bias is `bias_of`.
+        """The weight as the checkpoint has it quantized, for `LayerKernels` that keep it so; its bias is `bias_of`.
 
         None if it is not quantized, if its projections are not quantized alike, or if the reference scales it.
         Dequantized it is the weight of `dense`, bit for bit.

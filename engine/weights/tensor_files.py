@@ -1,9 +1,8 @@
-"""Copies host tensors to the device through pinned buffers; reading a part overlaps with copying another.
+"""Sources of plain tensors: the files of a checkpoint, or random values of the right shapes.
 
-From memory that is not pinned, such as a mapped file, the driver copies through a small buffer of its own while the
-host waits. Here all of torch's threads read a part into a pinned buffer while the device fetches the part before.
-
-Sources of plain tensors: the files of a checkpoint, or random values of the right shapes.
+Of files nothing but tensors is read: no code of theirs runs. For a CUDA device tensors go through pinned buffers.
+Refuses tensors of another shape than config.json asks for, values that are not numbers, and tensors that have no place
+in the model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +35,12 @@ class Event(Protocol):
 
 
 class PinnedUpload:
-    """Owns the buffers and uses them in turn."""
+    """Copies host tensors to the device through pinned buffers; reading a part overlaps with copying another.
+
+    From memory that is not pinned, such as a mapped file, the driver copies through a small buffer of its own while the
+    host waits. Here all of torch's threads read a part into a pinned buffer while the device fetches the part before.
+    Owns the buffers and uses them in turn.
+    """
 
     def __init__(
         self,
@@ -74,36 +78,10 @@ class PinnedUpload:
         return torch.split(tensor.view(-1).view(torch.uint8), self._buffer_bytes)
 
 
-_FORMATS = (
-    ("model.safetensors.index.json", "model.safetensors"),
-    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
-)
-"""Of each format the index of a checkpoint in shards, and the only file of another. The first there is counts."""
-
 _CHECKED = {torch.float32, torch.float16, torch.bfloat16}
-
-_HALF_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
-
-_HARMLESS = (  # of old checkpoints: constants, and the output head of tied ones a second time
-    "rotary_emb.inv_freq",
-    "attn.bias",
-    "attn.masked_bias",
-    "attention.bias",
-    "attention.masked_bias",
-    "rotary_emb.cos_cached",
-    "rotary_emb.sin_cached",
-    "decoder.version",
-    "lm_head.weight",
-    "embed_out.weight",
-    "output_projection.weight",
-)
-
 
 _PACKED = ("qweight", "weight_packed", "_weight_qdata")
 """What quantized checkpoints have in place of `weight`."""
-
-_OTHER_HEADS = ("mtp.", "model.mtp", "score.")
-"""Beginnings of names: heads that predict several tokens, and the head of a classifier, which is read by itself."""
 
 
 class CheckpointSource(TensorSource):
@@ -232,6 +210,25 @@ def misshapen(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> ModelErr
     return ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(shape)}")
 
 
+_HARMLESS = (
+    "rotary_emb.inv_freq",
+    "attn.bias",
+    "attn.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "decoder.version",
+    "lm_head.weight",
+    "embed_out.weight",
+    "output_projection.weight",
+)
+"""Endings of names, of old checkpoints: constants, and the output head of tied ones a second time."""
+
+_OTHER_HEADS = ("mtp.", "model.mtp", "score.")
+"""Beginnings of names: heads that predict several tokens, and the head of a classifier, which is read by itself."""
+
+
 def refuse_unexpected(names: Iterable[str]) -> None:
     """Raise ModelError if the checkpoint has a tensor that no model needs."""
     unexpected = [name for name in names if not name.endswith(_HARMLESS) and not name.startswith(_OTHER_HEADS)]
@@ -248,6 +245,9 @@ def _map(path: Path, name: str) -> torch.Tensor:
     with safe_open(path, framework="pt") as shard:
         tensor: torch.Tensor = shard.get_tensor(name)
     return tensor
+
+
+_HALF_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 
 
 def text_name(stored: str) -> str | None:
@@ -272,6 +272,13 @@ def _text_half(shards: Iterable[str]) -> dict[str, str]:
     if half or not any(name.startswith("visual.") for name in names):
         return half or {name: name for name in names}
     return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL's first files
+
+
+_FORMATS = (
+    ("model.safetensors.index.json", "model.safetensors"),
+    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
+"""Of each format the index of a checkpoint in shards, and the only file of another. The first there is counts."""
 
 
 def _locate_tensors(folder: Path) -> dict[str, Path]:

@@ -1,14 +1,6 @@
-"""The error for a model that cannot be served.
+"""What a process says of itself: why it cannot start or serve a model, the limit behind an error, and its log.
 
-Names the resource limits of this machine, and the limit behind an error.
-
-Both packages use it, for the line that says why something cannot start. Imports only the standard library, so that it
-works where little else does.
-
-Configures logging to stderr: text lines for people, or one JSON object per line for machines.
-
-Fields beside the message come from logging's `extra=`: `logger.info("restarting", extra={"delay_s": 1})`. Every process
-of Weft uses it. Imports only the standard library.
+The server and the engine both use it. Imports only the standard library, so that it works where little else does.
 """
 
 import datetime
@@ -82,10 +74,18 @@ def _read(path: str) -> str:
 
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+"""Fields that every record has."""
 
 
 def configure(log_format: str, process: str) -> None:
-    """Send the log of this process to stderr; `process` is its name in every line, such as "supervisor"."""
+    """Send the log of this process to stderr; every process of Weft does.
+
+    Fields beside the message come from logging's `extra=`: `logger.info("restarting", extra={"delay_s": 1})`.
+
+    Args:
+        log_format: `json` for one JSON object per line, for machines; else text lines, for people.
+        process: Its name in every line, such as "supervisor".
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(process, is_json=log_format == "json"))
     root = logging.getLogger()

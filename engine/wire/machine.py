@@ -1,12 +1,7 @@
-"""Makes Python's garbage collector run rarely, and skip start-up objects.
+"""What processes tell each other of their machine: versions, devices, chosen kernels, and the memory of models.
 
-Returns freed memory to the system.
-
-Facts of a machine: versions, and what the engine's side tells `weft doctor` of devices and settled choices.
-
+It also has what keeps a process small and quick: rare garbage collection, and the return of freed memory to the system.
 Imports no torch.
-
-What a model takes of a device's memory, and the share of it that KV caches may have.
 """
 
 import ctypes
@@ -17,29 +12,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-
-THRESHOLD = 10_000
-"""New objects before a collection. At Python's 700, hundreds of streams (about 300 objects each in a server process)
-cause a full collection every second."""
-
-
-def collect_rarely() -> None:
-    """Freeze start-up objects; collect rarely. Call it once everything is loaded.
-
-    A collection stops all streams. A full one over the objects of torch alone takes 80 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(THRESHOLD)
-
-
-def return_free_memory() -> None:
-    """Return freed memory to the system, which glibc would keep."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent from other C libraries
-        if trim is not None:
-            trim(0)
-
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -67,7 +39,7 @@ class CudaDevice(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a candidate did when a component was settled.
+    """How a candidate did when something was chosen for its component.
 
     Attributes:
         seconds: Of one run; None if it was not timed, since there was nothing to choose or it cannot be used.
@@ -81,7 +53,7 @@ class Verdict(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
-class Settled(msgspec.Struct, frozen=True):
+class KernelChoice(msgspec.Struct, frozen=True):
     """What was chosen for a component, and why.
 
     Attributes:
@@ -125,15 +97,15 @@ class MachineFacts(msgspec.Struct, frozen=True):
     free_bytes: int
     compiled: tuple[str, ...]
     native: str | None
-    settled: tuple[Settled, ...] = ()
+    settled: tuple[KernelChoice, ...] = ()
 
 
-# KV caches take at most this share of the memory that weights and activations leave, unless told otherwise. The rest is
-# for other programs on a CPU, and for CUDA graphs and fragmentation on a GPU.
 SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
+"""KV caches take at most this share of the memory that weights and activations leave, unless told otherwise. The rest
+is for other programs on a CPU, and for CUDA graphs and fragmentation on a GPU."""
 
-# A CPU decodes too slowly to use more.
 MAX_CPU_CACHE_BYTES = 4 << 30
+"""A CPU decodes too slowly to use more."""
 
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,3 +150,27 @@ def format_size(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:,.2f} GB"
+
+
+GC_THRESHOLD = 10_000
+"""New objects before a collection. At Python's 700, hundreds of streams (about 300 objects each in a server process)
+cause a full collection every second."""
+
+
+def collect_rarely() -> None:
+    """Freeze start-up objects; collect rarely. Call it once everything is loaded.
+
+    Python's garbage collector then skips these objects. A collection stops all streams. A full one over the objects of
+    torch alone takes 80 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+def return_free_memory() -> None:
+    """Return freed memory to the system, which glibc would keep."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent from other C libraries
+        if trim is not None:
+            trim(0)

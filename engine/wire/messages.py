@@ -1,9 +1,8 @@
-"""Cuts the stream between server and engine into frames: four bytes of length (little endian), then the body.
+"""The messages between server and engine, and the frames in which they cross the process boundary.
 
-Defines the messages that cross the process boundary.
-
-Server and engine talk over a Unix stream socket, in frames (`framing`) of one MessagePack message each. The engine
-speaks first, with `EngineInfo`. End of file means that the peer is dead. Imports neither torch nor the server.
+Both talk over a Unix stream socket. A frame is four bytes of length (little endian), then one message in MessagePack.
+The engine speaks first, with `EngineInfo`. End of file means that the peer is dead. Imports neither torch nor the
+server.
 """
 
 import enum

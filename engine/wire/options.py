@@ -1,11 +1,7 @@
-"""LoRA adapters as both sides know them: a name, a folder, and what its files held when the name was given to them.
+"""What an engine process is told apart from requests: its options, its LoRA adapters, and what `weft simulate` asks.
 
-A server process sends all three with every request, so an engine needs no table of names, and a new one knows as much
-as the one before it. Imports neither side.
-
-What the supervisor asks of the engine process.
-
-What `weft simulate` and its engine process tell each other: one JSON object per line, over pipes.
+The supervisor gives the options. An adapter comes with every request that uses it. `weft simulate` and its engine
+process exchange one JSON object per line, over pipes. Imports neither side.
 """
 
 import hashlib
@@ -18,100 +14,6 @@ from typing import Literal
 import msgspec
 
 from weft.engine.wire.errors import ModelError
-
-MAX_ADAPTERS = 1000
-"""Most adapters of all models together."""
-MAX_LORAS = 256
-"""Most slots of a model."""
-MAX_FOLDER_CHARS = 4096
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_MAX_HEADER_BYTES = 100_000_000
-"""As in safetensors: eight bytes with the size of a header in JSON come before it."""
-_OWN_MODULE = re.compile(rb'"(?![^"]*(?:lora_|base_layer))[^"]+\.weight":')
-"""In the header, the name of a weight that is part of no low-rank adapter."""
-
-
-class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """An adapter.
-
-    Attributes:
-        name: What clients call it.
-        folder: Absolute.
-        content: A digest of what the files hold, wherever they are. Cached prefixes are those of one content.
-        has_modules: Whether it has whole modules of its own, and not A and B alone.
-    """
-
-    name: str
-    folder: str
-    content: str
-    has_modules: bool = False
-
-
-def adapter_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of the adapter in a folder, none of which is opened.
-
-    Raises:
-        ModelError: One is missing.
-    """
-    files = [folder / name for name in _FILES]
-    try:
-        for file in files:
-            if not S_ISREG(file.stat().st_mode):  # to read a pipe would take for ever
-                raise ModelError(f"{file} is no regular file")
-    except FileNotFoundError:
-        raise ModelError(f"no {file.name} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
-    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
-        raise _unreadable(folder, error) from None
-    return files
-
-
-def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
-    """The adapter in a folder as it is now. Reads its files whole.
-
-    Raises:
-        ModelError: There is none.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        files = adapter_files(folder)
-        for path in files:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "blake2b").digest())
-        with files[-1].open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
-    except OSError as error:
-        raise _unreadable(folder, error) from None
-    return Adapter(name, str(folder), digest.hexdigest(), _OWN_MODULE.search(header) is not None)
-
-
-def _unreadable(folder: pathlib.Path, error: Exception) -> ModelError:
-    return ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}")
-
-
-class AdapterUse(msgspec.Struct, frozen=True):
-    """Names of adapters, sorted: of requests that run, of those that wait, and of what is in the slots."""
-
-    running: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-    resident: tuple[str, ...] = ()
-
-    def pack(self, size: int) -> bytes:
-        """The names in at most size bytes. Each list is cut between two names if it takes more than a third."""
-        lists = (self.running, self.waiting, self.resident)
-        return b"\n".join(_joined(names, size // 3 - 1) for names in lists)
-
-
-def unpack(data: bytes) -> AdapterUse:
-    """What `AdapterUse.pack` made; zeros behind it are ignored. Of half-written bytes, whatever they say."""
-    lists = data.partition(b"\0")[0].decode("utf-8", "replace").split("\n")
-    return AdapterUse(*(tuple(filter(None, names.split(","))) for names in lists[:3]))
-
-
-def _joined(names: Collection[str], size: int) -> bytes:
-    """Names with commas between them."""
-    data = ",".join(names).encode()
-    return data if len(data) <= size else data[: size + 1].rpartition(b",")[0]
-
 
 KvRole = Literal["none", "prefill", "decode", "both"]
 """What an engine is among those that share a folder of blocks. Each finds what others wrote, and writes the prompts of
@@ -131,7 +33,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: Most tokens of prompt and output together.
         kv_cache_memory: Bytes for the KV cache.
         kv_cache_dtype: auto, or fp8 (CUDA) or int8 (CPU) for one byte per value.
-        kernels: What computes a component, by its name; what is not named is settled by measurement.
+        kernels: What computes a component, by its name; what is not named is chosen by measurement.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
@@ -217,6 +119,103 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Those of them that this machine has."""
         number = self.num_ranks // self.nnodes
         return range(self.node_rank * number, (self.node_rank + 1) * number)
+
+
+MAX_ADAPTERS = 1000
+"""Most adapters of all models together."""
+MAX_LORAS = 256
+"""Most slots of a model."""
+MAX_FOLDER_CHARS = 4096
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MAX_HEADER_BYTES = 100_000_000
+"""As in safetensors: eight bytes with the size of a header in JSON come before it."""
+_OWN_MODULE = re.compile(rb'"(?![^"]*(?:lora_|base_layer))[^"]+\.weight":')
+"""In the header, the name of a weight that is part of no low-rank adapter."""
+
+
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter: a name, a folder, and what its files held when the name was given to them.
+
+    A server process sends all of it with every request. So an engine needs no table of names, and a new one knows as
+    much as the one before it.
+
+    Attributes:
+        name: What clients call it.
+        folder: Absolute.
+        content: A digest of what the files hold, wherever they are. Cached prefixes are those of one content.
+        has_modules: Whether it has whole modules of its own, and not A and B alone.
+    """
+
+    name: str
+    folder: str
+    content: str
+    has_modules: bool = False
+
+
+def adapter_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of the adapter in a folder, none of which is opened.
+
+    Raises:
+        ModelError: One is missing.
+    """
+    files = [folder / name for name in _ADAPTER_FILES]
+    try:
+        for file in files:
+            if not S_ISREG(file.stat().st_mode):  # to read a pipe would take for ever
+                raise ModelError(f"{file} is no regular file")
+    except FileNotFoundError:
+        raise ModelError(f"no {file.name} in {folder}" if folder.is_dir() else f"no such folder: {folder}") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or with a zero in it
+        raise _unreadable(folder, error) from None
+    return files
+
+
+def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
+    """The adapter in a folder as it is now. Reads its files whole.
+
+    Raises:
+        ModelError: There is none.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        files = adapter_files(folder)
+        for path in files:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+        with files[-1].open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    return Adapter(name, str(folder), digest.hexdigest(), _OWN_MODULE.search(header) is not None)
+
+
+def _unreadable(folder: pathlib.Path, error: Exception) -> ModelError:
+    return ModelError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+class AdapterUse(msgspec.Struct, frozen=True):
+    """Names of adapters, sorted: of requests that run, of those that wait, and of what is in the slots."""
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    resident: tuple[str, ...] = ()
+
+    def pack(self, size: int) -> bytes:
+        """The names in at most size bytes. Each list is cut between two names if it takes more than a third."""
+        lists = (self.running, self.waiting, self.resident)
+        return b"\n".join(_joined(names, size // 3 - 1) for names in lists)
+
+
+def unpack(data: bytes) -> AdapterUse:
+    """What `AdapterUse.pack` made; zeros behind it are ignored. Of half-written bytes, whatever they say."""
+    lists = data.partition(b"\0")[0].decode("utf-8", "replace").split("\n")
+    return AdapterUse(*(tuple(filter(None, names.split(","))) for names in lists[:3]))
+
+
+def _joined(names: Collection[str], size: int) -> bytes:
+    """Names with commas between them."""
+    data = ",".join(names).encode()
+    return data if len(data) <= size else data[: size + 1].rpartition(b",")[0]
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):

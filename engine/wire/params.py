@@ -1,14 +1,8 @@
-"""Why an output ended.
+"""What a request may ask of an engine, and why its output ended: sampling, its place behind others, and vectors.
 
-Background requests, such as the lines of a batch, compute only in steps in which no other request wants to.
-
-Defines the sampling parameters of the engine and checks their ranges.
-
-They are checked once, at construction (also when a message is decoded), so nothing behind this point checks again.
-Knows no text: stop strings live in the server, and words arrive here as token ids. Imports neither torch nor the
-server.
-
-What a request may ask of vectors, and what the engine says of those that its model makes.
+Sampling parameters are checked once, at construction (also when a message is decoded), so nothing behind this point
+checks again. Knows no text: stop strings live in the server, and words arrive here as token ids. Imports neither torch
+nor the server.
 """
 
 import enum
@@ -28,7 +22,8 @@ class FinishReason(enum.IntEnum):
 
 
 BACKGROUND = 1 << 36
-"""From this priority on, a request is a background request."""
+"""From this priority on, a request is a background request, such as a line of a batch. It computes only in steps in
+which no other request wants to."""
 
 
 def is_background(priority: int) -> bool:

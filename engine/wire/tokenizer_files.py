@@ -1,15 +1,8 @@
-"""Which files hold a model that has a folder in Hugging Face layout. Imports no torch.
+"""Finds the tokenizer.json of a checkpoint; makes one where the checkpoint has a tokenizer of another kind.
 
-Makes a tokenizer.json from another kind of tokenizer: `python -m weft.engine.wire.tokenizer_files`.
-
-It imports transformers, which a server must not, so it runs in a process of its own. A SentencePiece model
-becomes what SentencePiece itself does with it, with one exception, as in transformers: text that begins with a space
-gets no second one as a prefix. So text after a control token needs no exception.
-
-Finds the tokenizer.json of a checkpoint; makes one where the checkpoint has a tokenizer of another kind.
-
-It is made once by a child process, because that imports transformers, and kept in the user's cache under a hash of the
-files that it was made from.
+It is made once and kept in the user's cache, under a hash of the files that it was made from. A child process makes it
+(`python -m weft.engine.wire.tokenizer_files`), because that imports transformers, which a server must not. Imports no
+torch.
 """
 
 import hashlib
@@ -25,6 +18,76 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 
+TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Names of the files of each kind of tokenizer, the best first."""
+
+_VERSION = b"1"  # of what `convert` makes
+_ALSO_READ = ("tokenizer_config.json", "config.json", "added_tokens.json", "special_tokens_map.json")
+_MOST_SECONDS = 300
+
+
+class TokenizerFilesError(Exception):
+    """There is no tokenizer that can be read; one line."""
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder with the tokenizer.json: the checkpoint's own, or one in the cache.
+
+    Raises:
+        TokenizerFilesError: There is none, and none can be made.
+    """
+    kind = next((names for names in TOKENIZER_KINDS if all((folder / name).is_file() for name in names)), None)
+    if kind is None:
+        raise TokenizerFilesError(
+            f"{folder} has no tokenizer.json, tekken.json, tokenizer.model, nor vocab.json with merges.txt"
+        )
+    if kind == TOKENIZER_KINDS[0]:
+        return folder
+    digest = hashlib.sha256(_VERSION)
+    versions = [f"{name} {version(name)}" for name in ("tokenizers", "transformers")]
+    for part in (*versions, *kind, *_ALSO_READ):
+        content = (folder / part).read_bytes() if (folder / part).is_file() else b""
+        digest.update(f"{part} {len(content)} ".encode() + content)
+    made = _cache() / digest.hexdigest()
+    if not made.is_dir():
+        _make(folder, kind[0], made)
+    return made
+
+
+def _cache() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "tokenizers"
+
+
+def _make(folder: Path, name: str, made: Path) -> None:
+    """Convert the files of which one has this name; raises TokenizerFilesError."""
+    try:
+        _convert_in_child(folder, name, made)
+    except OSError as error:
+        fault = f"{error}; XDG_CACHE_HOME may name a folder that can be written"
+        raise TokenizerFilesError(f"{folder / name} cannot be converted: {fault}") from None
+    except subprocess.TimeoutExpired:
+        raise TokenizerFilesError(f"{folder / name} was not converted within {_MOST_SECONDS} s") from None
+
+
+def _convert_in_child(folder: Path, name: str, made: Path) -> None:
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        out = Path(scratch) / "made"
+        out.mkdir()
+        command = [sys.executable, "-P", "-m", "weft.engine.wire.tokenizer_files", str(folder), name, str(out)]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_MOST_SECONDS
+        )
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["the converter was killed"])[-1]
+            raise TokenizerFilesError(f"{folder / name}: {reason}")
+        try:
+            out.rename(made)
+        except OSError:
+            if not made.is_dir():  # else another process was faster
+                raise
+
 
 def describe(config: Path) -> tuple[bytes, list[Path]]:
     """What a config.json says, and the GGUF files that it leads to; not where these are, and how old.
@@ -39,20 +102,15 @@ def describe(config: Path) -> tuple[bytes, list[Path]]:
     return json.dumps(fields).encode(), [Path(file) for file in files]
 
 
-"""Makes a tokenizer.json from another kind of tokenizer: `python -m weft.engine.wire.tokenizer_files`.
-
-It imports transformers, which a server must not, so it runs in a process of its own. A SentencePiece model
-becomes what SentencePiece itself does with it, with one exception, as in transformers: text that begins with a space
-gets no second one as a prefix. So text after a control token needs no exception.
-"""
-
-
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _CONTROL, _USER_DEFINED = 3, 4  # SentencePiece's types of pieces
 
 
 def convert(folder: Path, name: str) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer in this file of a checkpoint, and its special tokens by name.
+    """The tokenizer in this file of a checkpoint, and its special tokens by name. Imports transformers.
+
+    A SentencePiece model becomes what SentencePiece itself does with it, with one exception, as in transformers: text
+    that begins with a space gets no second one as a prefix. So text after a control token needs no exception.
 
     Raises:
         ImportError: A package is missing; the message says how to install it.
@@ -144,79 +202,6 @@ def main() -> None:
         raise SystemExit(" ".join(str(error).split())[:500] or type(error).__name__) from None
     (Path(out) / "special_tokens_map.json").write_text(json.dumps(named), encoding="utf-8")
     backend.save(str(Path(out) / "tokenizer.json"))
-
-
-TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-"""Names of the files of each kind of tokenizer, the best first."""
-
-_VERSION = b"1"  # of what `convert_tokenizer` makes
-
-
-_ALSO_READ = ("tokenizer_config.json", "config.json", "added_tokens.json", "special_tokens_map.json")
-_MOST_SECONDS = 300
-
-
-class TokenizerFilesError(Exception):
-    """There is no tokenizer that can be read; one line."""
-
-
-def tokenizer_folder(folder: Path) -> Path:
-    """The folder with the tokenizer.json: the checkpoint's own, or one in the cache.
-
-    Raises:
-        TokenizerFilesError: There is none, and none can be made.
-    """
-    kind = next((names for names in TOKENIZER_KINDS if all((folder / name).is_file() for name in names)), None)
-    if kind is None:
-        raise TokenizerFilesError(
-            f"{folder} has no tokenizer.json, tekken.json, tokenizer.model, nor vocab.json with merges.txt"
-        )
-    if kind == TOKENIZER_KINDS[0]:
-        return folder
-    digest = hashlib.sha256(_VERSION)
-    versions = [f"{name} {version(name)}" for name in ("tokenizers", "transformers")]
-    for part in (*versions, *kind, *_ALSO_READ):
-        content = (folder / part).read_bytes() if (folder / part).is_file() else b""
-        digest.update(f"{part} {len(content)} ".encode() + content)
-    made = _cache() / digest.hexdigest()
-    if not made.is_dir():
-        _make(folder, kind[0], made)
-    return made
-
-
-def _cache() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "tokenizers"
-
-
-def _make(folder: Path, name: str, made: Path) -> None:
-    """Convert the files of which one has this name; raises TokenizerFilesError."""
-    try:
-        _convert(folder, name, made)
-    except OSError as error:
-        fault = f"{error}; XDG_CACHE_HOME may name a folder that can be written"
-        raise TokenizerFilesError(f"{folder / name} cannot be converted: {fault}") from None
-    except subprocess.TimeoutExpired:
-        raise TokenizerFilesError(f"{folder / name} was not converted within {_MOST_SECONDS} s") from None
-
-
-def _convert(folder: Path, name: str, made: Path) -> None:
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-        out = Path(scratch) / "made"
-        out.mkdir()
-        command = [sys.executable, "-P", "-m", "weft.engine.wire.tokenizer_files", str(folder), name, str(out)]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_MOST_SECONDS
-        )
-        if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["the converter was killed"])[-1]
-            raise TokenizerFilesError(f"{folder / name}: {reason}")
-        try:
-            out.rename(made)
-        except OSError:
-            if not made.is_dir():  # else another process was faster
-                raise
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""The served models of a server process, each connected to its engine.
+"""Builds the FastAPI application: connected models, and routes, error handlers and middleware around them.
 
-Builds the FastAPI application: routes, error handlers and middleware around the served models.
-
-Includes the `router` of every module of `server/api`. Starts nothing. Routes use `app.state.context`. The process
+Includes the `router` of every module of `server/apis`. Starts nothing. Routes use `app.state.context`. The process
 drains `app.state.lifecycle`.
 """
 
@@ -23,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server import apis
-from weft.server.apis.admin import status as chat_page
+from weft.server.apis.admin import status
 from weft.server.apis.batches.runner import BatchRunner
 from weft.server.errors import ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware, OriginMiddleware
@@ -125,7 +123,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fle
         AuthMiddleware,
         keys=settings.api_key,
         admin_keys=settings.admin_key,
-        open_paths=chat_page.PATHS,
+        open_paths=status.PATHS,
         guard_metrics=settings.metrics_auth,
     )
     app.add_middleware(LastResortMiddleware)

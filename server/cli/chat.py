@@ -1,9 +1,8 @@
-"""A conversation of `weft chat`, and the slash commands that change it. Prints nothing itself.
+"""`weft chat`: a conversation with a server in the terminal, or one answer if standard input is no terminal.
 
-`weft chat`: a conversation with a server in the terminal, or one answer if standard input is no terminal.
-
-Owns the loop of question and answer, the meaning of Ctrl-C and Ctrl-D, and the exit codes: 0; 1 if a single answer
-fails; 130 if it is interrupted.
+Owns the messages, the slash commands that change them, the loop of question and answer, the meaning of Ctrl-C and
+Ctrl-D, and the exit codes: 0; 1 if a single answer fails; 130 if it is interrupted. `Conversation` and `run_command`
+print nothing.
 """
 
 import contextlib

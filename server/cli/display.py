@@ -1,12 +1,11 @@
-'''Shows an answer while it arrives: Markdown and dimmed reasoning on a terminal, only the content elsewhere.
+'''The terminal of `weft chat`: shows an answer while it arrives, and reads the user's messages.
 
-On a terminal a complete paragraph is printed once, and only the unfinished one is redrawn. So an answer may be longer
-than the screen and can be scrolled back.
+An answer is Markdown and dimmed reasoning on a terminal, and only the content elsewhere. On a terminal a complete
+paragraph is printed once, and only the unfinished one is redrawn. So an answer may be longer than the screen and can be
+scrolled back.
 
-Reads the user's messages from the terminal: line editing, history, messages of several lines.
-
-A backslash at the end of a line continues the message on the next line. A message that begins with """ ends with """.
-The history is a file with one JSON string per message, which only this user can read.
+Messages are typed with line editing and a history. A backslash at the end of a line continues the message on the next
+line. A message that begins with """ ends with """.
 '''
 
 import contextlib
@@ -147,7 +146,10 @@ def history_path() -> pathlib.Path:
 
 
 class LineInput:
-    """Input from the keyboard. Works without a history if its file cannot be read or written."""
+    """Input from the keyboard. Works without a history if its file cannot be read or written.
+
+    The history is a file with one JSON string per message, which only this user can read.
+    """
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

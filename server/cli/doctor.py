@@ -1,13 +1,7 @@
-"""`Finding`: the result of one check of `weft doctor`.
+"""`weft doctor`: examines machine and installation, and says what is missing and what to do about it.
 
-Checks of the machine and the model for `weft doctor`. Each takes facts and returns a finding.
-
-Checks of the installation for `weft doctor`. Each takes facts and returns findings.
-
-`weft doctor`: examines machine and installation, and says what is missing and what to do about it.
-
-Gathers the facts here; `check_software` and `check_machine` judge them. A child process asks torch. Serves nothing and
-loads no model. Uses the network only if the model is a hub id, and then for a few seconds at most.
+The functions `check_...` take facts and judge them; the others gather the facts. A child process asks torch. Serves
+nothing and loads no model. Uses the network only if the model is a hub id, and then for a few seconds at most.
 """
 
 import contextlib
@@ -42,7 +36,7 @@ Severity = Literal["ok", "note", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The name of a check, what it found, and what to do about it, if anything.
+    """The result of one check: its name, what it found, and what to do about it, if anything.
 
     "missing": Weft cannot serve with these settings. "note": it can, but something is worth knowing.
     """
@@ -53,7 +47,7 @@ class Finding:
     advice: str = ""
 
 
-def gigabytes(num_bytes: int) -> str:
+def _gigabytes(num_bytes: int) -> str:
     """Format a number of bytes, such as 1.2 GB."""
     return f"{num_bytes / 1e9:,.1f} GB"
 
@@ -67,9 +61,9 @@ _HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF
 
 def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
     """Free memory of the host against the size of the weights (0: unknown); `weft plan` knows more."""
-    detail = f"{gigabytes(free_bytes)} free"
+    detail = f"{_gigabytes(free_bytes)} free"
     if weights_bytes >= free_bytes:
-        detail += f", and the files of the weights take {gigabytes(weights_bytes)}"
+        detail += f", and the files of the weights take {_gigabytes(weights_bytes)}"
         advice = "serve a smaller model, or stop other programs; weft plan says what a model needs"
         return Finding("memory", "note", detail, advice)
     if free_bytes < MIN_FREE_BYTES:
@@ -115,7 +109,7 @@ def check_shared_memory(free_bytes: int | None) -> Finding:
         return Finding("/dev/shm", "note", "cannot be written to", "mount a tmpfs there (docker run --shm-size 1g)")
     if free_bytes < MIN_SHARED_BYTES:
         return Finding("/dev/shm", "note", f"{free_bytes >> 20} MiB free", "make it larger (docker run --shm-size 1g)")
-    return Finding("/dev/shm", "ok", f"{gigabytes(free_bytes)} free")
+    return Finding("/dev/shm", "ok", f"{_gigabytes(free_bytes)} free")
 
 
 def check_open_files(limit: int, max_num_waiting: int) -> Finding:
@@ -176,15 +170,15 @@ def check_kernels(facts: MachineFacts) -> Finding:
     return Finding("native kernels", "note", f"not compiled: {slower}", advice)
 
 
-def check_settled(facts: MachineFacts) -> list[Finding]:
+def check_choices(facts: MachineFacts) -> list[Finding]:
     """What earlier starts chose to compute the models with, one line for each component and shape."""
     findings = []
-    for settled in facts.settled:
-        wrong = ", ".join(v.candidate for v in settled.verdicts if v.fault.startswith("wrong"))
+    for choice in facts.settled:
+        wrong = ", ".join(v.candidate for v in choice.verdicts if v.fault.startswith("wrong"))
         remedy = "gives wrong results here and is not used; another version of torch or of the driver may help"
         status: Severity = "note" if wrong else "ok"
-        detail = f"{settled.summary()} ({settled.shapes})"
-        findings.append(Finding(settled.component, status, detail, f"{wrong} {remedy}" if wrong else ""))
+        detail = f"{choice.summary()} ({choice.shapes})"
+        findings.append(Finding(choice.component, status, detail, f"{wrong} {remedy}" if wrong else ""))
     return findings
 
 
@@ -207,7 +201,7 @@ def check_cuda(facts: MachineFacts, driver: str | None, device: str) -> list[Fin
             Finding(
                 "CUDA",
                 "ok",
-                f"{gpu.name}, compute capability {gpu.compute_capability}, {gigabytes(gpu.free_bytes)} free; "
+                f"{gpu.name}, compute capability {gpu.compute_capability}, {_gigabytes(gpu.free_bytes)} free; "
                 f"driver {driver or 'unknown'}, {for_cuda}",
             )
             for gpu in facts.cuda_devices
@@ -253,7 +247,7 @@ def run(settings: Settings) -> int:
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield all findings, the quick ones first."""
     names = importlib.metadata.metadata("weft")
-    command = python_command("weft.engine.start.machine_facts")
+    command = python_command("weft.engine.start.report", "machine")
     asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     yield check_python(platform.python_version(), names["Requires-Python"])
     requirements = [Requirement(text) for text in importlib.metadata.requires("weft") or [] if "extra ==" not in text]
@@ -281,7 +275,7 @@ def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Findin
         yield Finding("engine", "missing", detail, "install Weft again into a fresh virtual environment")
         return
     yield check_kernels(facts)
-    yield from check_settled(facts)
+    yield from check_choices(facts)
     has_headers = (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
     yield check_compiler(_compiler(), has_headers, facts)
     yield from check_cuda(facts, driver_version(), settings.device)
@@ -386,9 +380,8 @@ def port_owner(port: int, proc: pathlib.Path = pathlib.Path("/proc")) -> str | N
         path = proc / "net" / table
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
         sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
-    for process in sorted(
-        proc.glob("[0-9]*"), key=lambda path: int(path.name)
-    ):  # the supervisor has a lower id than its children
+    # In the order of ids: the supervisor has a lower one than its children.
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
             if any(os.readlink(file) in sockets for file in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (process {process.name})"

@@ -1,9 +1,4 @@
-"""`weft models --architectures`: what becomes of each causal architecture of transformers, as tests found it.
-
-`weft models`: what a running server has, one line per model. Another server than Weft tells only the names.
-
-`weft plan`: what a model takes; of several, what each gets and which are loaded at the same time.
-"""
+"""What `weft models` and `weft plan` print: a server's models, known architectures, and the memory that models take."""
 
 import itertools
 import pathlib
@@ -12,7 +7,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -24,33 +18,15 @@ from weft.server.supervise.child import python_command
 from weft.server.supervise.memory_shares import Shares, read_memories, shares, with_shares
 from weft.server.text.shield import strip_controls
 
-_WIDTH = 100
-
-
-class _Architectures(msgspec.Struct):
-    """A sentence of totals, and model types by what is said of them; made by `docs.generate`."""
-
-    total: str
-    groups: dict[str, list[str]]
-
-
-def describe_architectures() -> str:
-    """The totals, then a paragraph for each outcome and reason, with its model types indented."""
-    data = pathlib.Path(__file__).with_name("architectures.json").read_bytes()
-    found = msgspec.json.decode(data, type=_Architectures)
-    lines = textwrap.wrap(found.total, _WIDTH)
-    for title, names in found.groups.items():
-        indented = textwrap.wrap(", ".join(names), _WIDTH, initial_indent="  ", subsequent_indent="  ")
-        lines += ["", f"{title} ({len(names)})", *indented]
-    return "\n".join(lines)
-
-
 EXIT_FAILED = 1
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def list_models(url: str, api_key: str | None) -> int:
-    """Print name, state, memory and last use of each model of a server. Returns the exit code."""
+    """`weft models`: print name, state, memory and last use of each model of a server. Returns the exit code.
+
+    Another server than Weft tells only the names.
+    """
     try:
         cards = ChatClient(url, api_key).cards()
     except ChatError as error:
@@ -81,13 +57,37 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0) // length:.0f} {unit} ago"
 
 
+_WIDTH = 100
+
+
+class _Architectures(msgspec.Struct):
+    """A sentence of totals, and causal model types of transformers by what tests found; made by `docs.generate`."""
+
+    total: str
+    groups: dict[str, list[str]]
+
+
+def describe_architectures() -> str:
+    """`weft models --architectures`: the totals, then a paragraph for each outcome and reason.
+
+    Its model types are indented.
+    """
+    data = pathlib.Path(__file__).with_name("architectures.json").read_bytes()
+    found = msgspec.json.decode(data, type=_Architectures)
+    lines = textwrap.wrap(found.total, _WIDTH)
+    for title, names in found.groups.items():
+        indented = textwrap.wrap(", ".join(names), _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += ["", f"{title} ({len(names)})", *indented]
+    return "\n".join(lines)
+
+
 _HEAD = ("model", "load", "device", "weights", "activations", "KV cache", "in all", "requests at once")
 _MOST_COMBINED = 12
 """Combinations of more models loaded on demand are not listed: there are thousands."""
 
 
 def show_plan(settings: Settings) -> int:
-    """Print the plan, and return the exit code.
+    """`weft plan`: print what a model takes; of several, also which fit together. Returns the exit code.
 
     Args:
         settings: With `served_model_name` filled in, unless there are `models`, and checkpoint folders as models.
@@ -97,8 +97,8 @@ def show_plan(settings: Settings) -> int:
     """
     if len(settings.fleet) == 1:
         ((name, entry),) = settings.fleet.items()
-        options = msgspec.json.encode(engine_options(settings.for_model(name), Path(entry.model or "")))
-        return subprocess.run(python_command("weft.engine.start.print_plan"), input=options).returncode
+        options = msgspec.json.encode(engine_options(settings.for_model(name), pathlib.Path(entry.model or "")))
+        return subprocess.run(python_command("weft.engine.start.report", "plan"), input=options).returncode
     found = shares(settings)
     for name, fault in found.faults.items():
         print(f"weft: note: models: {name} cannot be loaded: {fault}", file=sys.stderr)

@@ -1,6 +1,4 @@
-"""Rows as aligned plain text.
-
-Settings as text: `weft config`, the help of the flags, and the table of docs/settings.md.
+"""Tables of plain text: rows in columns, and the settings for `weft config`, the help of flags and docs/settings.md.
 
 Invariant: no secret is ever shown.
 """

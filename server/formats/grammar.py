@@ -1,12 +1,8 @@
-"""Prepares JSON schemas for `llguidance`: checks them, closes objects, fixes the white space.
+"""Writes Lark for `llguidance`, prepares JSON schemas for it, and reads raw values of models as JSON of such schemas.
 
-Writes Lark for `llguidance`: literals, free text that cannot hide a marker, JSON of a schema.
-
-This relies on three facts. A string literal is read as JSON. A control token matches no text; a rule has to name it.
-A lexeme ends where no longer match is left, so free text and a literal after it must be one lazy lexeme, while free
-text and a token may be two. JSON has fixed white space, so that constrained output looks like what templates write.
-
-JSON types of schemas, and raw text of models as JSON of these types.
+A grammar has literals, free text that cannot hide a marker, and JSON of a schema. This relies on three facts. A string
+literal is read as JSON. A control token matches no text; a rule has to name it. A lexeme ends where no longer match is
+left, so free text and a literal after it must be one lazy lexeme, while free text and a token may be two.
 """
 
 import ast
@@ -25,8 +21,8 @@ MAX_VALUES = 2**16
 """Most values of a schema; a larger one would not be compiled."""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON is written as templates and Python write it, with one space after colons and commas. A model that may choose its
-white space may never stop writing it."""
+"""JSON is written as templates and Python write it, so that constrained output looks like theirs: with
+one space after colons and commas. A model that may choose its white space may never stop writing it."""
 
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
@@ -36,7 +32,7 @@ _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
 """Added to the format, which knows the lengths of months: no year 0, and 29 February in leap years only."""
-_KINDS: dict[str, tuple[type, ...]] = {
+_KEYWORD_TYPES: dict[str, tuple[type, ...]] = {
     "type": (str, list),
     "enum": (list,),
     "required": (list,),
@@ -113,7 +109,7 @@ def _guided(schema: Any, may_close: bool) -> Any:
 
 def _check(schema: dict[str, Any]) -> None:
     """Check what this file relies on; the library checks the rest."""
-    for key, kinds in _KINDS.items():
+    for key, kinds in _KEYWORD_TYPES.items():
         if key in schema and not isinstance(schema[key], kinds):
             raise SchemaError(f"{key} cannot be {json.dumps(schema[key])[:80]}")
     if not all(isinstance(name, str) for name in schema.get("required", ())):
@@ -232,7 +228,7 @@ def arguments(tool: Tool) -> str:
     return json_value({**tool.parameters, "type": "object"}, is_lenient=not tool.is_strict)
 
 
-_CLASSES: dict[str, tuple[type, ...]] = {
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
@@ -269,10 +265,10 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
     """The JSON types that a schema names, in its order; empty: any type. `root` is where `$ref` points into."""
     schema = resolve(schema, root)
     if (named := schema.get("type")) is not None:
-        return [name for name in ([named] if isinstance(named, str) else named) if name in _CLASSES]
+        return [name for name in ([named] if isinstance(named, str) else named) if name in _PYTHON_TYPES]
     if (values := values_of(schema)) is not None:
         classes = set(map(type, values))
-        return [name for name, fitting in _CLASSES.items() if not classes.isdisjoint(fitting)]
+        return [name for name, fitting in _PYTHON_TYPES.items() if not classes.isdisjoint(fitting)]
     if depth == _MAX_REFERENCES:
         return []
     for key in ("anyOf", "oneOf", "allOf"):
@@ -293,7 +289,7 @@ def raw_to_json(text: str, types: Sequence[str]) -> str:
         written = json_text(value)
     except (ValueError, RecursionError):
         return json_text(text)
-    fits = next((name for name in types if name == "string" or type(value) in _CLASSES[name]), "string")
+    fits = next((name for name in types if name == "string" or type(value) in _PYTHON_TYPES[name]), "string")
     return json_text(text) if types and fits == "string" else written
 
 

@@ -1,16 +1,8 @@
-"""The seam of all formats: what a parser and a tool format are, and the pieces that a parser tells.
+"""The base of all formats: what a parser and a tool format are, and the scanner that most parsers build on.
 
-A parser takes text in pieces of any size and tells what is certain. Its results do not depend on how the text was cut.
-Streamed and plain answers go through the same parser. Parsers know no ids, no JSON of the wire and no clock.
-
-The base of all parsers: reads text that is still arriving as if the whole of it were there.
-
-A parser is one generator. It waits (`yield`) where the text so far does not decide. The scanner owns the text that was
-fed and is not yet read, which is bounded: it may still become a marker, a header or a word. What is read from the
-opening of a call until the call is certain is held as well. If no call follows, it is given back as content, exactly as
-written.
-White space at the end of content is held until it is known that no call follows; white space after a call is dropped.
-Every decision depends on the text alone, never on how it was cut.
+A parser takes text in pieces of any size and tells what is certain. Its results depend on the text alone, never on how
+it was cut. Streamed and plain answers go through the same parser. Parsers know no ids, no JSON of the wire and no
+clock.
 """
 
 import enum
@@ -145,13 +137,6 @@ class ToolFormat(ABC):
         """
 
 
-_T = TypeVar("_T")
-Steps = Generator[None, None, _T]
-"""Yields where it has to wait for text; returns a value at the end."""
-
-_BLANKS = re.compile(r"\s*")
-_SCALAR = re.compile(r"[0-9+\-.eEtrufalsn]*")
-_BETWEEN = re.compile(r"[ \t\r\n,:0-9+\-.eEtrufalsn]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -167,6 +152,15 @@ def json_text(value: Any) -> str:
 def escape_surrogates(text: str) -> str:
     """Escape the characters of JSON strings that UTF-8 cannot hold."""
     return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Yields where it has to wait for text; returns a value at the end."""
+
+_BLANKS = re.compile(r"\s*")
+_SCALAR = re.compile(r"[0-9+\-.eEtrufalsn]*")
+_BETWEEN = re.compile(r"[ \t\r\n,:0-9+\-.eEtrufalsn]*")
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +179,14 @@ def _choice(options: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], 
 
 
 class Scanner(OutputParser):
-    """One output that is being read. Only `feed` and `finish` mutate it."""
+    """The base of parsers: reads text that is still arriving as if the whole of it were there.
+
+    A parser is one generator. It waits (`yield`) where the text so far does not decide. The scanner owns the text that
+    was fed and is not yet read, which is bounded: it may still become a marker, a header or a word. What is read from
+    the opening of a call until the call is certain is held as well. If no call follows, it is given back as content,
+    exactly as written. White space at the end of content is held until it is known that no call follows; white space
+    after a call is dropped. Only `feed` and `finish` mutate it.
+    """
 
     def __init__(self) -> None:
         self.region = Kind.CONTENT

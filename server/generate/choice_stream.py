@@ -2,7 +2,7 @@
 
     token ids -> detokenizer -> stop strings -> events
 
-If the text can hold reasoning or calls, a parser (`parsed_choice`) replaces the stop strings. Pure: no I/O, no clock.
+If the text can hold reasoning or calls, a parser (`ParsedChoice`) replaces the stop strings. Pure: no I/O, no clock.
 Three invariants hold for every way to split the same ids into outputs:
 
 1. The concatenated texts are the same.

@@ -1,14 +1,8 @@
-"""Plans an output: one grammar and one parser for reasoning, tools and structure.
+"""Plans how an output is guided and parsed, and splits the text of each choice by that plan.
 
 The answer to messages is reasoning, then calls or content. All constraints on it become one grammar for the engine. A
 parser splits the text of each choice. Grammar and parser are made from the same formats, so they agree. An output that
 continues a text prompt is content only.
-
-Splits the text of one choice into reasoning, content and calls, each with its tokens.
-
-If tokens are tracked, the parser gets the text token by token. So the kind of a token does not depend on how the
-engine's outputs were merged. Stop strings are searched in content only, not in reasoning or calls. While some content
-may become a stop string, everything after it is held back too.
 """
 
 import json
@@ -19,8 +13,8 @@ from typing import NamedTuple
 
 from weft.engine.wire.messages import FinishReason, Guidance, ReasoningBudget
 from weft.server.errors import GrammarError, InvalidRequestError, JsonSchemaError
-from weft.server.formats import grammar as lark
 from weft.server.formats.detection import OutputFormats
+from weft.server.formats.grammar import literal
 from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Piece, ToolFormat, joined
 from weft.server.formats.reasoning import ContentParser, ReasoningBlock, ReasoningFormat
 from weft.server.generate.events import (
@@ -114,7 +108,7 @@ def _grammar(
 
     def mark(text: str) -> str:
         token_id = tokenizer.added_id(text)
-        return lark.literal(text) if token_id is None else f"<[{token_id}]>"
+        return literal(text) if token_id is None else f"<[{token_id}]>"
 
     if structure and not (reasoning or tools):
         return json.dumps({"grammars": [structure.grammar]})
@@ -169,7 +163,11 @@ class _Read(NamedTuple):
 
 
 class ParsedChoice:
-    """The parser of one choice. Only `feed` mutates it.
+    """Splits the text of one choice into reasoning, content and calls, each with its tokens. Only `feed` mutates it.
+
+    If tokens are tracked, the parser gets the text token by token. So the kind of a token does not depend on how the
+    engine's outputs were merged. Stop strings are searched in content only, not in reasoning or calls. While some
+    content may become a stop string, everything after it is held back too.
 
     Attributes:
         num_tokens: Tracked tokens so far, up to the match of a stop string.

@@ -1,11 +1,9 @@
-"""The generation pipeline: turns a task of any API into an HTTP response.
+"""The generation pipeline: turns a task of any API into an HTTP response, or into the answer that is a part of one.
 
     task -> prompts -> output plan -> engine requests -> choices -> events -> the API's renderer -> response
 
 Acceptance happens here. Until the engine has accepted every prompt, failures are ordinary HTTP errors. After that, the
 answer has exactly one reader, which closes it, even if the client disconnects before the first byte.
-
-Generates the whole answer to a task that is one part of a response, such as one question of several.
 """
 
 import secrets
@@ -61,6 +59,21 @@ async def respond(
     finally:
         answer.close()  # also if this task is cancelled
     return Response(renderer.whole(choices), headers=headers, media_type="application/json")
+
+
+async def complete(task: Task, request: Request, context: ServerContext) -> tuple[list[WholeChoice], Report]:
+    """Generate the whole answer to a task that is one part of a response, such as one question of several.
+
+    Raises:
+        ApiError: As `respond`.
+    """
+    _, answer = await new_answer(task, request, context)
+    with naming_the_grammar(task.wishes):
+        await answer.open(task.model.engine_client)
+    try:
+        return await answer.whole(task.num_choices), answer
+    finally:
+        answer.close()
 
 
 async def open_answer(
@@ -125,18 +138,3 @@ def _new_choice(task: Task, prompt: Prompt, plan: OutputPlan) -> ChoiceStream:
     tracks_tokens = options.tracks_tokens or plan.counts_tokens or bool(options.stops)
     options = replace(options, tracks_tokens=tracks_tokens)
     return ChoiceStream(detokenizer, options, ParsedChoice(plan.new_parser(), options, is_whole=not task.is_stream))
-
-
-async def complete(task: Task, request: Request, context: ServerContext) -> tuple[list[WholeChoice], Report]:
-    """Generate the whole answer to a task that is one part of a response.
-
-    Raises:
-        ApiError: As `respond`.
-    """
-    _, answer = await new_answer(task, request, context)
-    with naming_the_grammar(task.wishes):
-        await answer.open(task.model.engine_client)
-    try:
-        return await answer.whole(task.num_choices), answer
-    finally:
-        answer.close()

@@ -1,8 +1,7 @@
-"""Gets the vectors of many prompts from the engine, a bounded number at a time, so that others get their turn.
+"""Gets the vectors of many prompts from the engine, and writes them as the JSON of each endpoint.
 
-Whoever is cancelled leaves nothing in the engine.
-
-Writes vectors as the JSON of each endpoint. Long answers are written in a thread.
+A bounded number of prompts is in the engine at a time, so that others get their turn. Whoever is cancelled leaves
+nothing in the engine.
 """
 
 import asyncio
@@ -157,16 +156,6 @@ async def _pooled(model: ServedModel, add: AddRequest) -> PooledOutput:
     raise EngineRestartingError("the engine stopped this request; try again")
 
 
-def values_of(output: PooledOutput) -> list[float]:
-    """The values, row after row."""
-    return array("f", output.values).tolist()
-
-
-def encoded(output: PooledOutput, encoding: str | None) -> list[float] | str:
-    """The values in the form that the body asks for."""
-    return base64.b64encode(output.values).decode() if encoding == "base64" else values_of(output)
-
-
 def embedding(index: int, output: PooledOutput, encoding: str | None) -> Embedding:
     """An entry of POST /v1/embeddings."""
     return Embedding(index, encoded(output, encoding))
@@ -181,6 +170,16 @@ def hidden(index: int, output: PooledOutput, encoding: str | None, *, is_per_tok
     # Row by row: no other thread runs while one call encodes, and lists take ten times as much memory as the values.
     rows = [msgspec.json.encode(values[start : start + width].tolist()) for start in range(0, len(values), width)]
     return Hidden(index, msgspec.Raw(b"[%s]" % b",".join(rows)))
+
+
+def encoded(output: PooledOutput, encoding: str | None) -> list[float] | str:
+    """The values in the form that the body asks for."""
+    return base64.b64encode(output.values).decode() if encoding == "base64" else values_of(output)
+
+
+def values_of(output: PooledOutput) -> list[float]:
+    """The values, row after row."""
+    return array("f", output.values).tolist()
 
 
 def cosine(first: PooledOutput, second: PooledOutput) -> float:

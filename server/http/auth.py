@@ -1,14 +1,14 @@
-"""Checks the API key before anything else of a request is read. Without configured keys everybody may ask.
+"""Decides who may use this server: checks the API key, and the web page that asks.
 
-What manages models wants an admin key instead, and without a configured one nobody may.
+The key is checked before anything else of a request is read. Without configured keys everybody may ask. What manages
+models wants an admin key instead, and without a configured one nobody may.
 
-Decides which web pages may use this server: checks `Host` and `Origin`, and answers CORS preflights.
-
-Two attacks reach a server on a loopback address. A page can rebind its own name to that address (DNS rebinding), and
-any page can send simple requests to this server's name. So on a loopback address without an API key, `Host` must be a
-loopback name, `host` or one of `allowed_hosts`, and `Origin` one of these or of `cors_origins`. Otherwise the key and
-the network decide who may ask, and `Host` is checked only if `allowed_hosts` is set. A request without these headers
-does not come from a browser. A preflight needs no key, since browsers send none with it.
+Two attacks by web pages reach a server on a loopback address. A page can rebind its own name to that address (DNS
+rebinding), and any page can send simple requests to this server's name. So on a loopback address without an API key,
+`Host` must be a loopback name, `host` or one of `allowed_hosts`, and `Origin` one of these or of `cors_origins`.
+Otherwise the key and the network decide who may ask, and `Host` is checked only if `allowed_hosts` is set. A request
+without these headers does not come from a browser. A preflight of CORS is answered here; it needs no key, since
+browsers send none with it.
 """
 
 import hashlib

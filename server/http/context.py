@@ -1,6 +1,6 @@
-"""Holds what every route needs in one frozen object. The app owns it; there are no globals.
+"""Holds what every route needs in one frozen object, and begins a stream in time while its answer is prepared.
 
-Begins a stream in time: keep-alives are sent while the answer that it streams is still being prepared.
+The app owns the object; there are no globals. A stream that is begun early sends keep-alives until its answer is there.
 """
 
 import asyncio
@@ -117,6 +117,31 @@ async def get_context(request: Request) -> ServerContext:
     return context
 
 
+class Asks(Protocol):
+    """A body, as far as `early_headers_while_loading` reads it."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model; None: the first."""
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether the answer is a stream."""
+
+
+async def early_headers_while_loading(
+    work: Coroutine[Any, Any, Response],
+    body: Asks,
+    context: ServerContext,
+    error: Callable[[ApiError], bytes],
+    framing: Framing = DATA_ONLY,
+) -> Response:
+    """As `with_early_headers` for a stream of a model that is yet to be loaded; else what `work` makes."""
+    if not body.stream or context.is_loaded(body.model):
+        return await work
+    return await with_early_headers(work, error, context.settings.sse_ping_s, framing)
+
+
 async def with_early_headers(
     work: Coroutine[Any, Any, Response],
     error: Callable[[ApiError], bytes],
@@ -157,31 +182,6 @@ async def with_early_headers(
         close=close,
         framing=framing,
     )
-
-
-class Asks(Protocol):
-    """A body, as far as this module reads it."""
-
-    @property
-    def model(self) -> str | None:
-        """The name of the model; None: the first."""
-
-    @property
-    def stream(self) -> bool | None:
-        """Whether the answer is a stream."""
-
-
-async def early_headers_while_loading(
-    work: Coroutine[Any, Any, Response],
-    body: Asks,
-    context: ServerContext,
-    error: Callable[[ApiError], bytes],
-    framing: Framing = DATA_ONLY,
-) -> Response:
-    """As `begun_in_time`, if the body wants a stream of a model that is yet to be loaded; else what `work` makes."""
-    if not body.stream or context.is_loaded(body.model):
-        return await work
-    return await with_early_headers(work, error, context.settings.sse_ping_s, framing)
 
 
 def _stream_of(response: Response) -> EventStream:

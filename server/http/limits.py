@@ -1,24 +1,4 @@
-"""Limits the connections of a server process, and logs refused requests.
-
-Connections may take a share of the file limit. Beyond it a few more are accepted for one request each, and only probes
-are served on them, so that a full server can still be monitored. If these are too many, the oldest is closed.
-
-Whether a server process still takes requests, and how many it is serving.
-
-Owned by the app (`app.state.lifecycle`), which counts requests in and out. The process sets `draining`, which is never
-reset. Lives on one event loop; knows neither signals nor HTTP.
-
-HTTPS with the certificate that the settings name.
-
-The files may be replaced while the server runs, as cert-manager and KServe do: each connection looks whether they
-changed, and gets the newest pair that could be loaded.
-
-Threads for work that would block the event loop, and with it every stream.
-
-Owns two pools. Long work has threads of its own, so that it delays only other long work. It waits in a bounded queue;
-cancelling the waiter removes it, and all that it holds, from the queue. Work that has begun runs to its end even if
-its waiter is cancelled. Memory that long work has freed is returned to the system.
-"""
+"""Owns what a server process has once: its open connections, its count of requests, its certificate and its threads."""
 
 import asyncio
 import contextlib
@@ -64,7 +44,12 @@ class CountedConnection(Protocol):
 
 
 class Connections:
-    """The open connections of one process. Each counts itself in and out."""
+    """The open connections of one process. Each counts itself in and out.
+
+    Connections may take a share of the file limit. Beyond it a few more are accepted for one request each, and only
+    probes are served on them, so that a full server can still be monitored. If these are too many, the oldest is
+    closed.
+    """
 
     def __init__(self, settings: Settings, max_num_files: int) -> None:
         """Allow the number in the settings, but at most SHARE_OF_FILES of max_num_files."""
@@ -105,7 +90,11 @@ class Connections:
 
 
 class Lifecycle:
-    """The draining flag, and the number of requests; a stream counts until its last byte."""
+    """Whether the process still takes requests, and how many it is serving; a stream counts until its last byte.
+
+    Owned by the app (`app.state.lifecycle`), which counts requests in and out. The process sets `draining`, which is
+    never reset. Lives on one event loop; knows neither signals nor HTTP.
+    """
 
     def __init__(self) -> None:
         self.draining = False
@@ -146,7 +135,11 @@ class Lifecycle:
 
 
 class Certificate:
-    """The files, and the context that was made of them."""
+    """The files of the certificate for HTTPS, and the context that was made of them.
+
+    The files may be replaced while the server runs, as cert-manager and KServe do: each connection looks whether they
+    changed, and gets the newest pair that could be loaded.
+    """
 
     def __init__(self, certfile: str, keyfile: str) -> None:
         """Load the files.
@@ -213,7 +206,12 @@ T = TypeVar("T")
 
 
 class Workers:
-    """The threads of one server process."""
+    """The threads of one server process, for work that would block the event loop, and with it every stream.
+
+    Owns two pools. Long work has threads of its own, so that it delays only other long work. It waits in a bounded
+    queue; cancelling the waiter removes it, and all that it holds, from the queue. Work that has begun runs to its end
+    even if its waiter is cancelled. Memory that long work has freed is returned to the system.
+    """
 
     def __init__(self) -> None:
         """Threads start when they are first needed."""

@@ -1,18 +1,10 @@
-"""Measures an answer as a client could: until its first event, and from there to its end.
-
-Shares metrics among server processes through files, so that `/metrics` gives the same answer in each.
-
-Reserves disk space for the files. The client library maps them into memory, and writing to a page without disk space
-kills the process. If there is no space, a process does not share its metrics, and logs a warning.
-
-Metrics of which models are loaded, from what the supervisor publishes; read at each scrape.
-
-Collects the metrics for Prometheus: request timings, and counters from the engine's status page.
+"""Collects the metrics for Prometheus: request timings, models and their memory, and counters of the engines.
 
 Names and meanings follow servers for which dashboards exist; only the prefix differs, unless the settings name theirs,
-which the endpoint pickers of Kubernetes' gateways and KEDA read. Every server process gives the
-same answer: server processes share their timings through files (`shared_metrics`), and the engine's values come from
-shared memory. If the folder of the files is gone, a process reports its own timings only.
+which the endpoint pickers of Kubernetes' gateways and KEDA read. Every server process gives the same answer. Their
+timings are shared through files (`share_metrics`), the engine's values come from its status page in shared memory, and
+the states of models from what the supervisor publishes. If the folder of the files is gone, a process reports its own
+timings only.
 """
 
 import collections
@@ -40,37 +32,21 @@ from weft.server.models.fleet import Fleet, State
 from weft.server.models.other_clients import Outcome, PrefillingClient
 from weft.server.models.served_model import ServedModel
 
-
-class Stopwatch:
-    """Starts when it is made. Times are in seconds."""
-
-    def __init__(self) -> None:
-        self._start_time = time.monotonic()
-        self._first_time: float | None = None
-
-    def note_event(self) -> None:
-        """There are events; the first ones count."""
-        if self._first_time is None:
-            self._first_time = time.monotonic()
-
-    def read(self) -> tuple[float, float]:
-        """The time until the first event, and the time since then."""
-        now = time.monotonic()
-        first = now if self._first_time is None else self._first_time
-        return first - self._start_time, now - first
-
-
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable in which the client library looks for the folder."""
 
 _RESERVED_BYTES: Final = {"counter": 1 << 14, "histogram": 1 << 17}
 """Size of the file by kind of metric, several times what names and labels need. The library uses existing files."""
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def share_metrics(folder: pathlib.Path) -> None:
-    """Share all metrics that this process creates from now on. Call it once, before the first metric is created."""
+    """Share all metrics that this process creates from now on. Call it once, before the first metric is created.
+
+    Disk space is reserved for the files. The client library maps them into memory, and writing to a page without disk
+    space kills the process. If there is no space, the process does not share its metrics, and logs a warning.
+    """
     files = {folder / f"{kind}_{os.getpid()}.db": size for kind, size in _RESERVED_BYTES.items()}
     try:
         for path, size in files.items():
@@ -80,69 +56,10 @@ def share_metrics(folder: pathlib.Path) -> None:
         for path in files:
             with contextlib.suppress(OSError):
                 path.unlink()
-        logger.warning("/metrics has no other server process's numbers: no room in %s (%s)", folder, error.strerror)
+        _log.warning("/metrics has no other server process's numbers: no room in %s (%s)", folder, error.strerror)
         return
     os.environ[FOLDER_VARIABLE] = str(folder)
     values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
-
-
-class FleetCollector(Collector):
-    """State, memory and adapters of each model, and how often it left or could not be loaded."""
-
-    def __init__(self, fleet: Fleet, prefix: str) -> None:
-        """Collect what the fleet reads; names begin with the prefix."""
-        self._fleet = fleet
-        self._prefix = prefix
-
-    def collect(self) -> Iterator[Metric]:
-        """One reading as metrics."""
-        prefix, label = self._prefix, ["model_name"]
-        states = GaugeMetricFamily(f"{prefix}model_state", "1 for the state it is in.", labels=[*label, "state"])
-        memory = GaugeMetricFamily(f"{prefix}model_memory_bytes", "Planned memory of loaded models.", labels=label)
-        unloaded = CounterMetricFamily(f"{prefix}model_unloads", "Times that a model was unloaded.", labels=label)
-        failures = CounterMetricFamily(f"{prefix}model_load_failures", "Loads that failed.", labels=label)
-        loras = GaugeMetricFamily(f"{prefix}lora_adapters", "LoRA adapters that are served.", labels=label)
-        fleet = self._fleet.read()
-        num_adapters = collections.Counter(served.model for served in fleet.adapters.values())
-        for name, model in fleet.models.items():
-            loras.add_metric([name], num_adapters[name])
-            for state in get_args(State):
-                states.add_metric([name, state], state == model.state)
-            if model.memory_bytes is not None:
-                memory.add_metric([name], 0 if model.state in ("unloaded", "failed") else model.memory_bytes)
-            unloaded.add_metric([name], model.num_unloaded)
-            failures.add_metric([name], model.num_failures)
-        yield from (states, memory, unloaded, failures, loras)
-
-
-FLUSH_S = 1.0
-"""Longest delay before an inter-token latency is counted, while tokens arrive."""
-
-_NUM_TRIES: Final = 3
-"""Attempts to read the files. A new process creates its file empty, which is unreadable for some microseconds."""
-
-_FIRST_TOKEN_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_INTER_TOKEN_BUCKETS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_REQUEST_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
-    *(960.0, 1920.0, 7680.0),
-)
-_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
-
-
-class BatchHistogram(Histogram):
-    """A histogram that observes many amounts in one call. `observe` is too slow for events of every token."""
-
-    def observe_all(self, amounts: Sequence[float]) -> None:
-        """Observe each amount."""
-        self._sum.inc(sum(amounts))
-        for index, count in collections.Counter(bisect_left(self._upper_bounds, a) for a in amounts).items():
-            self._buckets[index].inc(count)
 
 
 class EngineCollector(Collector):
@@ -191,12 +108,64 @@ class EngineCollector(Collector):
         return family
 
 
-def _observe(histogram: Histogram, model_name: str, outcome: Outcome, seconds: float) -> None:
-    histogram.labels(model_name, outcome).observe(seconds)
-
-
 def _usage(status: Status) -> float:
     return status.num_used_blocks / status.num_blocks if status.num_blocks else 0.0
+
+
+class FleetCollector(Collector):
+    """State, memory and adapters of each model, and how often it left or could not be loaded; read at each scrape."""
+
+    def __init__(self, fleet: Fleet, prefix: str) -> None:
+        """Collect what the fleet reads; names begin with the prefix."""
+        self._fleet = fleet
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading as metrics."""
+        prefix, label = self._prefix, ["model_name"]
+        states = GaugeMetricFamily(f"{prefix}model_state", "1 for the state it is in.", labels=[*label, "state"])
+        memory = GaugeMetricFamily(f"{prefix}model_memory_bytes", "Planned memory of loaded models.", labels=label)
+        unloaded = CounterMetricFamily(f"{prefix}model_unloads", "Times that a model was unloaded.", labels=label)
+        failures = CounterMetricFamily(f"{prefix}model_load_failures", "Loads that failed.", labels=label)
+        loras = GaugeMetricFamily(f"{prefix}lora_adapters", "LoRA adapters that are served.", labels=label)
+        fleet = self._fleet.read()
+        num_adapters = collections.Counter(served.model for served in fleet.adapters.values())
+        for name, model in fleet.models.items():
+            loras.add_metric([name], num_adapters[name])
+            for state in get_args(State):
+                states.add_metric([name, state], state == model.state)
+            if model.memory_bytes is not None:
+                memory.add_metric([name], 0 if model.state in ("unloaded", "failed") else model.memory_bytes)
+            unloaded.add_metric([name], model.num_unloaded)
+            failures.add_metric([name], model.num_failures)
+        yield from (states, memory, unloaded, failures, loras)
+
+
+FLUSH_S = 1.0
+"""Longest delay before an inter-token latency is counted, while tokens arrive."""
+
+_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_INTER_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
+    *(960.0, 1920.0, 7680.0),
+)
+_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+
+class BatchHistogram(Histogram):
+    """A histogram that observes many amounts in one call. `observe` is too slow for events of every token."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observe each amount."""
+        self._sum.inc(sum(amounts))
+        for index, count in collections.Counter(bisect_left(self._upper_bounds, a) for a in amounts).items():
+            self._buckets[index].inc(count)
 
 
 class Families:
@@ -263,47 +232,6 @@ class ModelMetrics:
         self._inter_token_latencies.clear()
 
 
-class Metrics:
-    """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
-
-    def __init__(self, models: Collection[ServedModel], fleet: Fleet, prefix: str) -> None:
-        """Make the metrics of these models. Engines that several of them share count under the first one's name."""
-        engines: dict[EngineClient, str] = {}
-        for model in models:
-            engines.setdefault(model.engine_client, model.name)
-        self._collectors = EngineCollector(engines, f"{prefix}:"), FleetCollector(fleet, f"{prefix}:")
-        self._own = CollectorRegistry()
-        families = Families(self._own, f"{prefix}:")
-        self._models = {name: ModelMetrics(families, name) for name in dict.fromkeys(model.name for model in models)}
-        for client, name in engines.items():
-            if isinstance(client, PrefillingClient):
-                client.observe = partial(_observe, families.remote_prefill, name)
-
-    def of(self, model_name: str) -> ModelMetrics:
-        """The metrics of the requests to one model, by the model's own name."""
-        return self._models[model_name]
-
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        for model in self._models.values():
-            model.flush()
-        for _ in range(_NUM_TRIES - 1):
-            with contextlib.suppress(struct.error):
-                return self._read()
-        return self._read()
-
-    def _read(self) -> bytes:
-        registry = CollectorRegistry()
-        if os.path.isdir(os.environ.get(FOLDER_VARIABLE, "")):
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
-            own = b""
-        else:
-            own = generate_latest(self._own)
-        for collector in self._collectors:
-            registry.register(collector)
-        return own + generate_latest(registry)
-
-
 class RequestTimer:
     """The timings of one HTTP request, observed as they become known. Only its answer mutates it."""
 
@@ -349,3 +277,74 @@ class RequestTimer:
         self._num_open -= 1
         if self._num_open == 0:
             metrics.request.observe(time.monotonic() - self._arrival_time)
+
+
+_NUM_TRIES: Final = 3
+"""Attempts to read the files. A new process creates its file empty, which is unreadable for some microseconds."""
+
+
+class Metrics:
+    """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
+
+    def __init__(self, models: Collection[ServedModel], fleet: Fleet, prefix: str) -> None:
+        """Make the metrics of these models. Engines that several of them share count under the first one's name."""
+        engines: dict[EngineClient, str] = {}
+        for model in models:
+            engines.setdefault(model.engine_client, model.name)
+        self._collectors = EngineCollector(engines, f"{prefix}:"), FleetCollector(fleet, f"{prefix}:")
+        self._own = CollectorRegistry()
+        families = Families(self._own, f"{prefix}:")
+        self._models = {name: ModelMetrics(families, name) for name in dict.fromkeys(model.name for model in models)}
+        for client, name in engines.items():
+            if isinstance(client, PrefillingClient):
+                client.observe = partial(_observe, families.remote_prefill, name)
+
+    def of(self, model_name: str) -> ModelMetrics:
+        """The metrics of the requests to one model, by the model's own name."""
+        return self._models[model_name]
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        for model in self._models.values():
+            model.flush()
+        for _ in range(_NUM_TRIES - 1):
+            with contextlib.suppress(struct.error):
+                return self._read()
+        return self._read()
+
+    def _read(self) -> bytes:
+        registry = CollectorRegistry()
+        if os.path.isdir(os.environ.get(FOLDER_VARIABLE, "")):
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
+            own = b""
+        else:
+            own = generate_latest(self._own)
+        for collector in self._collectors:
+            registry.register(collector)
+        return own + generate_latest(registry)
+
+
+def _observe(histogram: Histogram, model_name: str, outcome: Outcome, seconds: float) -> None:
+    histogram.labels(model_name, outcome).observe(seconds)
+
+
+class Stopwatch:
+    """Measures an answer as a client could: until its first event, and from there to its end. Times are in seconds.
+
+    It starts when it is made.
+    """
+
+    def __init__(self) -> None:
+        self._start_time = time.monotonic()
+        self._first_time: float | None = None
+
+    def note_event(self) -> None:
+        """There are events; the first ones count."""
+        if self._first_time is None:
+            self._first_time = time.monotonic()
+
+    def read(self) -> tuple[float, float]:
+        """The time until the first event, and the time since then."""
+        now = time.monotonic()
+        first = now if self._first_time is None else self._first_time
+        return first - self._start_time, now - first

@@ -1,12 +1,12 @@
-"""Writes an error response in the shape of the API whose route was asked.
+"""Middleware for every request, and the error responses that it and the routes write.
 
-The path alone decides, so that middleware and the protocol answer as the route would. Without an entry in the table it
-is OpenAI's shape. A model list for Anthropic's clients has OpenAI's path; their header tells them apart.
+The middleware adds id and timing headers, answers for unexpected errors, drains, and limits bodies. It is plain ASGI:
+streams pass through untouched. Order, from the outside: request headers, origin, last resort, authentication, drain,
+body.
 
-Middleware for every request: id and timing headers, last-resort errors, draining, body limit.
-
-Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, last resort,
-authentication, drain, body.
+An error response has the shape of the API whose route was asked. The path alone decides, so that middleware and the
+protocol answer as the route would. Without an entry in the table it is OpenAI's shape. A model list for Anthropic's
+clients has OpenAI's path; their header tells them apart.
 """
 
 import logging

@@ -1,14 +1,4 @@
-"""An engine that is loaded when it is needed, and leaves when others need its room.
-
-Invariant: a request that the engine has not accepted is sent again once the model is loaded again; one that it has
-accepted ends there, since an engine that is to leave ends what it has begun. So none is lost.
-
-An engine whose long prompts other servers compute, so that its streams go on undisturbed.
-
-A prompt goes to a prefill server as token ids. It answers once the prompt's blocks are in the folder that both share,
-from where this engine loads them. Invariant: whatever the other server does, the request then goes to this engine,
-which computes what it does not find. Prompts that a prefill server was sent by another one are never passed on.
-"""
+"""Engine clients around another one: the engine is loaded when it is needed, or others compute its long prompts."""
 
 import asyncio
 import logging
@@ -28,11 +18,18 @@ from weft.server.models.engine_client import EngineClient, Generation, SocketEng
 from weft.server.models.fleet import ASK_EVERY_S, Ask, Fleet, ModelState
 from weft.server.settings import Settings
 
+_log = logging.getLogger(__name__)
+
 _LOOK_S = 0.03
+"""Pause between two looks at whether the model is loaded."""
 
 
 class OnDemandClient:
-    """An `EngineClient` whose engine may have to be loaded first."""
+    """An `EngineClient` whose engine may have to be loaded first, and leaves when others need its memory.
+
+    Invariant: a request that the engine has not accepted is sent again once the model is loaded again; one that it has
+    accepted ends there, since an engine that is to leave ends what it has begun. So none is lost.
+    """
 
     def __init__(
         self,
@@ -118,11 +115,14 @@ _MAX_SLICES = 1 << 16
 Outcome = Literal["computed", "refused", "failed", "late"]
 """Of a prompt that went to a prefill server; late: its caller could wait no longer."""
 
-_log = logging.getLogger(__name__)
-
 
 class PrefillingClient:
-    """An `EngineClient` around another one.
+    """An `EngineClient` around another one, whose streams go on undisturbed: other servers compute its long prompts.
+
+    A prompt goes to a prefill server as token ids. It answers once the prompt's blocks are in the folder that both
+    share, from where this engine loads them. Invariant: whatever the other server does, the request then goes to this
+    engine, which computes what it does not find. Prompts that a prefill server was sent by another one are never passed
+    on.
 
     Attributes:
         observe: Called with what became of a prompt and the seconds that it took.

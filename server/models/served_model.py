@@ -1,20 +1,14 @@
-"""Reads the model's default sampling parameters from generation_config.json.
+"""Defines a served model with its defaults and prompts, and the served models by every name that clients may use.
 
-They apply to what a request leaves out. The engine reads the end-of-sequence ids from the same file. If the file is
-missing or broken, there are no defaults and serving goes on; many checkpoints have no such file.
-
-Reads the prompts that a checkpoint puts before texts, from sentence-transformers' configuration.
-
-Defines a served model, and maps the names that clients may use to the served models.
-
-The served models by every name that they have now: aliases may move, and adapters come and go.
+Reads the model's default sampling parameters from generation_config.json, and the prompts that it wants before texts
+from sentence-transformers' configuration. If such a file is missing or broken, there are no defaults or prompts and
+serving goes on; many checkpoints have none.
 """
 
 import logging
 import pathlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 
 import msgspec
 from typing_extensions import override
@@ -33,7 +27,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults of the model. None: the checkpoint has no value."""
+    """Sampling defaults of the model, for what a request leaves out. None: the checkpoint has no value.
+
+    The engine reads the end-of-sequence ids from the same file.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -67,7 +64,12 @@ def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class VectorPrompts:
-    """Prompts by name, and the name of the one that a text gets without one; None: it gets none."""
+    """What a checkpoint wants before texts.
+
+    Attributes:
+        texts: Prompts by name.
+        default: The name of the prompt that a text gets if it names none; None: it gets none.
+    """
 
     texts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
@@ -76,7 +78,7 @@ class VectorPrompts:
 NO_PROMPTS = VectorPrompts()
 
 
-class _File(msgspec.Struct):
+class _PromptsFile(msgspec.Struct):
     prompts: dict[str, str | None] = {}
     default_prompt_name: str | None = None
 
@@ -85,7 +87,7 @@ def read_vector_prompts(checkpoint: pathlib.Path) -> VectorPrompts:
     """Read config_sentence_transformers.json in the checkpoint folder; no prompts if it is missing or broken."""
     path = checkpoint / "config_sentence_transformers.json"
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(path.read_bytes(), type=_PromptsFile)
     except FileNotFoundError:
         return NO_PROMPTS
     except (OSError, msgspec.DecodeError) as exc:
@@ -145,15 +147,18 @@ def served_model(
         engine_client: May be disconnected; requests then get 503.
         settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
     """
-    defaults = read_generation_defaults(Path(settings.model)) if settings.model else GenerationDefaults()
-    prompts = read_vector_prompts(Path(settings.model)) if settings.model else NO_PROMPTS
+    defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
+    prompts = read_vector_prompts(pathlib.Path(settings.model)) if settings.model else NO_PROMPTS
     formats = choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id)
     name = settings.served_model_name[0]
     return ServedModel(name, engine_client, tokenizer, formats, defaults, prompts=prompts, on_demand=on_demand)
 
 
 class LiveModels(Mapping[str, ServedModel]):
-    """Each model under its own name, followed by the aliases that mean it now; then the adapters."""
+    """Each model under its own name, followed by the aliases that mean it now; then the adapters.
+
+    Aliases may move, and adapters come and go.
+    """
 
     def __init__(self, models: Mapping[str, ServedModel], fleet: Fleet) -> None:
         """Serve these models, by their own names."""

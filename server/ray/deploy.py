@@ -1,9 +1,8 @@
-"""The environment that Ray needs for Weft. Imports no Ray: it reads these variables when it is imported.
-
-`weft ray deploy`: brings a model onto a cluster, or onto a Ray of its own on this machine.
+"""`weft ray deploy`: brings a model onto a cluster, or onto a Ray of its own on this machine.
 
 On a cluster it returns once the replicas serve, and the application stays until `serve shutdown`; run again, it
-replaces the replicas one after the other. A Ray of its own ends with it, at the first stop signal.
+replaces the replicas one after the other. A Ray of its own ends with it, at the first stop signal. This module imports
+no Ray when it is imported: Ray reads the variables in `SERVE` and `RAY` when it is imported, so they are set before.
 """
 
 import contextlib

@@ -1,13 +1,11 @@
-"""Checks that a checkpoint's tokenizer and chat template fit its model, in milliseconds.
+"""Turns MODEL into a local checkpoint folder, and checks that its tokenizer and chat template fit the model.
 
-Reads only the files. `weft serve` does this before it starts anything, `weft plan` and `weft doctor` report the same.
-Whether the tokenizer library can load the files is not checked here.
+Downloads only configuration, tokenizer, chat template, safetensors and the folders of sentence-transformers, and never
+code. Pickled weights are downloaded only where there are no safetensors. A cached model needs no network. A GGUF file
+gets a folder by `weft.engine.gguf.folder`.
 
-Turns MODEL into a local checkpoint folder, downloading it from the hub if needed.
-
-Downloads only configuration, tokenizer, chat template, safetensors and the folders of sentence-transformers; never code
-or pickles. A cached model needs no network. Refuses a model that the engine cannot run, by its config.json and before
-its weights are downloaded. The engine checks everything else. A GGUF file gets a folder by `server/gguf`.
+Refuses a model that the engine cannot run, by its config.json and before its weights are downloaded. The engine checks
+everything else.
 """
 
 import contextlib
@@ -28,58 +26,6 @@ from weft.server.settings import Settings, StartError
 from weft.server.supervise.child import python_command
 from weft.server.text.chat_template import NO_TEMPLATE, ChatTemplateError, read_chat_templates
 
-
-class _Vocabulary(msgspec.Struct):
-    vocab: dict[str, int] | list[object] = {}
-
-
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerFile(msgspec.Struct):
-    model: _Vocabulary
-    added_tokens: list[_AddedToken] = []
-
-
-def check_tokenizer(folder: pathlib.Path) -> list[str]:
-    """What the operator should know, one sentence each. Missing and broken files are not reported here.
-
-    Args:
-        folder: A checkpoint that `checkpoint.resolve` has accepted.
-
-    Raises:
-        StartError: The tokenizer has more tokens than the model.
-    """
-    vocab_size = identify(folder).fields.optional_integer("vocab_size")
-    try:
-        tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
-        config_file = folder / "tokenizer_config.json"
-        config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, object]) if config_file.exists() else {}
-        has_template = bool(read_chat_templates(folder, config))
-    except (OSError, msgspec.DecodeError, ChatTemplateError, LookupError, TypeError, ValueError):
-        return []
-    notes = [] if vocab_size is None else _compare(tokenizer, vocab_size)
-    return notes if has_template else [*notes, NO_TEMPLATE]
-
-
-def _compare(tokenizer: _TokenizerFile, vocab_size: int) -> list[str]:
-    """Some fine-tuned models lack added tokens and still work. A model that lacks a part of the vocabulary does not."""
-    added = {token.id for token in tokenizer.added_tokens}
-    vocab = tokenizer.model.vocab
-    ids = set(vocab.values() if isinstance(vocab, dict) else range(len(vocab))) - added
-    num_ids = max(ids, default=-1) + 1
-    if num_ids > vocab_size:
-        raise StartError(
-            f"model: the tokenizer does not fit the model: it has {num_ids:,} tokens, and config.json says vocab_size "
-            f"{vocab_size:,}; take the tokenizer.json that belongs to the weights"
-        )
-    lacking = [token.content for token in tokenizer.added_tokens if token.id >= vocab_size]
-    names = ", ".join(lacking[:5]) + " ..." * (len(lacking) > 5)
-    return [f"the model has no token {names}: prompts with it are refused"] if lacking else []
-
-
 logger = logging.getLogger(__name__)
 
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
@@ -95,6 +41,28 @@ CONFIG_PATTERNS = ["config.json", "generation_config.json", "modules.json", "sen
 
 _WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
 _GGUF_ON_HUB = re.compile(r"(\w[\w.-]*/[\w.-]*gguf[\w.-]*)(?::([\w.-]+))?", re.ASCII | re.IGNORECASE)
+
+
+def find(
+    settings: Settings, place: str = "model", *, is_plan: bool = False, tell: Callable[[str], None] = logger.warning
+) -> dict[str, object]:
+    """The folders of one model, its draft and its adapters, by setting; fetches what is missing.
+
+    Args:
+        place: What names the model, for errors.
+        tell: Called with what the operator should know of it.
+
+    Raises:
+        StartError: See `resolve`; or the tokenizer does not fit the model.
+    """
+    model = resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
+    for note in check_tokenizer(model):
+        tell(note)
+    draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
+    if is_plan:  # which counts slots, not adapters
+        return {"model": str(model), "speculative": draft}
+    adapters = {name: str(_resolve_adapter(name, source)) for name, source in settings.lora.items()}
+    return {"model": str(model), "speculative": draft, "lora": adapters}
 
 
 def resolve(
@@ -139,26 +107,32 @@ def resolve(
     return _check(folder, setting, model_impl)
 
 
-def find(
-    settings: Settings, place: str = "model", *, is_plan: bool = False, tell: Callable[[str], None] = logger.warning
-) -> dict[str, object]:
-    """The folders of one model, its draft and its adapters, by setting; fetches what is missing.
+def resolve_draft(speculative: str | None, *, is_plan: bool = False, model_impl: str = "auto") -> str | None:
+    """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
+    is_model = speculative not in (None, "ngram")
+    return str(resolve(speculative, "speculative", is_plan=is_plan, model_impl=model_impl)) if is_model else speculative
 
-    Args:
-        place: What names the model, for errors.
-        tell: Called with what the operator should know of it.
 
-    Raises:
-        StartError: See `resolve`; or the tokenizer does not fit the model.
-    """
-    model = resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
-    for note in check_tokenizer(model):
-        tell(note)
-    draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
-    if is_plan:  # which counts slots, not adapters
-        return {"model": str(model), "speculative": draft}
-    adapters = {name: str(_resolve_adapter(name, source)) for name, source in settings.lora.items()}
-    return {"model": str(model), "speculative": draft, "lora": adapters}
+def _resolve_adapter(name: str, source: str) -> pathlib.Path:
+    """The folder of an adapter, absolute; from the hub if there is none here. Raises StartError."""
+    folder, setting = pathlib.Path(source).expanduser(), f"lora: {name}"
+    if not folder.is_dir() and is_hub_id(source):
+        folder = _download(source, setting, ADAPTER_PATTERNS)
+    try:
+        adapter_files(folder := folder.resolve())
+    except ModelError as error:
+        raise StartError(f"{setting}: {error}") from None
+    return folder
+
+
+def served_name(model: str | None) -> str:
+    """The default of `served_model_name`: the hub id, or the folder's or file's own name."""
+    if model is None:
+        return DEMO_NAME
+    folder = pathlib.Path(model).expanduser()
+    if folder.is_file():
+        return stem(folder.name)
+    return folder.resolve().name if folder.is_dir() else model
 
 
 def is_hub_id(model: str) -> bool:
@@ -184,34 +158,6 @@ def cached_gguf(repository: str, tag: str | None) -> pathlib.Path | None:
     return None
 
 
-def served_name(model: str | None) -> str:
-    """The default of `served_model_name`: the hub id, or the folder's or file's own name."""
-    if model is None:
-        return DEMO_NAME
-    folder = pathlib.Path(model).expanduser()
-    if folder.is_file():
-        return stem(folder.name)
-    return folder.resolve().name if folder.is_dir() else model
-
-
-def resolve_draft(speculative: str | None, *, is_plan: bool = False, model_impl: str = "auto") -> str | None:
-    """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
-    is_model = speculative not in (None, "ngram")
-    return str(resolve(speculative, "speculative", is_plan=is_plan, model_impl=model_impl)) if is_model else speculative
-
-
-def _resolve_adapter(name: str, source: str) -> pathlib.Path:
-    """The folder of an adapter, absolute; from the hub if there is none here. Raises StartError."""
-    folder, setting = pathlib.Path(source).expanduser(), f"lora: {name}"
-    if not folder.is_dir() and is_hub_id(source):
-        folder = _download(source, setting, ADAPTER_PATTERNS)
-    try:
-        adapter_files(folder := folder.resolve())
-    except ModelError as error:
-        raise StartError(f"{setting}: {error}") from None
-    return folder
-
-
 def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
     """Return the folder if the engine can run its model."""
     if not (folder / "config.json").is_file():
@@ -226,7 +172,7 @@ def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
 def _ask_engine(folder: pathlib.Path, setting: str, model_impl: str) -> None:
     """Refuse, in seconds, what transformers' modules cannot serve either. Weft's families need not be asked about."""
     if identify(folder, model_impl).switches is None:
-        command = [*python_command("weft.engine.start.check_model"), str(folder), model_impl]
+        command = python_command("weft.engine.start.report", "check", str(folder), model_impl)
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
         if asked.returncode == 2:
             raise StartError(f"{setting}: {asked.stderr.strip().splitlines()[-1]}")
@@ -293,3 +239,58 @@ def _faults_told(model: str, setting: str) -> Iterator[None]:
     except (HfHubHTTPError, HTTPError, OSError) as error:
         fault = f"download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     raise StartError(f"{setting}: {model}: {fault}")
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[object] = {}
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Vocabulary
+    added_tokens: list[_AddedToken] = []
+
+
+def check_tokenizer(folder: pathlib.Path) -> list[str]:
+    """What the operator should know of tokenizer and chat template, one sentence each.
+
+    Reads only the files, in milliseconds: `weft serve` calls it before it starts anything, and `weft plan` and
+    `weft doctor` report the same. Missing and broken files are not reported here. Whether the tokenizer library can
+    load the files is not checked.
+
+    Args:
+        folder: A checkpoint that `resolve` has accepted.
+
+    Raises:
+        StartError: The tokenizer has more tokens than the model.
+    """
+    vocab_size = identify(folder).fields.optional_integer("vocab_size")
+    try:
+        tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
+        config_file = folder / "tokenizer_config.json"
+        config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, object]) if config_file.exists() else {}
+        has_template = bool(read_chat_templates(folder, config))
+    except (OSError, msgspec.DecodeError, ChatTemplateError, LookupError, TypeError, ValueError):
+        return []
+    notes = [] if vocab_size is None else _compare(tokenizer, vocab_size)
+    return notes if has_template else [*notes, NO_TEMPLATE]
+
+
+def _compare(tokenizer: _TokenizerFile, vocab_size: int) -> list[str]:
+    """Some fine-tuned models lack added tokens and still work. A model that lacks a part of the vocabulary does not."""
+    added = {token.id for token in tokenizer.added_tokens}
+    vocab = tokenizer.model.vocab
+    ids = set(vocab.values() if isinstance(vocab, dict) else range(len(vocab))) - added
+    num_ids = max(ids, default=-1) + 1
+    if num_ids > vocab_size:
+        raise StartError(
+            f"model: the tokenizer does not fit the model: it has {num_ids:,} tokens, and config.json says vocab_size "
+            f"{vocab_size:,}; take the tokenizer.json that belongs to the weights"
+        )
+    lacking = [token.content for token in tokenizer.added_tokens if token.id >= vocab_size]
+    names = ", ".join(lacking[:5]) + " ..." * (len(lacking) > 5)
+    return [f"the model has no token {names}: prompts with it are refused"] if lacking else []

@@ -1,20 +1,9 @@
-"""One child process of the supervisor: start it, notice its end, start it again.
+"""Child processes of the supervisor: starts one, notices its end or that an engine hangs, and starts it again.
 
-Owns the process and the delay before its next start: none after a long life, a growing one after early deaths. Every
-child dies with the supervisor (PR_SET_PDEATHSIG). It ignores SIGINT and SIGHUP, which a terminal sends to the whole
-process group: the supervisor alone decides who ends when. Its settings come on standard input, from memory, because
-they contain keys. Never waits, except in `kill`.
-
-Tells the supervisor when the engine hangs, judging by the status page.
-
-The page says until when the engine means to give its next sign of life. If the supervisor itself was stopped, probably
-everything was (Ctrl-Z, a frozen container, a debugger), and an old page proves nothing: the engine then gets its whole
-time again. Kills nobody.
-
-One engine process as the supervisor sees it: the child, its folder and its status page.
-
-Owns what is to be done when an engine hangs or has ended: its page, which outlives it, must not say that it serves, and
-a kill from outside must not be blamed on a request. Never waits, except in `close`.
+Every child dies with the supervisor (PR_SET_PDEATHSIG). It ignores SIGINT and SIGHUP, which a terminal sends to the
+whole process group: the supervisor alone decides who ends when. Its settings come on standard input, from memory,
+because they contain keys. An engine is a child with a folder and a status page, by which a watchdog judges it. Nothing
+here waits, except `kill` and `close`.
 """
 
 import ctypes
@@ -44,6 +33,8 @@ from weft.engine.wire.messages import (
 )
 from weft.engine.wire.status_page import Status, StatusPage
 
+logger = logging.getLogger(__name__)
+
 STEADY_S = 10.0
 """A child that lived at least this long is restarted without delay."""
 MAX_RESTART_DELAY_S = 30.0
@@ -67,6 +58,8 @@ def die_with_parent(signum: int) -> None:
 
 class Child:
     """A child process. Only the supervisor mutates it.
+
+    Owns the process and the delay before its next start: none after a long life, a growing one after early deaths.
 
     Attributes:
         due_time: When to start it (monotonic); None while it runs.
@@ -167,7 +160,13 @@ _OVERSLEPT_S = 1.0
 
 
 class Watchdog:
-    """The supervisor calls `wait_s` before it sleeps and `hung` after it wakes. Times are monotonic."""
+    """Tells the supervisor when the engine hangs, judging by the status page. Kills nobody.
+
+    The page says until when the engine means to give its next sign of life. If the supervisor itself was stopped,
+    probably everything was (Ctrl-Z, a frozen container, a debugger), and an old page proves nothing: the engine then
+    gets its whole time again. The supervisor calls `wait_s` before it sleeps and `hung` after it wakes. Times are
+    monotonic.
+    """
 
     def __init__(self, page: StatusPage, clock: Callable[[], float] = time.monotonic) -> None:
         self._page = page
@@ -198,11 +197,12 @@ ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:
 """glibc keeps the memory of one step for the next: fresh pages took a third of the time of a prefill on the CPU. The
 user's own value wins."""
 
-logger = logging.getLogger(__name__)
-
 
 class EngineProcess:
-    """An engine. Only the supervisor mutates it.
+    """One engine process: the child, its folder and its status page. Only the supervisor mutates it.
+
+    Owns what is to be done when an engine hangs or has ended. Its page outlives it, and must not say that it serves.
+    A kill from outside must not be blamed on a request.
 
     Attributes:
         child: The process, which the supervisor starts and reaps.

@@ -1,11 +1,11 @@
-"""Who must leave, so that another model has room. Knows bytes and names, no process and no clock.
-
-Divides the memory of each device among several models, before one of them is loaded.
+"""Divides the memory of each device among several models, and tells who must leave so that another has room.
 
 All models that are always loaded fit together, and beside them the largest of those that are loaded on demand. What
 these leave is divided among their KV caches: each gets as much as every other, but at least what serves one request
-and at most what it would take alone. So nothing is promised twice. Imports no torch: the engine's package is asked for
-sizes, in one process for all models.
+and at most what it would take alone. So nothing is promised twice.
+
+All this is decided before one of them is loaded. Imports no torch: the engine's package is asked for sizes, in one
+process for all models.
 """
 
 import subprocess
@@ -19,64 +19,6 @@ import msgspec
 from weft.engine.wire.machine import SHARE_OF_FREE_MEMORY, ModelMemory, cache_bytes, format_size
 from weft.server.settings import Settings, StartError, engine_options
 from weft.server.supervise.child import python_command
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """What a model takes of a device while it is loaded."""
-
-    device: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionPlan:
-    """What there is.
-
-    Attributes:
-        budgets: Bytes of each device.
-        needs: By model. One that is not planned is not counted, and always fits.
-    """
-
-    budgets: Mapping[str, int]
-    needs: Mapping[str, MemoryNeed]
-
-    def num_bytes(self, name: str) -> int | None:
-        """What a model takes; None: it is not planned."""
-        return self.needs[name].num_bytes if name in self.needs else None
-
-    def device(self, name: str) -> str | None:
-        """Where a model is loaded; None: it is not planned."""
-        return self.needs[name].device if name in self.needs else None
-
-    def lack(self, name: str, there: Collection[str]) -> int:
-        """Bytes that are wanting for a model beside those that are there; 0 or less if it fits."""
-        if (need := self.needs.get(name)) is None:
-            return 0
-        return need.num_bytes + self._taken(there, need.device) - self.budgets[need.device]
-
-    def leavers(
-        self, name: str, there: Collection[str], going: Collection[str], candidates: Sequence[str]
-    ) -> Sequence[str] | None:
-        """The first candidates that must leave besides those that are going; None if all together are too few.
-
-        Args:
-            there: All that are loaded, with those that are going.
-            candidates: Those that may leave, in the order in which they should.
-        """
-        lack = self.lack(name, [other for other in there if other not in going])
-        leavers: list[str] = []
-        for candidate in candidates:
-            if lack <= 0:
-                break
-            if freed := self._taken([candidate], self.needs[name].device):
-                leavers.append(candidate)
-                lack -= freed
-        return leavers if lack <= 0 else None
-
-    def _taken(self, names: Collection[str], device: str) -> int:
-        needs = [self.needs[name] for name in names if name in self.needs]
-        return sum(need.num_bytes for need in needs if need.device == device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +87,7 @@ def read_memories(settings: Settings, names: Iterable[str]) -> dict[str, ModelMe
     """
     folders = {name: Path(settings.fleet[name].model or "") for name in names}
     options = [engine_options(settings.for_model(name), folder) for name, folder in folders.items()]
-    command = [*python_command("weft.engine.start.print_plan"), "--json"]
+    command = python_command("weft.engine.start.report", "memory")
     done = subprocess.run(command, input=msgspec.json.encode(options), capture_output=True)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
@@ -227,3 +169,61 @@ def _least_bytes(memory: ModelMemory) -> int:
 def _cache(memory: ModelMemory, level_bytes: int) -> int:
     """Bytes for a KV cache where every model gets level_bytes: at least its least, at most what it would take alone."""
     return max(_least_bytes(memory), min(level_bytes, memory.kv_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What a model takes of a device while it is loaded."""
+
+    device: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPlan:
+    """Who must leave, so that another model has room. Knows bytes and names, no process and no clock.
+
+    Attributes:
+        budgets: Bytes of each device.
+        needs: By model. One that is not planned is not counted, and always fits.
+    """
+
+    budgets: Mapping[str, int]
+    needs: Mapping[str, MemoryNeed]
+
+    def num_bytes(self, name: str) -> int | None:
+        """What a model takes; None: it is not planned."""
+        return self.needs[name].num_bytes if name in self.needs else None
+
+    def device(self, name: str) -> str | None:
+        """Where a model is loaded; None: it is not planned."""
+        return self.needs[name].device if name in self.needs else None
+
+    def lack(self, name: str, there: Collection[str]) -> int:
+        """Bytes that are wanting for a model beside those that are there; 0 or less if it fits."""
+        if (need := self.needs.get(name)) is None:
+            return 0
+        return need.num_bytes + self._taken(there, need.device) - self.budgets[need.device]
+
+    def leavers(
+        self, name: str, there: Collection[str], going: Collection[str], candidates: Sequence[str]
+    ) -> Sequence[str] | None:
+        """The first candidates that must leave besides those that are going; None if all together are too few.
+
+        Args:
+            there: All that are loaded, with those that are going.
+            candidates: Those that may leave, in the order in which they should.
+        """
+        lack = self.lack(name, [other for other in there if other not in going])
+        leavers: list[str] = []
+        for candidate in candidates:
+            if lack <= 0:
+                break
+            if freed := self._taken([candidate], self.needs[name].device):
+                leavers.append(candidate)
+                lack -= freed
+        return leavers if lack <= 0 else None
+
+    def _taken(self, names: Collection[str], device: str) -> int:
+        needs = [self.needs[name] for name in names if name in self.needs]
+        return sum(need.num_bytes for need in needs if need.device == device)

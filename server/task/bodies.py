@@ -1,6 +1,6 @@
-"""Wire types of POST /v1/chat/completions: the body, the answer, and the chunks of a stream.
+"""Wire types of POST /v1/chat/completions and /v1/completions: the bodies, the answers, and the chunks of streams.
 
-Wire types of POST /v1/completions: the body and the answer. Chunks have the answer's type.
+The chunks of /v1/completions have the type of its answer.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,10 +1,8 @@
-"""Gives the earlier calls of a chat the ids that the chat templates of the model's family want.
-
-Converts the messages of a chat body to the dictionaries that a chat template takes.
+"""Converts the messages of a chat body to the dictionaries that a chat template takes.
 
 Content becomes one string. Parts that this server cannot show to a model are refused. Templates expect the arguments of
-earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template. Ids of calls
-that it would not take are replaced.
+earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template. Ids of
+earlier calls that the templates of the model's family would not take are replaced.
 """
 
 import re
@@ -17,24 +15,6 @@ from weft.server.formats.parser import ToolFormat
 from weft.server.task.bodies import ContentPart, FunctionCall, Message, ToolCall
 from weft.server.task.tool_use import CUSTOM_INPUT
 from weft.server.task.validation import required
-
-
-def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> None:
-    """Number the calls anew in the family's way, unless all of their ids fit it."""
-    if tools is None or not tools.call_id:
-        return
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    if all(re.fullmatch(tools.call_id_pattern, call.get("id", "")) for call in calls):
-        return
-    index, fitting = 0, dict[str, str]()
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            made = tools.call_id.format(index=index, name=call["function"]["name"])
-            fitting[call.get("id", "")] = call["id"] = made
-            index += 1
-        if "tool_call_id" in message:
-            message["tool_call_id"] = fitting.get(message["tool_call_id"], message["tool_call_id"])
-
 
 PART_SEPARATOR = "\n"
 """Joins the parts of a content."""
@@ -125,3 +105,20 @@ def function_call(function: FunctionCall) -> dict[str, Any]:
 def call_of(name: str, arguments: Any) -> dict[str, Any]:
     """A call as templates expect it, without an id."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> None:
+    """Number the calls anew in the family's way, unless all of their ids fit it."""
+    if tools is None or not tools.call_id:
+        return
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    if all(re.fullmatch(tools.call_id_pattern, call.get("id", "")) for call in calls):
+        return
+    index, fitting = 0, dict[str, str]()
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            made = tools.call_id.format(index=index, name=call["function"]["name"])
+            fitting[call.get("id", "")] = call["id"] = made
+            index += 1
+        if "tool_call_id" in message:
+            message["tool_call_id"] = fitting.get(message["tool_call_id"], message["tool_call_id"])

@@ -1,9 +1,8 @@
-"""Converts body fields to sampling parameters for the engine and text options for the pipeline.
+"""Builds the task of a request from the fields that OpenAI's generating endpoints share.
 
-`SamplingParams` checks the ranges that the engine owns. This file checks the rest: limits that depend on the
-vocabulary, and limits on text. It also names fields as they are called on the wire.
-
-Builds the task from the fields that OpenAI's generating endpoints share.
+Body fields become sampling parameters for the engine and text options for the pipeline. `SamplingParams` checks the
+ranges that the engine owns. This file checks the rest: limits that depend on the vocabulary, and limits on text. It
+also names fields as they are called on the wire.
 """
 
 import re
@@ -36,141 +35,6 @@ MAX_LOGPROBS = 20
 _MAX_PRIORITY = 2**31 - 1
 
 T = TypeVar("T")
-
-
-def build_sampling_params(
-    body: GenerationBody,
-    model: ServedModel,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    extra_stop_ids: Sequence[int] = (),
-) -> SamplingParams:
-    """The sampling parameters of a request. The seed is random if the body has none.
-
-    Raises:
-        InvalidRequestError: A value is out of range. The error has the field's name on the wire.
-    """
-    info, defaults = model.engine_info, model.defaults
-    allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
-    top_k = _first(body.top_k, defaults.top_k, 0)
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=check_range("min_tokens", _first(body.min_tokens, 0), 0, info.max_model_len),
-            temperature=_first(body.temperature, defaults.temperature, 1.0),
-            top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # other servers use -1 for all
-            top_p=_first(body.top_p, defaults.top_p, 1.0),
-            min_p=_first(body.min_p, defaults.min_p, 0.0),
-            presence_penalty=_first(body.presence_penalty, 0.0),
-            frequency_penalty=_first(body.frequency_penalty, 0.0),
-            repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
-            stop_token_ids=tuple(
-                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))
-            ),
-            ignore_eos=bool(body.ignore_eos),
-            logit_bias=_logit_bias(body.logit_bias or {}, info),
-            bad_words_token_ids=_bad_words(body.bad_words or [], model.tokenizer),
-            allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(allowed)),
-            logprobs=logprobs,
-            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids, info)),
-            prompt_logprobs=prompt_logprobs,
-        )
-    except ValueError as exc:
-        raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
-
-
-def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int | None:
-    """Number of alternatives per prompt token, the maximum of the field and `echoed`; None if neither is given.
-
-    Raises:
-        InvalidRequestError: The field is out of range, or the answer is a stream, which has no place for them.
-    """
-    if body.prompt_logprobs is None:
-        return echoed
-    if body.stream:
-        raise InvalidRequestError("prompt_logprobs cannot be used with stream", param="prompt_logprobs")
-    return max(check_range("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS), echoed or 0)
-
-
-def num_to_look_at(body: GenerationBody) -> int:
-    """Size of the work in `build_sampling_params`: characters to encode plus ids to check."""
-    return sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
-
-
-def build_text_options(body: GenerationBody, *, shows_logprobs: bool) -> TextOptions:
-    """The options that control how output becomes text.
-
-    Raises:
-        InvalidRequestError: A stop string is empty or too long, or there are too many.
-    """
-    return TextOptions(
-        stops=_stop_list(body),
-        stop_token_ids=frozenset(body.stop_token_ids or ()),
-        include_stop=bool(body.include_stop_str_in_output),
-        min_tokens=body.min_tokens or 0,
-        skip_special_tokens=body.skip_special_tokens is not False,
-        tracks_tokens=shows_logprobs or bool(body.return_token_ids),
-        tells_ids=bool(body.return_token_ids),
-    )
-
-
-def _stop_list(body: GenerationBody) -> list[str]:
-    """The stop strings as a list; a body may also give a single string."""
-    stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequestError(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", param="stop")
-    for i, stop in enumerate(stops):
-        if not stop:
-            param = "stop" if isinstance(body.stop, str) else f"stop[{i}]"
-            raise InvalidRequestError(f"{param} must not be empty", param=param)
-        check_range(f"the length of stop[{i}]", len(stop), 1, MAX_STOP_CHARS, param="stop")
-    return stops
-
-
-def check_common(body: GenerationBody, max_n: int) -> None:
-    """Check the fields that all generating endpoints share and that concern neither sampling nor text."""
-    if body.n is not None:
-        check_range("n", body.n, 1, max_n)
-    if body.priority is not None:
-        check_range("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options is only allowed when stream is true", param="stream_options")
-
-
-def _first(*values: T | None) -> T:
-    """The first value that is not None. The last one must not be None."""
-    return next(value for value in values if value is not None)
-
-
-def _known_ids(name: str, token_ids: list[int] | None, info: EngineInfo) -> list[int]:
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
-        for i, token_id in enumerate(token_ids):
-            check_range(f"{name}[{i}]", token_id, 0, info.vocab_size - 1)
-    return token_ids or []
-
-
-def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, float]:
-    bias: dict[int, float] = {}
-    for key, value in logit_bias.items():
-        if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= info.vocab_size:
-            bound = f"token ids between 0 and {info.vocab_size - 1}"
-            raise InvalidRequestError(
-                f"logit_bias must have keys that are {bound}, got {shown(key)}", param="logit_bias"
-            )
-        bias[int(key)] = value
-    return bias
-
-
-def _bad_words(words: list[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
-    check_range("the number of bad_words", len(words), 0, MAX_BAD_WORDS, param="bad_words")
-    for i, word in enumerate(words):
-        if not word.strip():
-            raise InvalidRequestError("bad_words must not hold an empty word", param=f"bad_words[{i}]")
-        check_range(f"the length of bad_words[{i}]", len(word), 1, MAX_STOP_CHARS, param=f"bad_words[{i}]")
-    return tuple(ids for word in words for ids in tokenizer.bad_word_ids(word))
 
 
 async def read_task(
@@ -243,3 +107,138 @@ async def read_task(
         is_stream=bool(body.stream),
         ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
     )
+
+
+def check_common(body: GenerationBody, max_n: int) -> None:
+    """Check the fields that all generating endpoints share and that concern neither sampling nor text."""
+    if body.n is not None:
+        check_range("n", body.n, 1, max_n)
+    if body.priority is not None:
+        check_range("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is only allowed when stream is true", param="stream_options")
+
+
+def build_sampling_params(
+    body: GenerationBody,
+    model: ServedModel,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    extra_stop_ids: Sequence[int] = (),
+) -> SamplingParams:
+    """The sampling parameters of a request. The seed is random if the body has none.
+
+    Raises:
+        InvalidRequestError: A value is out of range. The error has the field's name on the wire.
+    """
+    info, defaults = model.engine_info, model.defaults
+    allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
+    top_k = _first(body.top_k, defaults.top_k, 0)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=check_range("min_tokens", _first(body.min_tokens, 0), 0, info.max_model_len),
+            temperature=_first(body.temperature, defaults.temperature, 1.0),
+            top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # other servers use -1 for all
+            top_p=_first(body.top_p, defaults.top_p, 1.0),
+            min_p=_first(body.min_p, defaults.min_p, 0.0),
+            presence_penalty=_first(body.presence_penalty, 0.0),
+            frequency_penalty=_first(body.frequency_penalty, 0.0),
+            repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
+            stop_token_ids=tuple(
+                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))
+            ),
+            ignore_eos=bool(body.ignore_eos),
+            logit_bias=_logit_bias(body.logit_bias or {}, info),
+            bad_words_token_ids=_bad_words(body.bad_words or [], model.tokenizer),
+            allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(allowed)),
+            logprobs=logprobs,
+            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids, info)),
+            prompt_logprobs=prompt_logprobs,
+        )
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
+
+
+def num_to_look_at(body: GenerationBody) -> int:
+    """Size of the work in `build_sampling_params`: characters to encode plus ids to check."""
+    return sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
+
+
+def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int | None:
+    """Number of alternatives per prompt token, the maximum of the field and `echoed`; None if neither is given.
+
+    Raises:
+        InvalidRequestError: The field is out of range, or the answer is a stream, which has no place for them.
+    """
+    if body.prompt_logprobs is None:
+        return echoed
+    if body.stream:
+        raise InvalidRequestError("prompt_logprobs cannot be used with stream", param="prompt_logprobs")
+    return max(check_range("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS), echoed or 0)
+
+
+def _first(*values: T | None) -> T:
+    """The first value that is not None. The last one must not be None."""
+    return next(value for value in values if value is not None)
+
+
+def _known_ids(name: str, token_ids: list[int] | None, info: EngineInfo) -> list[int]:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
+        for i, token_id in enumerate(token_ids):
+            check_range(f"{name}[{i}]", token_id, 0, info.vocab_size - 1)
+    return token_ids or []
+
+
+def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in logit_bias.items():
+        if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= info.vocab_size:
+            bound = f"token ids between 0 and {info.vocab_size - 1}"
+            raise InvalidRequestError(
+                f"logit_bias must have keys that are {bound}, got {shown(key)}", param="logit_bias"
+            )
+        bias[int(key)] = value
+    return bias
+
+
+def _bad_words(words: list[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
+    check_range("the number of bad_words", len(words), 0, MAX_BAD_WORDS, param="bad_words")
+    for i, word in enumerate(words):
+        if not word.strip():
+            raise InvalidRequestError("bad_words must not hold an empty word", param=f"bad_words[{i}]")
+        check_range(f"the length of bad_words[{i}]", len(word), 1, MAX_STOP_CHARS, param=f"bad_words[{i}]")
+    return tuple(ids for word in words for ids in tokenizer.bad_word_ids(word))
+
+
+def build_text_options(body: GenerationBody, *, shows_logprobs: bool) -> TextOptions:
+    """The options that control how output becomes text.
+
+    Raises:
+        InvalidRequestError: A stop string is empty or too long, or there are too many.
+    """
+    return TextOptions(
+        stops=_stop_list(body),
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        include_stop=bool(body.include_stop_str_in_output),
+        min_tokens=body.min_tokens or 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tracks_tokens=shows_logprobs or bool(body.return_token_ids),
+        tells_ids=bool(body.return_token_ids),
+    )
+
+
+def _stop_list(body: GenerationBody) -> list[str]:
+    """The stop strings as a list; a body may also give a single string."""
+    stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", param="stop")
+    for i, stop in enumerate(stops):
+        if not stop:
+            param = "stop" if isinstance(body.stop, str) else f"stop[{i}]"
+            raise InvalidRequestError(f"{param} must not be empty", param=param)
+        check_range(f"the length of stop[{i}]", len(stop), 1, MAX_STOP_CHARS, param="stop")
+    return stops

@@ -1,29 +1,16 @@
-"""`prompt_cache_options` and `prompt_cache_breakpoint`: how a request uses the prefix cache.
+"""What a request asks for besides sampling and text: cache, shared blocks, suffix, tier, deadline, beam search.
 
-In mode implicit, blocks are shared by content automatically. In mode explicit, a request without a breakpoint neither
-reads nor writes the cache. In both modes, a breakpoint pins the prompt up to the end of its part for a limited time.
+Each part reads its fields of the body, checks them, and returns what the task holds or the engine takes.
 
-`kv_transfer_params`: one server computes a prompt, another one continues it.
-
-The blocks go through the folder that both share, and are found there by their content. So the servers need to tell each
-other nothing about where blocks are, and any server that shares the folder may continue the prompt.
-
-`suffix`: builds fill-in-the-middle prompts, for models whose vocabulary has tokens for it.
-
-The tokens tell the family. Each family was trained with one order of prefix and suffix.
-
-Maps service tiers to priorities, and decides which API keys may go before others.
-
-A lower number is served earlier. `priority` orders requests within a tier. Two values put a request before those of
-others: the tier `priority`, and a negative `priority`. Only keys in the setting `priority_keys` may use them. For other
-keys, the tier becomes `default`, as OpenAI does it, and the answer says so. A negative `priority` is refused, because
-no field of the answer could report the change.
-
-When a client will have given up.
-
-Reads the beam search options of a body.
-
-The engine does the search. It returns whole choices at the end, best first.
+- `prompt_cache_options`, `prompt_cache_breakpoint`: in mode implicit, blocks are shared by content automatically. In
+  mode explicit, a request without a breakpoint neither reads nor writes the cache. In both modes, a breakpoint pins the
+  prompt up to the end of its part for a limited time.
+- `kv_transfer_params`: one server computes a prompt, another one continues it. The blocks go through the folder that
+  both share, and are found there by their content. So the servers need to tell each other nothing about where blocks
+  are, and any server that shares the folder may continue the prompt.
+- `suffix`: a fill-in-the-middle prompt, for models whose vocabulary has tokens for it.
+- `service_tier`, `priority`: who is served before others.
+- `use_beam_search`: the engine does the search. It returns whole choices at the end, best first.
 """
 
 import time
@@ -188,39 +175,42 @@ def salt_of(body: GenerationBody) -> str:
     return cache_salt_of(body.cache_salt, body.prompt_cache_key)
 
 
-class _Family(NamedTuple):
-    """Tokens before the first part, before the second part and after both; and extra tokens that end the output."""
+class _FillInFamily(NamedTuple):
+    """Tokens before the first part, before the second part and after both; and extra tokens that end the output.
+
+    Each family was trained with one order of prefix and suffix.
+    """
 
     tokens: tuple[str, ...]
     ends: tuple[str, ...] = ()
     is_suffix_first: bool = False
 
 
-_FAMILIES = (
+_FILL_IN_FAMILIES = (
     # Qwen 2.5 and 3 Coder, CodeGemma, Granite 4
-    _Family(
+    _FillInFamily(
         ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
         ("<|endoftext|>", "<|file_separator|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>"),
     ),
     # StarCoder, Granite 3
-    _Family(
+    _FillInFamily(
         ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<|endoftext|>", "<file_sep>", "<repo_name>", "<fim_pad>")
     ),
     # SantaCoder
-    _Family(("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<|endoftext|>",)),
+    _FillInFamily(("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<|endoftext|>",)),
     # DeepSeek Coder and V2, V3
-    _Family(
+    _FillInFamily(
         ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 (so they are written)
         ("<|EOT|>",),
     ),
     # Code Llama
-    _Family(("▁<PRE>", "▁<SUF>", "▁<MID>"), ("▁<EOT>",)),
+    _FillInFamily(("▁<PRE>", "▁<SUF>", "▁<MID>"), ("▁<EOT>",)),
     # GLM 4
-    _Family(("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")),
+    _FillInFamily(("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")),
     # Seed Coder
-    _Family(("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"), is_suffix_first=True),
+    _FillInFamily(("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"), is_suffix_first=True),
     # Codestral: the output follows the prefix
-    _Family(("[SUFFIX]", "[PREFIX]"), is_suffix_first=True),
+    _FillInFamily(("[SUFFIX]", "[PREFIX]"), is_suffix_first=True),
 )
 
 
@@ -242,12 +232,12 @@ class FillIn:
 
 
 def fill_in(tokenizer: TextTokenizer) -> FillIn:
-    """Find the family of a vocabulary.
+    """Find the family of a vocabulary by its tokens.
 
     Raises:
         UnsupportedParameterError: The vocabulary has no tokens for filling in the middle.
     """
-    for family in _FAMILIES:
+    for family in _FILL_IN_FAMILIES:
         ids = {token: tokenizer.token_id(token) for token in (*family.tokens, *family.ends)}
         known = {token: i for token, i in ids.items() if i is not None}
         if all(token in known for token in family.tokens):
@@ -258,8 +248,8 @@ def fill_in(tokenizer: TextTokenizer) -> FillIn:
     )
 
 
-_CLASSES = {"priority": -1, "default": 0, "flex": 1}
-_ALIASES = {"auto": "default", "scale": "default", "fast": "priority"}
+_TIER_CLASSES = {"priority": -1, "default": 0, "flex": 1}
+_TIER_ALIASES = {"auto": "default", "scale": "default", "fast": "priority"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +261,12 @@ class Service:
 
 
 def service_of(request: Request, body: GenerationBody, settings: Settings) -> Service:
-    """Decide how a request is served. `priority` is limited to 31 bits and a sign.
+    """Decide how a request is served: map its tier to a priority. A lower number is served earlier.
+
+    `priority` orders requests within a tier, and is limited to 31 bits and a sign. Two values put a request before
+    those of others: the tier `priority`, and a negative `priority`. Only keys in the setting `priority_keys` may use
+    them. For other keys, the tier becomes `default`, as OpenAI does it, and the answer says so. A negative `priority`
+    is refused, because no field of the answer could report the change.
 
     Raises:
         InvalidRequestError: `priority` is negative, and the API key may not go first.
@@ -282,12 +277,12 @@ def service_of(request: Request, body: GenerationBody, settings: Settings) -> Se
         message = f"priority must be at least 0 unless the API key is among priority_keys, got {priority}"
         raise InvalidRequestError(message, param="priority")
     asked = body.service_tier or "auto"
-    tier = _ALIASES.get(asked, asked)
+    tier = _TIER_ALIASES.get(asked, asked)
     if tier == "priority" and not may_go_first:
         tier = "default"
     if is_of_batch(request):
         return Service("default", BACKGROUND + max(priority, 0))
-    return Service(tier, _CLASSES[tier] * TIER_WIDTH + priority)
+    return Service(tier, _TIER_CLASSES[tier] * TIER_WIDTH + priority)
 
 
 def _may_go_first(request: Request, settings: Settings) -> bool:
@@ -312,7 +307,7 @@ def deadline_of(request: Request, *, is_stream: bool, ping_s: float) -> float | 
     return time.monotonic() + timeout_s
 
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+_NEUTRAL_IN_BEAM_SEARCH: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
     **dict.fromkeys(("logit_bias", "bad_words", "stop", "logprob_token_ids"), ({}, [])),
     **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "suffix"), ()),
@@ -339,7 +334,7 @@ def beam_options(body: GenerationBody) -> BeamOptions | None:
             if getattr(body, name) not in (None, neutral):
                 raise InvalidRequestError(f"{name} is only allowed when use_beam_search is true", param=name)
         return None
-    neutral_values = {**_NEUTRAL, "best_of": (1 if body.n is None else body.n,)}
+    neutral_values = {**_NEUTRAL_IN_BEAM_SEARCH, "best_of": (1 if body.n is None else body.n,)}
     for name, values in neutral_values.items():
         value = getattr(body, name, None)
         if value is not None and value not in values:

@@ -1,13 +1,7 @@
-"""Wire types that chat and legacy completions share: sampling fields of a body, usage of an answer.
+"""Wire types that several endpoints share: fields of a body, tools, structured output, and parts of an answer.
 
 Only types are checked here. Ranges are checked where the values become `SamplingParams`. JSON null always means absent.
 Bodies are pydantic models, for good error messages. Answers are msgspec structs, for speed: one is written per token.
-
-Wire types of tools: the declarations in a request, and the choice of tools that may be called.
-
-Wire types of structured output: OpenAI's response_format, vLLM's structured_outputs.
-
-Wire type of `kv_transfer_params` in answers.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -29,6 +23,8 @@ _T = TypeVar("_T")
 Items = Annotated[list[_T], Field(fail_fast=True, max_length=MAX_ITEMS)]
 """A list. Only its first wrong item is reported, because error reports take many times the memory of the items."""
 
+MAX_MEMBERS = 2**14
+
 
 def fewer(value: object) -> object:
     """Refuse an object with too many members before any member is checked."""
@@ -37,7 +33,6 @@ def fewer(value: object) -> object:
     return value
 
 
-MAX_MEMBERS = 2**14
 Members = Annotated[dict[str, _T], BeforeValidator(fewer)]
 """An object with any member names. The members are checked only if there are not too many."""
 
@@ -53,6 +48,8 @@ TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | 
 
 TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[Text], Tag("other")], TEXT_OR_OTHER]
 
+ObjectOrText = Annotated[Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
+"""A JSON object, or its JSON text."""
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
@@ -134,41 +131,64 @@ class GenerationBody(WireModel):
     user: Text | None = None
 
 
-class PromptLogprob(msgspec.Struct):
-    """One id at one position of a prompt. `rank` is null if the token is not among the most probable ones."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
+MAX_STRUCTURES = 1024
+"""Most tagged structures, and most triggers."""
 
 
-PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""One entry per position of the prompt; null for the first token, which has no context."""
+class JsonSchema(WireModel):
+    """A schema inside OpenAI's wrapper, which gives it a name."""
+
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
 
 
-class CachedTokens(msgspec.Struct):
-    """Prompt tokens that were read from the prefix cache, and tokens that were written to it."""
+class TaggedStructure(WireModel):
+    """JSON that follows the schema, between `begin` and `end`."""
 
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputTokens(msgspec.Struct):
-    """Output tokens by what they were spent on."""
-
-    reasoning_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
+    begin: Text
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: Text
 
 
-class Usage(msgspec.Struct):
-    """Token counts of one HTTP request. Each prompt counts once; all choices count."""
+class ResponseFormat(WireModel):
+    """OpenAI's `response_format`. `structures` and `triggers` belong to structural_tag, an extension."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: OutputTokens
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)] | None = None
+    triggers: Annotated[Items[Text], Field(max_length=MAX_STRUCTURES)] | None = None
+
+
+class StructuralTag(WireModel):
+    """The structural tag inside structured_outputs, where it is JSON text or an object."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)]
+    triggers: Annotated[Items[Text], Field(max_length=MAX_STRUCTURES)]
+
+
+class StructuredOutputs(WireModel):
+    """vLLM's `structured_outputs`. Exactly one member is given."""
+
+    json_: ObjectOrText | None = Field(default=None, alias="json")
+    regex: Text | None = None
+    choice: Items[Text] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+    structural_tag: ObjectOrText | None = None
+
+
+class GuidedBody(GenerationBody):
+    """Fields of both endpoints that constrain the answer. The `guided_...` names are vLLM's older ones."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: ObjectOrText | None = None
+    guided_regex: Text | None = None
+    guided_choice: Items[Text] | None = None
+    guided_grammar: Text | None = None
 
 
 ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -254,71 +274,48 @@ FunctionChoice = Annotated[
 """The deprecated `function_call`."""
 
 
-ObjectOrText = Annotated[Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
-"""A JSON object, or its JSON text."""
+class PromptLogprob(msgspec.Struct):
+    """One id at one position of a prompt. `rank` is null if the token is not among the most probable ones."""
 
-MAX_STRUCTURES = 1024
-"""Most tagged structures, and most triggers."""
-
-
-class JsonSchema(WireModel):
-    """A schema inside OpenAI's wrapper, which gives it a name."""
-
-    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-    description: Text | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
+    logprob: float
+    rank: int | None
+    decoded_token: str
 
 
-class TaggedStructure(WireModel):
-    """JSON that follows the schema, between `begin` and `end`."""
-
-    begin: Text
-    schema_: dict[str, Any] = Field(alias="schema")
-    end: Text
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""One entry per position of the prompt; null for the first token, which has no context."""
 
 
-class ResponseFormat(WireModel):
-    """The format of the answer. `structures` and `triggers` belong to structural_tag, an extension."""
+class CachedTokens(msgspec.Struct):
+    """Prompt tokens that were read from the prefix cache, and tokens that were written to it."""
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: JsonSchema | None = None
-    structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)] | None = None
-    triggers: Annotated[Items[Text], Field(max_length=MAX_STRUCTURES)] | None = None
+    cached_tokens: int
+    cache_write_tokens: int
 
 
-class StructuralTag(WireModel):
-    """The structural tag inside structured_outputs, where it is JSON text or an object."""
+class OutputTokens(msgspec.Struct):
+    """Output tokens by what they were spent on."""
 
-    type: Literal["structural_tag"] = "structural_tag"
-    structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)]
-    triggers: Annotated[Items[Text], Field(max_length=MAX_STRUCTURES)]
-
-
-class StructuredOutputs(WireModel):
-    """vLLM's structured_outputs. Exactly one member is given."""
-
-    json_: ObjectOrText | None = Field(default=None, alias="json")
-    regex: Text | None = None
-    choice: Items[Text] | None = None
-    grammar: Text | None = None
-    json_object: bool | None = None
-    structural_tag: ObjectOrText | None = None
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
-class GuidedBody(GenerationBody):
-    """Fields of both endpoints that constrain the answer. The `guided_...` names are vLLM's older ones."""
+class Usage(msgspec.Struct):
+    """Token counts of one HTTP request. Each prompt counts once; all choices count."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: ObjectOrText | None = None
-    guided_regex: Text | None = None
-    guided_choice: Items[Text] | None = None
-    guided_grammar: Text | None = None
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: OutputTokens
 
 
 class KvTransfer(msgspec.Struct):
-    """What to send with the prompt to the server that continues it. The blocks are in the folder that both share."""
+    """The `kv_transfer_params` of an answer: what to send with the prompt to the server that continues it.
+
+    The blocks are in the folder that both share.
+    """
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False

@@ -1,6 +1,7 @@
-"""Reads the fields of a body for the chat template: how the prompt ends, and template variables.
+"""Reads what a body asks of the chat template: how much the model may reason, how the prompt ends, and variables.
 
-Reads whether and how much a model may reason, from all fields that control reasoning.
+All fields that control reasoning meet in one `Thinking`. A model whose template cannot be told an effort gets a budget
+of tokens instead; fields without effect on the model are reported.
 """
 
 import re
@@ -16,68 +17,6 @@ from weft.server.task.validation import check_range
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
 
-_OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-
-
-def prompt_end(
-    add_generation_prompt: bool | None, continue_final_message: bool | None, variables: Mapping[str, object]
-) -> TemplateOptions:
-    """The template options for a prompt end, on any route that renders messages. Variables are passed unchanged.
-
-    Raises:
-        InvalidRequestError: Both ways to end the prompt are requested.
-    """
-    if continue_final_message and add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message leaves the last message open, so add_generation_prompt must not be true with it",
-            param="continue_final_message",
-        )
-    return TemplateOptions(
-        add_generation_prompt=add_generation_prompt is not False and not continue_final_message,
-        continue_final_message=bool(continue_final_message),
-        variables=variables,
-    )
-
-
-def template_options(
-    body: ChatCompletionBody, tokenizer: TextTokenizer, derived: Mapping[str, object]
-) -> TemplateOptions:
-    """Read the options of a chat body. `derived` holds variables that come from its other fields.
-
-    Raises:
-        InvalidRequestError: See `prompt_end`.
-        UnsupportedParameterError: There are documents, but the template does not use them.
-    """
-    variables = {**derived, **checked_kwargs(body.chat_template_kwargs)}
-    if body.documents:
-        if "documents" not in tokenizer.template_variables:
-            raise UnsupportedParameterError(
-                "documents is not supported by this model: its chat template does not name them", param="documents"
-            )
-        variables["documents"] = body.documents
-    if body.verbosity is not None and "verbosity" in tokenizer.template_variables:
-        variables["verbosity"] = body.verbosity
-    return prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
-
-
-def checked_kwargs(given: Mapping[str, object] | None) -> Mapping[str, object]:
-    """Check the template variables that a caller sets, and return them.
-
-    Raises:
-        InvalidRequestError: One of them has a parameter of its own.
-    """
-    for name in given or ():
-        if name in _OTHER_PARAMETERS:
-            param = f"chat_template_kwargs.{name}"
-            raise InvalidRequestError(f"{param} cannot be set: {name} is a parameter of its own", param=param)
-    return given or {}
-
-
-def honoured_by_template(tokenizer: TextTokenizer) -> frozenset[str]:
-    """Names of accepted fields that this template honours."""
-    return frozenset({"verbosity", "text.verbosity"} if "verbosity" in tokenizer.template_variables else ())
-
-
 _BUDGETS: Final[Mapping[str, int | None]] = {
     "none": 0,
     "minimal": 256,
@@ -88,6 +27,7 @@ _BUDGETS: Final[Mapping[str, int | None]] = {
     "max": None,
 }
 """Reasoning tokens by effort, for models whose template has no variable for the effort."""
+_BUDGET_FIELDS = ("thinking_token_budget", "reasoning_budget_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +53,8 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
         InvalidRequestError: A budget is negative, or two budgets differ.
     """
     max_tokens = _budget(body)
-    tells_budget = bool(re.search(r"\bthinking_budget\b", formats.template))
-    ignored = [
-        name
-        for name in ("thinking_token_budget", "reasoning_budget_tokens")
-        if getattr(body, name) is not None and formats.reasoning_ids is None and not tells_budget
-    ]
+    has_effect = formats.reasoning_ids is not None or _tells_budget(formats)
+    ignored = [name for name in _BUDGET_FIELDS if getattr(body, name) is not None and not has_effect]
     thinking = thinking_of(body.reasoning_effort, max_tokens, formats)
     is_shown, ignored = body.include_reasoning is not False, [*ignored, *thinking.ignored]
     return replace(thinking, is_shown=is_shown, ignored=ignored)
@@ -129,7 +65,6 @@ def thinking_of(
 ) -> Thinking:
     """How a model may reason with this effort and this budget; None: not given. `field` holds the effort."""
     ignored: list[str] = []
-    tells_budget = bool(re.search(r"\bthinking_budget\b", formats.template))
     kwargs: Mapping[str, Any] = {}
     if effort is not None:
         switch = reasoning_switch(formats.template)
@@ -141,16 +76,19 @@ def thinking_of(
             ignored.append(field)
         elif max_tokens is None and not (effort == "none" and switch):
             max_tokens = _BUDGETS[effort]
-    if tells_budget and max_tokens is not None:
+    if max_tokens is not None and _tells_budget(formats):
         kwargs = {**kwargs, "thinking_budget": max_tokens}
     return Thinking(kwargs, max_tokens, ignored=ignored)
 
 
+def _tells_budget(formats: OutputFormats) -> bool:
+    """Whether the template has a variable for the budget."""
+    return re.search(r"\bthinking_budget\b", formats.template) is not None
+
+
 def _budget(body: ChatCompletionBody) -> int | None:
     given = {
-        name: check_range(name, value, 0, None)
-        for name in ("thinking_token_budget", "reasoning_budget_tokens")
-        if (value := getattr(body, name)) is not None
+        name: check_range(name, value, 0, None) for name in _BUDGET_FIELDS if (value := getattr(body, name)) is not None
     }
     if len(set(given.values())) > 1:
         raise InvalidRequestError(
@@ -158,3 +96,66 @@ def _budget(body: ChatCompletionBody) -> int | None:
             param="reasoning_budget_tokens",
         )
     return next(iter(given.values()), None)
+
+
+_OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""Names that callers cannot set as template variables, because each has a parameter of its own."""
+
+
+def template_options(
+    body: ChatCompletionBody, tokenizer: TextTokenizer, derived: Mapping[str, object]
+) -> TemplateOptions:
+    """Read the options of a chat body. `derived` holds variables that come from its other fields.
+
+    Raises:
+        InvalidRequestError: See `prompt_end`.
+        UnsupportedParameterError: There are documents, but the template does not use them.
+    """
+    variables = {**derived, **checked_kwargs(body.chat_template_kwargs)}
+    if body.documents:
+        if "documents" not in tokenizer.template_variables:
+            raise UnsupportedParameterError(
+                "documents is not supported by this model: its chat template does not name them", param="documents"
+            )
+        variables["documents"] = body.documents
+    if body.verbosity is not None and "verbosity" in tokenizer.template_variables:
+        variables["verbosity"] = body.verbosity
+    return prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
+
+
+def prompt_end(
+    add_generation_prompt: bool | None, continue_final_message: bool | None, variables: Mapping[str, object]
+) -> TemplateOptions:
+    """The template options for a prompt end, on any route that renders messages. Variables are passed unchanged.
+
+    Raises:
+        InvalidRequestError: Both ways to end the prompt are requested.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message leaves the last message open, so add_generation_prompt must not be true with it",
+            param="continue_final_message",
+        )
+    return TemplateOptions(
+        add_generation_prompt=add_generation_prompt is not False and not continue_final_message,
+        continue_final_message=bool(continue_final_message),
+        variables=variables,
+    )
+
+
+def checked_kwargs(given: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Check the template variables that a caller sets, and return them.
+
+    Raises:
+        InvalidRequestError: One of them has a parameter of its own.
+    """
+    for name in given or ():
+        if name in _OTHER_PARAMETERS:
+            param = f"chat_template_kwargs.{name}"
+            raise InvalidRequestError(f"{param} cannot be set: {name} is a parameter of its own", param=param)
+    return given or {}
+
+
+def honoured_by_template(tokenizer: TextTokenizer) -> frozenset[str]:
+    """Names of accepted fields that this template honours."""
+    return frozenset({"verbosity", "text.verbosity"} if "verbosity" in tokenizer.template_variables else ())

@@ -1,13 +1,7 @@
-"""Turns pydantic's errors into one `InvalidRequestError` that names the field, the bound and the value.
+"""Checks the fields of a body: errors name the field, the bound and the value, and no field is dropped silently.
 
-A pydantic location holds union tags beside keys and indices. Only the steps that exist in the body become part of the
-path. Of several errors, the one deepest in the body is reported: it is closest to what the caller meant.
-
-Refuses lone surrogates, which JSON can write but tokenizers, messages and answers cannot hold, in any member.
-
-Decides which body fields are refused and which are reported as ignored. None is dropped silently.
-
-Every field is one of four kinds:
+Pydantic's errors become one `InvalidRequestError`. Lone surrogates, which JSON can write but tokenizers, messages and
+answers cannot hold, are refused in any member. Every field is one of four kinds:
 
 - honoured: declared in a schema and used
 - accepted: declared, validated, and reported in the header `x-ignored-params`
@@ -39,10 +33,40 @@ T = TypeVar("T")
 
 
 def as_invalid_request(errors: Sequence[Any], body: object) -> InvalidRequestError:
-    """Turn pydantic's errors for one body into the error for the client."""
+    """Turn pydantic's errors for one body into the error for the client.
+
+    Of several errors, the one deepest in the body is reported: it is closest to what the caller meant.
+    """
     paths = [_steps(error, body) for error in errors]
     deepest = max(range(len(errors)), key=lambda i: (len(paths[i]), -i))
     return _describe(errors[deepest], dotted_path(paths[deepest]))
+
+
+def _steps(error: Any, body: Any) -> list[str | int]:
+    """The steps of a location that exist in the body. The name of a missing field is kept at the end.
+
+    The others are union tags, which a pydantic location holds beside keys and indices.
+    """
+    steps: list[str | int] = []
+    location = error["loc"]
+    for position, step in enumerate(location):
+        is_key = isinstance(body, dict) and step in body
+        is_index = isinstance(body, list) and isinstance(step, int) and step < len(body)
+        if is_key or is_index:
+            body = body[step]
+            steps.append(step)
+        elif error["type"] == "missing" and position == len(location) - 1:
+            steps.append(step)
+    return steps
+
+
+def _describe(error: Any, path: str) -> InvalidRequestError:
+    if error["type"] == "missing":
+        return InvalidRequestError(f"{path} is required", param=path)
+    text = error["msg"][0].lower() + error["msg"][1:]
+    is_type = error["type"].endswith(("_type", "_parsing", "int_from_float", "tag_not_found"))
+    kind = InvalidTypeError if is_type else InvalidRequestError
+    return kind(f"{path or 'the body'}: {text}, got {shown(error['input'])}", param=path or None)
 
 
 def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
@@ -119,31 +143,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> Non
         )
 
 
-def _steps(error: Any, body: Any) -> list[str | int]:
-    """The steps of a location that exist in the body. The name of a missing field is kept at the end."""
-    steps: list[str | int] = []
-    location = error["loc"]
-    for position, step in enumerate(location):
-        is_key = isinstance(body, dict) and step in body
-        is_index = isinstance(body, list) and isinstance(step, int) and step < len(body)
-        if is_key or is_index:
-            body = body[step]
-            steps.append(step)
-        elif error["type"] == "missing" and position == len(location) - 1:
-            steps.append(step)
-    return steps
-
-
-def _describe(error: Any, path: str) -> InvalidRequestError:
-    if error["type"] == "missing":
-        return InvalidRequestError(f"{path} is required", param=path)
-    text = error["msg"][0].lower() + error["msg"][1:]
-    is_type = error["type"].endswith(("_type", "_parsing", "int_from_float", "tag_not_found"))
-    kind = InvalidTypeError if is_type else InvalidRequestError
-    return kind(f"{path or 'the body'}: {text}, got {shown(error['input'])}", param=path or None)
-
-
-_WRITTEN = (b"\\ud", b"\\uD", b"\xed")
+_SURROGATE_STARTS = (b"\\ud", b"\\uD", b"\xed")
 """What lone surrogates begin with; so do characters that are written as pairs of escapes, and some of Korean."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -154,7 +154,7 @@ def check_utf8(data: bytes, value: object) -> None:
     Raises:
         InvalidTypeError: There is one; the error names the first place.
     """
-    if not any(start in data for start in _WRITTEN):
+    if not any(start in data for start in _SURROGATE_STARTS):
         return
     places: list[tuple[Any, object]] = [(None, value)]  # each with its step and the place above: paths may be long
     while places:

@@ -1,8 +1,7 @@
-"""Wire types of the endpoints for vectors: embeddings, scores of pairs, reranking, classes, hidden states.
+"""Bodies, answers and inputs of the endpoints for vectors: embeddings, scores, reranking, classes, hidden states.
 
-Encodes the inputs of the endpoints for vectors: texts, token ids and pairs of texts; long ones in a thread.
-
-A cut text loses its end, but never the special tokens that the tokenizer puts there: vectors may be made of them.
+Inputs are texts, token ids and pairs of texts; long ones are encoded in a thread. A cut text loses its end, but never
+the special tokens that the tokenizer puts there: vectors may be made of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -170,7 +169,7 @@ MAX_INPUTS = 8192
 _CHARS_PER_TOKEN = 16
 """A text that is to be cut is first encoded as far as that; all of it only if the tokens are too few."""
 
-_ALIASES = {"search_query": "query", "search_document": "document"}
+_PROMPT_ALIASES = {"search_query": "query", "search_document": "document"}
 """Cohere's input types, by the names that checkpoints use."""
 
 Input = str | list[int] | tuple[str, str]
@@ -212,7 +211,7 @@ def prompted(inputs: list[Input], model: ServedModel, prompt_name: str | None, i
     if name is None:
         text = known[model.prompts.default] if model.prompts.default is not None else ""
         return [text + item if isinstance(item, str) else item for item in inputs]
-    own = name if name in known else _ALIASES.get(name, name)
+    own = name if name in known else _PROMPT_ALIASES.get(name, name)
     if own not in known:
         listed = ", ".join(known) or "none"
         raise InvalidRequestError(f"{param} must be a prompt of this model ({listed}), got {name[:80]!r}", param=param)

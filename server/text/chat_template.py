@@ -1,17 +1,13 @@
-"""The forms in which a chat template takes messages.
-
-Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
-instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null. Which of them a
-template wants is tried once, with a short chat.
-
-Chat templates: compiles and renders them with Jinja2 as `transformers` does.
+"""Chat templates: finds those of a checkpoint, and compiles and renders them with Jinja2 as `transformers` does.
 
 Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
 messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable
 sandbox, and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor which text must not
 become a control token (see `shield`).
 
-Finds the chat templates of a checkpoint in its files.
+Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
+instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null. Which of them a
+template wants is tried once, with a short chat.
 """
 
 import functools
@@ -28,13 +24,42 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+DEFAULT_NAME = "default"
+TOOL_NAME = "tool_use"
+"""The names in `transformers` of the templates for plain chats and for chats with tools."""
+
+RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
+"""Names that callers cannot set as variables, because each has a parameter of its own."""
+
+NO_TEMPLATE = "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder"
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """How messages become a prompt.
+
+    Attributes:
+        continue_final_message: End with the content of the last message, which is left open.
+        variables: What else the template may name, for example tools or enable_thinking.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+
+class ChatTemplateError(Exception):
+    """The messages cannot be rendered, or there is no template. The message is fit for the client."""
+
+
 _PROBE = "pr0be"
 _NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageForms:
-    """What a template wants.
+    """The forms in which a template takes messages.
 
     Attributes:
         takes_parts: It shows content as a list of parts only.
@@ -91,35 +116,6 @@ def _with_json(call: dict[str, Any]) -> dict[str, Any]:
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
-
-
-DEFAULT_NAME = "default"
-TOOL_NAME = "tool_use"
-"""The names in `transformers` of the templates for plain chats and for chats with tools."""
-
-RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
-"""Names that callers cannot set as variables, because each has a parameter of its own."""
-
-NO_TEMPLATE = "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder"
-_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """How messages become a prompt.
-
-    Attributes:
-        continue_final_message: End with the content of the last message, which is left open.
-        variables: What else the template may name, for example tools or enable_thinking.
-    """
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: Mapping[str, object] = field(default_factory=dict)
-
-
-class ChatTemplateError(Exception):
-    """The messages cannot be rendered, or there is no template. The message is fit for the client."""
 
 
 class _GenerationTag(Extension):

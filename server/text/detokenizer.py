@@ -1,25 +1,12 @@
-"""The bytes that each token id stands for, read from the tokenizer's decoder.
+"""Turns the token ids of an output into text, one id at a time, and finds stop strings in it.
 
-Covers the two designs that generating models use: byte-level BPE (GPT-2, Llama 3, Qwen), whose vocabulary writes
-bytes in a printable alphabet, and SentencePiece (Llama 2, Mistral, Gemma), which writes "▁" for a space and <0x0A> for
-a byte. `read_token_table` returns None for any other design. Entries are made on first use, because a vocabulary of
-150,000 would cost 15 MB. Knows nothing of sequences: see `detokenizer`.
-
-Turns token ids into text, one id at a time.
-
-Owns the bytes of a character that is not complete. Invariants: the joined results are `Tokenizer.decode` of all ids; no
-result holds part of a character; only bytes that can still become a valid character are held, at most three. Knows
-nothing of stop strings.
+Owns the bytes of a character that is not complete, and text that may become a stop string. Invariants: the joined
+results are `Tokenizer.decode` of all ids; no result holds part of a character; only bytes that can still become a valid
+character are held, at most three.
 
 Deliberate difference from the `tokenizers` library: if one byte in a run of byte tokens such as <0xE4> is invalid, the
 library turns the whole run into U+FFFD, which is known only when the run ends. Here each invalid part becomes one
 U+FFFD, as for byte-level vocabularies. Valid characters in the run survive, and no text waits for the end of the run.
-
-Finds stop strings in text that arrives in pieces, and holds back text that may become one.
-
-It holds the longest suffix of the text so far that is a proper prefix of some stop string, never more. Invariant: the
-released text and the match do not depend on how the text was cut into pieces. The match that ends first wins, as it
-would character by character. Of matches that end together the longest wins, which begins first.
 """
 
 import json
@@ -50,7 +37,7 @@ _BYTE_OF = _printable_alphabet()
 class TokenBytes(dict[int, bytes]):
     """Token id -> bytes, filled on first use. An id outside the vocabulary stands for no bytes and takes no entry.
 
-    Threads may share it: an entry that two of them make is the same.
+    A vocabulary of 150,000 would cost 15 MB. Threads may share it: an entry that two of them make is the same.
     """
 
     def __init__(self, id_to_token: Callable[[int], str | None], to_bytes: Callable[[str], bytes]) -> None:
@@ -82,7 +69,11 @@ class TokenTable:
 
 
 def read_token_table(backend: tokenizers.Tokenizer, added: Set[str]) -> TokenTable | None:
-    """Read what the decoder does to a token.
+    """Read the bytes that each token id stands for from the tokenizer's decoder.
+
+    Covers the two designs that generating models use: byte-level BPE (GPT-2, Llama 3, Qwen), whose vocabulary writes
+    bytes in a printable alphabet, and SentencePiece (Llama 2, Mistral, Gemma), which writes "▁" for a space and <0x0A>
+    for a byte.
 
     Args:
         added: Texts of the added tokens, which are not written in the printable alphabet.
@@ -212,7 +203,13 @@ class WindowDetokenizer:
 
 
 class StopStrings:
-    """One text that is being searched. Only its methods mutate it."""
+    """Finds stop strings in text that arrives in pieces, and holds back text that may become one.
+
+    It holds the longest suffix of the text so far that is a proper prefix of some stop string, never more. Invariant:
+    the released text and the match do not depend on how the text was cut into pieces. The match that ends first wins,
+    as it would character by character. Of matches that end together the longest wins, which begins first. Only its
+    methods mutate it.
+    """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         """Start a new text.

@@ -1,11 +1,11 @@
-"""Keeps text in messages from becoming control tokens.
+"""Keeps text from others from acting as control: as control tokens in a prompt, or control characters in a terminal.
 
 A chat template puts the caller's strings between control tokens such as <|im_end|>. Inside a message, the same text
 would be encoded as the token itself: the message could end its own turn and forge another one. The template must see
 the strings as they are, so nothing is removed or replaced. Instead:
 
-1. `mark` puts one character, which occurs in no string, at each place in a caller's string where a special token is,
-   or could arise together with the text that the template or another string puts beside it.
+1. `Shield.mark` puts one character, which occurs in no string, at each place in a caller's string where a special token
+   is, or could arise together with the text that the template or another string puts beside it.
 2. The template renders the marked strings.
 3. `Marked.cut` cuts the rendered text at the marks. No special token reaches over a cut, so the special tokens in the
    separate pieces are the template's own. If the whole text holds the same ones, no cut was needed.
@@ -13,8 +13,6 @@ the strings as they are, so nothing is removed or replaced. Instead:
 Invariant: a string that neither holds a special token's text nor begins or ends with part of one reaches the template
 unchanged. Limits: a special token of one character cannot be cut. A special token is not prevented if the template
 makes it by cutting a string in its middle and joining the parts, or by leaving nothing between two texts of its own.
-
-Makes text from others safe for a terminal: it cannot move the cursor, ring the bell or reverse the text.
 """
 
 import json
@@ -170,5 +168,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def strip_controls(text: str) -> str:
-    """Drop control characters except line feed and tab, bidirectional overrides, and unpaired surrogates."""
+    """Make text safe for a terminal: it cannot move the cursor, ring the bell or reverse the text.
+
+    Drops control characters except line feed and tab, bidirectional overrides, and unpaired surrogates.
+    """
     return _CONTROLS.sub("", text)

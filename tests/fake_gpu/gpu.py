@@ -17,7 +17,7 @@ from tests.fake_gpu.tensors import FakeCuda, WithIndex, address, device_guard
 from weft.engine.device import CudaCapture
 from weft.engine.tune.compare import Component, Tuner
 from weft.engine.weights.tensor_files import RandomSource
-from weft.engine.wire.machine import Settled
+from weft.engine.wire.machine import KernelChoice
 
 MEMORY_BYTES = 80 << 30
 
@@ -85,9 +85,9 @@ class FakeGpu:
         return record
 
 
-def _prefer(_: Tuner, component: Component) -> tuple[Settled, bool]:
+def _prefer(_: Tuner, component: Component) -> tuple[KernelChoice, bool]:
     """The preferred candidate: nothing can be compared or timed here."""
-    return Settled(component.name, component.shapes, component.names, component.names[0], ()), False
+    return KernelChoice(component.name, component.shapes, component.names, component.names[0], ()), False
 
 
 class _Event:

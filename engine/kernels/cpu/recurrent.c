@@ -140,7 +140,7 @@ static void scan_heads(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* The state space of Mamba 2 (Dao and Gu, 2024), as `StateSpaceScan` in state_space.py describes it.
+/* The state space of Mamba 2 (Dao and Gu, 2024), as `StateSpaceScan` in engine/layers/recurrence.py describes it.
  *
  * A state is (num_heads, head_dim, state_size), both sizes multiples of 16 and at most 256. channels (num_tokens,
  * channel_stride), times (num_tokens, time_stride), gate (num_tokens, gate_stride) or NULL. */
@@ -208,7 +208,7 @@ static void select_channels(const void *context, int64_t start, int64_t end) {
     }
 }
 
-/* The selective scan of Mamba (Gu and Dao, 2023), as `SelectiveScan` in selective_scan.py describes it.
+/* The selective scan of Mamba (Gu and Dao, 2023), as `SelectiveScan` in engine/layers/recurrence.py describes it.
  *
  * A state is (channels, state_size), both multiples of 16, state_size at most 256. steps (num_tokens, channels) are
  * behind softplus. inputs and gate have strides of their own; b and c share one. */

@@ -1,10 +1,7 @@
-"""Layers without a matrix, each one launch: norm, and activation of a gated feed-forward layer.
+"""Layers of a model for CUDA in Triton: norm, activation, and matrices that multiply a few rows by Weft's own kernel.
 
-Matrices for CUDA that multiply a few rows by Weft's own kernel, and more rows by cuBLAS.
-
-Decoding at a small batch reads all weights for a few rows. Weft's kernel loads weights while the kernel before it still
-runs (`dependent_launch`), and does what stands between two matrices in the same launch: norm, activation, residual.
-Sums have another order than those of cuBLAS, so this is not for `--deterministic`.
+Norm and activation have no matrix and are one launch each. `FewRowsLinear` leaves more than a few rows to cuBLAS. Its
+sums have another order than those of cuBLAS, so it is not for `--deterministic`.
 """
 
 from collections.abc import Sequence
@@ -20,17 +17,12 @@ from weft.engine.kernels.triton import layers_jit as kernels
 from weft.engine.kernels.triton.layers_jit import launch_options
 from weft.engine.layers.block import Attention, Block, GatedFeedForward, PreNormBlock, unchanged
 
-_ACTIVATION_BLOCK = 1024
-
-OWN_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-"""Those that the kernels know."""
-
 
 class TritonNorm:
     """RMSNorm of rows."""
 
     def __init__(self, weight: torch.Tensor, eps: float, is_dependent: bool) -> None:
-        """Take weight (size,), in the dtype of the hidden states or float32; see `dependent_launch`."""
+        """Take weight (size,), in the dtype of the hidden states or float32; for is_dependent see `launch_options`."""
         self.weight = weight
         self.eps = eps
         self._block = triton.next_power_of_2(len(weight))
@@ -49,11 +41,17 @@ class TritonNorm:
         return outputs
 
 
+OWN_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""Activations that the kernels know, by their names in config.json."""
+
+_ACTIVATION_BLOCK = 1024
+
+
 class GatedActivation:
     """activation(gate) * up."""
 
     def __init__(self, activation: str, is_dependent: bool) -> None:
-        """Take one of `OWN_ACTIVATIONS`; see `dependent_launch`."""
+        """Take one of `OWN_ACTIVATIONS`; for is_dependent see `launch_options`."""
         self.name = activation
         self._options = launch_options(is_dependent)
 
@@ -67,7 +65,7 @@ class GatedActivation:
 
 
 MAX_ROWS = 8
-"""Most rows that the kernel takes."""
+"""Most rows that the kernel of `FewRowsLinear` takes."""
 
 # One or two rows are multiplied in float32 by ordinary instructions. For more these would take longer than the weights.
 _MOST_WITHOUT_DOT = 2
@@ -76,7 +74,12 @@ _NUM_WARPS = 4
 
 
 class FewRowsLinear(CublasLinear):
-    """A matrix that may begin with the norm of its inputs."""
+    """A matrix that may begin with the norm of its inputs, for few rows in one launch.
+
+    Decoding at a small batch reads all weights for a few rows. The kernel loads weights while the kernel before it
+    still runs (see `layers_jit`), and does what stands between two matrices in the same launch: norm, activation,
+    residual.
+    """
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class FewRowsLinear(CublasLinear):
             weight: (out_features, in_features). cuBLAS takes all products if the kernel does not support it.
             bias: (out_features,); None if there is none.
             max_rows: Most rows for the kernel, MAX_ROWS at most.
-            is_dependent: See `dependent_launch`.
+            is_dependent: See `launch_options`.
             norm: Comes before the matrix.
         """
         super().__init__(weight, bias)
@@ -136,7 +139,7 @@ class FewRowsLinear(CublasLinear):
     def multiply(
         self, inputs: torch.Tensor, outputs: torch.Tensor, *, activation: str = "", adds: bool = False
     ) -> torch.Tensor:
-        """Launch the kernel, see there; takes inputs that `takes` accepts, and returns outputs."""
+        """Launch `layers_jit.multiply` for inputs that `takes` accepts; returns outputs."""
         (num_rows, columns), num_outs = inputs.shape, outputs.size(1)
         uses_dot = num_rows > _MOST_WITHOUT_DOT
         outs, block = (16, 512) if uses_dot else (8, 1024)
@@ -203,7 +206,7 @@ class FewRowsGated:
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Whether the kernel can read weight (out_features, in_features): 16-bit values, each row 16-byte aligned."""
+    """Whether `FewRowsLinear` can read weight (out_features, in_features): 16-bit values, each row 16-byte aligned."""
     is_aligned = weight.is_contiguous() and weight.size(1) % 16 == 0 and weight.data_ptr() % 16 == 0
     return is_aligned and weight.dtype in (torch.bfloat16, torch.float16)
 

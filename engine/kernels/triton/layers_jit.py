@@ -1,7 +1,10 @@
-"""Programmatic dependent launch: a kernel starts while the one before it on the stream still runs.
+"""Triton kernels of plain layers, and dependent launch, by which a kernel starts while the one before it still runs.
 
-Compute capability 9.0 has it. Without it, each of the ten kernels of a layer waits until the one before has left the
-GPU, and no memory is read meanwhile. Two instructions govern it:
+The kernels are those between two matrices (norm; QK-norm, rotary embedding and K/V write; activation) and the product
+with few rows. They compute in float32 and round once, at the end.
+
+Compute capability 9.0 has programmatic dependent launch. Without it, each of the ten kernels of a layer waits until the
+one before has left the GPU, and no memory is read meanwhile. Two instructions govern it:
 
 - `let_next_start`: the next kernel may start once every program of this one has said so, or has ended. All programs
   run by then, so the next kernel takes no place from them. It is right to say so at once.
@@ -18,18 +21,6 @@ What keeps it right, for kernels A, B, C in stream order:
    the allocator has taken from A's tensors and given to C.
 
 The kernels of a CUDA graph that is recorded from such launches depend on each other in the same way.
-
-Triton kernels between two matrices: norm; QK-norm, rotary embedding and K/V write; activation.
-
-They compute in float32 and round once, at the end. A row's output bits depend on that row alone: a program computes one
-row, or a part of one, and shares nothing with other programs.
-
-Triton kernel of a product with few rows: each weight is read once, straight into registers.
-
-Such a product takes as long as its weights take to arrive. So all threads of a program lie along the inner dimension,
-in loads of 16 bytes, and a tile of weights is on its way while they multiply the one before it. The first tile depends
-on no other kernel. With `dependent_launch` it is loaded, and more are fetched into the L2 cache, while the kernel
-before still runs.
 """
 
 from typing import TypedDict
@@ -50,12 +41,12 @@ class LaunchOptions(TypedDict, total=False):
 
 
 def supports_dependent_launch(device: torch.device) -> bool:
-    """Whether kernels on this device may be launched so."""
+    """Whether kernels on this device may start while the one before still runs."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 
 def launch_options(is_dependent: bool) -> LaunchOptions:
-    """What to pass to a kernel that can be launched so."""
+    """What to pass to a kernel that calls `let_next_start`; is_dependent: it starts while the one before still runs."""
     return {"IS_DEPENDENT": True, "launch_pdl": True} if is_dependent else {"IS_DEPENDENT": False}
 
 
@@ -78,6 +69,10 @@ def follow(IS_DEPENDENT: tl.constexpr):
     """Let the next kernel start, then wait for the earlier ones: the begin of a kernel that can load nothing before."""
     let_next_start(IS_DEPENDENT)
     wait_for_previous(IS_DEPENDENT)
+
+
+# Kernels between two matrices. A row's output bits depend on that row alone: a program computes one row, or a part of
+# one, and shares nothing with other programs.
 
 
 @triton.jit
@@ -209,6 +204,11 @@ def multiply(
     USES_DOT: tl.constexpr, PREFETCH: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A few rows of inputs (num_rows, COLUMNS) times weight, transposed; OUTS rows of weight per program.
+
+    Each weight is read once, straight into registers. Such a product takes as long as its weights take to arrive. So
+    all threads of a program lie along the inner dimension, in loads of 16 bytes, and a tile of weights is on its way
+    while they multiply the one before it. The first tile depends on no other kernel. If IS_DEPENDENT, it is loaded, and
+    more are fetched into the L2 cache, while the kernel before still runs.
 
     The steps, each if its flag says so:
 

@@ -1,19 +1,7 @@
-"""Layers over packed matrices.
+"""Layers for CUDA whose matrix products are Triton kernels of Weft: packed matrices, experts, and low-rank adapters.
 
-For up to _MOST_ROWS rows a product reads the packed matrix, in 64 rows at a time. Beyond, it would unpack each weight
-once more for every 64 rows and run below the speed of cuBLAS. Unpacking a part of the matrix once moves 4.5 bytes a
-weight at 4 bits, which takes as long as about 250 rows of arithmetic; then cuBLAS has the rest. Parts are small, so
-that they take little memory.
-
-With activations in fp8, which only checkpoints have that were made for it, many rows are multiplied in fp8: by torch's
-product for scales of outputs, by Weft's for scales of groups. Each row, or group of a row, gets a scale of its own. Few
-rows stay in 16 bits, since reading the weights takes as long in both.
-
-Experts for CUDA: one product for the rows of all experts of a layer, whose matrices are plain or packed.
-
-Nothing waits for the device, and all shapes follow from those of the inputs, so that a CUDA graph can hold a layer.
-
-Low-rank adapters on CUDA: two launches for the rows of all adapters of a matrix. Nothing waits for the device.
+Nothing in experts and adapters waits for the device. All shapes in a layer of experts follow from those of its inputs,
+so that a CUDA graph can hold it.
 """
 
 from collections.abc import Sequence
@@ -38,12 +26,15 @@ _PART_BYTES = 64 << 20
 _PART_ROWS = 64
 """Rows of a part are a multiple, since cuBLAS is slow with outputs that begin between multiples of 16 bytes."""
 
-_GROUP = 128
-"""Inputs with a scale of their own in an fp8 product."""
-
 
 class PackedLinear(Linear):
-    """A matrix that stays packed, with its bias."""
+    """A matrix that stays packed, with its bias.
+
+    For up to _MOST_ROWS rows a product reads the packed matrix, in 64 rows at a time. Beyond, it would unpack each
+    weight once more for every 64 rows and run below the speed of cuBLAS. Unpacking a part of the matrix once moves 4.5
+    bytes a weight at 4 bits, which takes as long as about 250 rows of arithmetic; then cuBLAS has the rest. Parts are
+    small, so that they take little memory.
+    """
 
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None, *, is_deterministic: bool = False) -> None:
         """Take both; is_deterministic: a row's bits do not depend on how many rows there are."""
@@ -86,8 +77,17 @@ class PackedLinear(Linear):
         return outputs if self.bias is None else outputs.add_(self.bias)
 
 
+_GROUP = 128
+"""Inputs with a scale of their own in an fp8 product."""
+
+
 class Fp8Linear(PackedLinear):
-    """A matrix in e4m3 that many rows multiply in fp8; ask `supports` first, and the GPU has to have fp8."""
+    """A matrix in e4m3 that many rows multiply in fp8; ask `supports` first, and the GPU has to have fp8.
+
+    It is for checkpoints that were made for activations in fp8. Torch's product is for scales of outputs, Weft's for
+    scales of groups. Each row of the inputs, or group of a row, gets a scale of its own. Few rows stay in 16 bits,
+    since reading the weights takes as long in both.
+    """
 
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None) -> None:
         """Take both; scales of outputs become float32 once more."""
@@ -144,17 +144,14 @@ def round_rows(inputs: torch.Tensor, group: int | None) -> tuple[torch.Tensor, t
     return rounded, scales
 
 
-_GROUPED_MAJORS = 9, 10
-"""Of compute capabilities for which torch has a grouped product. For others it waits, and goes expert by expert."""
-
-_MANY_ROWS = 32
-"""Rows of an expert, on average, from which on a program computes 64 of them instead of 16."""
-
 _MIX_BLOCK = 1024
 
 
 class TritonExperts(Experts):
-    """torch's grouped product or Weft's own, and Weft's kernels around it."""
+    """One product for the rows of all experts of a layer, by torch's grouped product or Weft's own.
+
+    Matrices are plain or packed.
+    """
 
     def __init__(
         self,
@@ -232,6 +229,10 @@ def supports_grouped(weight: torch.Tensor) -> bool:
     return is_aligned and has_grouped(weight.device, weight.dtype)
 
 
+_GROUPED_MAJORS = 9, 10
+"""Of compute capabilities for which torch has a grouped product. For others it waits, and goes expert by expert."""
+
+
 def has_grouped(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch has a grouped product there."""
     if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
@@ -239,12 +240,16 @@ def has_grouped(device: torch.device, dtype: torch.dtype) -> bool:
     return torch.cuda.get_device_capability(device)[0] in _GROUPED_MAJORS
 
 
+_LARGE_TILE_ROWS = 32
+"""Rows of an expert, on average, from which on a program computes 64 of them instead of 16."""
+
+
 def multiply_groups(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ends: torch.Tensor, is_deterministic: bool
 ) -> torch.Tensor:
     """Weft's grouped product: rows (num_rows, columns) in the order of their experts -> (num_rows, num_outs)."""
     num_experts, num_outs, columns = weight.shape
-    block_rows = 64 if is_deterministic or len(rows) >= _MANY_ROWS * num_experts else 16
+    block_rows = 64 if is_deterministic or len(rows) >= _LARGE_TILE_ROWS * num_experts else 16
     outputs = rows.new_empty(len(rows), num_outs)
     num_blocks = min(len(rows), len(rows) // block_rows + num_experts)
     kernels.multiply_groups[(num_blocks, triton.cdiv(num_outs, 64))](
@@ -264,7 +269,10 @@ _ROWS, _OUTS, _RANKS, _LEAST_RANK = 16, 64, 64, 16
 
 
 class TritonSite(Site):
-    """The adapters of all slots in one tensor, padded with zeros to the largest rank; allocated at once."""
+    """The adapters of all slots in one tensor, padded with zeros to the largest rank; allocated at once.
+
+    A matrix takes two launches for the rows of all its adapters.
+    """
 
     num_reserved_bytes = 0
 

@@ -1,18 +1,7 @@
-"""Triton kernels of a layer of experts: one product for the rows of all experts, and the sum over a token's experts.
+"""Triton kernels of matrix products: for the rows of all experts of a layer, packed and fp8 matrices, and adapters.
 
-Rows lie in the order of their experts. How many each has, only the device knows, so there are programs for the worst
-case, and those without rows end at once.
-
-Triton kernels of matrices of 4 and 8 bits: products that unpack weights in registers, unpacked rows, fp8 rows.
-
-A row of a matrix is bytes. With 4 bits, the low halves of a run of RUN bytes are RUN inputs, the high halves the next
-RUN: so both are neighbouring columns of the inputs, and nothing is interleaved. A weight is (code - zero) * scale,
-computed in float32 and rounded once to the type of the inputs, times a factor of its output.
-
-Triton kernels of low-rank adapters: rows of several adapters shrink to their ranks, then expand to the outputs.
-
-A piece is a few rows of one adapter: its slot from 0, the first of its rows in `order`, and how many these are. All
-tiles have one shape, so a row's bits do not depend on the other rows.
+Rows of several experts lie in the order of their experts. How many each has, only the device knows, so there are
+programs for the worst case, and those without rows end at once.
 """
 
 import triton
@@ -97,6 +86,12 @@ def mix(outputs, places, shares, residual, size, residual_stride, CHOSEN: tl.con
     target = residual + token * residual_stride + columns
     sums += tl.load(target, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(target, sums.to(residual.dtype.element_ty), mask=is_inside)
+
+
+# Matrices of 4 and 8 bits. A row of a matrix is bytes. With 4 bits, the low halves of a run of RUN bytes are RUN
+# inputs, the high halves the next RUN: so both are neighbouring columns of the inputs, and nothing is interleaved. A
+# weight is (code - zero) * scale, computed in float32 and rounded once to the type of the inputs, times a factor of its
+# output.
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -250,6 +245,11 @@ def multiply_fp8(
         sums += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[None, :]
     targets = outputs + rows.to(tl.int64)[:, None] * num_outs + outs[None, :]
     tl.store(targets, sums.to(outputs.dtype.element_ty), mask=is_row[:, None] & is_out[None, :])
+
+
+# Low-rank adapters: rows of several adapters shrink to their ranks, then expand to the outputs. A piece is a few rows
+# of one adapter: its slot from 0, the first of its rows in `order`, and how many these are. All tiles have one shape,
+# so a row's bits do not depend on the other rows.
 
 
 @triton.jit

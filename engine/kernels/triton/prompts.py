@@ -1,28 +1,8 @@
-"""The seam for libraries that attend to the prompts of a step in place of Weft's own kernel.
+"""Libraries that attend to the prompts of a step in place of Weft's own kernel, and the seam between them and Weft.
 
 A library says which layers it supports, and gets the part of a step from its first prompt to its last one. One-token
 requests in between count as prompts, which costs less than leaving them out; Weft's kernel overwrites their results. A
 library plans a step on the host, so a CUDA graph cannot hold such a step.
-
-Attention to new prompts by torch's FlashAttention 2 (Dao, 2023).
-
-A step qualifies if none of its prompts continues from an earlier step. Its tokens then see only K/V of the step itself,
-which lie side by side. If one prompt continues, Weft's kernel computes all: most of what such a prompt sees is in the
-paged cache, which torch's function does not read.
-
-Attention to prompts by FlashAttention 3 (Shah et al., 2024) for Hopper, from the optional package flash_attn_3.
-
-Its own functions are called, not torch's `activate_flash_attention_impl`: that would replace FlashAttention 2 in the
-whole process, passes no soft cap, and fits one version of the package. Prompts that all begin in the step are
-computed from the step's own K/V, which are read in bulk; prompts that go on from the cache, block by block.
-
-Attention to prompts by FlashInfer (Ye et al., 2025), an optional package, which reads Weft's cache as it is.
-
-A wrapper plans a step on the host and runs in each layer of a KV group. Its plan goes to the device from pinned memory
-that the wrapper owns and the next plan overwrites. So the groups have several wrappers in turn, and a wrapper plans
-again once its last copy has ended, which it has unless three steps are in flight.
-
-The libraries that can attend to prompts, by name, as far as they are installed.
 """
 
 import importlib
@@ -39,9 +19,6 @@ from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.device import mark, to_device
 from weft.engine.kernels.triton.attention_tiles import capability_of
-
-# Prompts that go on with fewer tokens have too few tiles for a GPU; Weft's kernel splits what they see.
-_LEAST_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +126,10 @@ class PromptAttention(Protocol):
         """Plan a step without waiting for the device; None leaves it to Weft's kernel."""
 
 
+# Prompts that go on with fewer tokens have too few tiles for a GPU; Weft's kernel splits what they see.
+_LEAST_TOKENS = 128
+
+
 def find_prompts(batch: Batch, group: GroupBatch) -> Prompts | None:
     """The prompts of a step; None if there are none, or if they go on with so few tokens that Weft's kernel is best."""
     query_lens = np.diff(batch.query_start_locs)
@@ -172,7 +153,12 @@ def find_prompts(batch: Batch, group: GroupBatch) -> Prompts | None:
 
 
 class FlashAttention2:
-    """See `PromptAttention`."""
+    """Attention to new prompts by torch's FlashAttention 2 (Dao, 2023); see `PromptAttention`.
+
+    A step qualifies if none of its prompts continues from an earlier step. Its tokens then see only K/V of the step
+    itself, which lie side by side. If one prompt continues, Weft's kernel computes all: most of what such a prompt sees
+    is in the paged cache, which torch's function does not read.
+    """
 
     name = "flash2"
     needs = (
@@ -247,7 +233,12 @@ class _CacheFunction(Protocol):
 
 
 class FlashAttention3:
-    """See `PromptAttention`."""
+    """FlashAttention 3 (Shah et al., 2024) for Hopper, from the package flash_attn_3; see `PromptAttention`.
+
+    Its own functions are called, not torch's `activate_flash_attention_impl`: that would replace FlashAttention 2 in
+    the whole process, passes no soft cap, and fits one version of the package. Prompts that all begin in the step are
+    computed from the step's own K/V, which are read in bulk; prompts that go on from the cache, block by block.
+    """
 
     name = "flash3"
     needs = (
@@ -360,7 +351,12 @@ class _Planner:
 
 
 class FlashInfer:
-    """See `PromptAttention`."""
+    """FlashInfer (Ye et al., 2025), which reads Weft's cache as it is; see `PromptAttention`.
+
+    A wrapper plans a step on the host and runs in each layer of a KV group. Its plan goes to the device from pinned
+    memory that the wrapper owns and the next plan overwrites. So the groups have several wrappers in turn, and a
+    wrapper plans again once its last copy has ended, which it has unless three steps are in flight.
+    """
 
     name = "flashinfer"
     needs = "plain attention in bfloat16 or float16 and the same in the cache, and heads of 64, 128 or 256 values"
@@ -421,7 +417,7 @@ class FlashInfer:
 
 
 def installed_libraries(device: torch.device) -> dict[str, Callable[[], PromptAttention]]:
-    """Constructors, which import a library; any exception there means that it cannot be used."""
+    """Constructors by name, which import a library; any exception there means that it cannot be used."""
     libraries: dict[str, Callable[[], PromptAttention]] = {FlashAttention2.name: FlashAttention2}
     if find_spec("flash_attn_interface"):
         libraries[FlashAttention3.name] = lambda: FlashAttention3(device)

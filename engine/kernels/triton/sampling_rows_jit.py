@@ -1,24 +1,9 @@
-"""Functions that the sampling kernels share: weights, floors and the draw, for one row of the vocabulary.
+"""Triton functions on one row of logits, which sampling is made of: penalties, weights, floors, histogram and draw.
 
 A weight is exp((logit - best) * inverse), where best is the row's largest logit and inverse is 1 / temperature. So the
 largest weight is 1, and weights are ordered as their bits are. The parts of a row are lists of logits in the order of
 the vocabulary, `stride` apart; `counts` holds the number of logits in each. Sums are float32 within one list or one
 tile of lists, and float64 beyond.
-
-A histogram of a row's weights in device memory, which tells where its floors must be.
-
-A row has two histograms of BINS int64, of ids and of mass, to which all its programs add. Sums of integers do not
-depend on the order. Bin 0 holds the weight 1 alone. From there on, 64 bins divide each doubling of the distance to 1,
-counted in units in the last place. So bins are as fine as the logits are flat. Equal weights share a bin, and lower
-ones have higher bins.
-
-Applies penalties on CUDA, in Triton: one copy to the device and one launch for all penalties.
-
-Computes what `apply_penalties` computes, with the same rounding of each operation, so that the two agree to the last
-bit. One program edits all ids of an entry, and no program touches another row. Nothing waits for the device.
-
-The packed input is int32: columns (_NUM_COLUMNS, num_penalised) in the order of the names below, where penalties are
-the bits of a float32; then all ids, then all counts.
 """
 
 import numpy as np
@@ -74,7 +59,7 @@ def find_floor(
     """The highest floor that `target` weights reach, or, BY_MASS, that weights of total mass `target` reach.
 
     Weights below `floor` > 0 do not count. The largest one always reaches the result. If all together miss the target,
-    the result is 0. See `weft.engine.kernels.torch.layer_kernels`.
+    the result is 0. See `weight_floors` of `weft.engine.kernels.torch.layer_kernels`.
     """
     longest = tl.max(counts)
     low, high = tl.full((), 0x7FFFFFFF, tl.int64), tl.zeros((), tl.int64)  # bits of the least and the largest weight
@@ -149,6 +134,10 @@ def draw_id(logits, vocab_size, part, fraction, best, inverse, floor, PART: tl.c
     return (part * PART + place).to(tl.int64)
 
 
+# Histograms of a row's weights in device memory tell where its floors must be. A row has two of BINS int64, of ids and
+# of mass, to which all its programs add. Sums of integers do not depend on the order. Bin 0 holds the weight 1 alone.
+# From there on, 64 bins divide each doubling of the distance to 1, counted in units in the last place. So bins are as
+# fine as the logits are flat. Equal weights share a bin, and lower ones have higher bins.
 BINS = tl.constexpr(2048)
 _UNITS = tl.constexpr(2.0**40)  # in a mass of 1
 _BIN_TILE = tl.constexpr(1024)
@@ -217,7 +206,11 @@ _NUM_COLUMNS = tl.constexpr(7)
 
 
 def apply_penalties(logits: torch.Tensor, penalties: PenaltyBatch, previous_token_ids: torch.Tensor | None) -> None:
-    """See `ApplyPenalties`."""
+    """Apply all penalties with one copy to the device and one launch; see `ApplyPenalties`.
+
+    It computes what `apply_penalties` of `weft.engine.sampling.edits` computes, with the same rounding of
+    each operation, so that the two agree to the last bit. Nothing waits for the device.
+    """
     if len(penalties.placeholders.targets):
         assert previous_token_ids is not None, "placeholders need the ids of the previous step"
     else:
@@ -229,7 +222,11 @@ def apply_penalties(logits: torch.Tensor, penalties: PenaltyBatch, previous_toke
 
 
 def pack(penalties: PenaltyBatch) -> npt.NDArray[np.int32]:
-    """The packed input of the kernel; ids and counts are far below 2**31."""
+    """The packed input of `penalise`, int32; ids and counts are far below 2**31.
+
+    First columns (_NUM_COLUMNS, num_penalised) in the order of their numbers above, where penalties are the bits of a
+    float32; then all ids, then all counts.
+    """
     sources = np.full(len(penalties.rows), -1)
     sources[penalties.placeholders.targets] = penalties.placeholders.rows
     factors = (f.view(np.int32) for f in (penalties.repetition, penalties.presence, penalties.frequency))
@@ -250,7 +247,10 @@ def _penalised(logits, counts, repetition, presence, frequency):
 
 @triton.jit(do_not_specialize=["num_ids"])  # or it would be compiled again for multiples of 16
 def penalise(logits, packed, previous_token_ids, vocab_size, num_ids, TILE: tl.constexpr):
-    """Grid (num_penalised,). The tiles skip the placeholder's id, which is edited last, when its count is known."""
+    """Grid (num_penalised,): a program edits all ids of an entry, and no other program touches its row.
+
+    The tiles skip the placeholder's id, which is edited last, when its count is known.
+    """
     ids_at = packed + _NUM_COLUMNS * tl.num_programs(0)
     repetition = _column(packed, _REPETITION).to(tl.float32, bitcast=True)
     presence = _column(packed, _PRESENCE).to(tl.float32, bitcast=True)

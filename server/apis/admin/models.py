@@ -1,10 +1,10 @@
-"""POST /v1/models/load, /unload and /alias: manage the served models while they serve. Guarded by `admin_key`.
+"""Routes that manage models and LoRA adapters while they serve, guarded by `admin_key`.
 
-Each answers once it has come about, at most after load_timeout_s; what was asked goes on also if nobody waits.
+POST /v1/models/load, /unload and /alias are for models. POST /v1/load_lora_adapter and /v1/unload_lora_adapter are for
+adapters, as vLLM has them. Each answers once it has come about, at most after load_timeout_s; what was asked goes on
+also if nobody waits.
 
-POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, guarded by `admin_key`.
-
-The engine loads the adapter before its name is served. The supervisor then serves the name in all server processes, and
+The engine loads an adapter before its name is served. The supervisor then serves the name in all server processes, and
 no longer after an unload; requests that have begun keep their adapter to their end.
 """
 
@@ -17,14 +17,14 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import AddRequest, TokensInput
-from weft.engine.wire.options import Adapter, find_adapter
+from weft.engine.wire.options import MAX_FOLDER_CHARS, Adapter, find_adapter
 from weft.engine.wire.params import Pooling, SamplingParams
-from weft.server.apis.openai.lists import AliasBody, LoadAdapterBody, ModelBody, ModelCondition, UnloadAdapterBody
 from weft.server.errors import (
     EngineRestartingError,
     InvalidRequestError,
@@ -34,6 +34,7 @@ from weft.server.errors import (
     shown,
 )
 from weft.server.http.context import ServerContext, get_context
+from weft.server.model_entry import ModelName
 from weft.server.models.fleet import (
     ASK_EVERY_S,
     Ask,
@@ -45,9 +46,51 @@ from weft.server.models.fleet import (
 )
 from weft.server.models.served_model import ServedModel
 from weft.server.task.body import BodyRoute
+from weft.server.task.schema import WireModel
 from weft.server.task.validation import ignored_fields, ignored_header
 
+
+class ModelBody(WireModel):
+    """The body of POST /v1/models/load and /unload."""
+
+    model: ModelName
+
+
+class AliasBody(ModelBody):
+    """The body of POST /v1/models/alias."""
+
+    alias: ModelName
+
+
+class LoadAdapterBody(WireModel):
+    """The body of POST /v1/load_lora_adapter, as vLLM has it.
+
+    Attributes:
+        model: Which of several models it belongs to; an extension. None: the first one.
+    """
+
+    lora_name: ModelName
+    lora_path: str = Field(min_length=1, max_length=MAX_FOLDER_CHARS)
+    load_inplace: bool = False
+    model: ModelName | None = None
+
+
+class UnloadAdapterBody(WireModel):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    lora_name: ModelName
+
+
+class ModelCondition(msgspec.Struct):
+    """What has become of a model."""
+
+    model: str
+    state: str
+    memory_bytes: int | None
+
+
 LOOK_S = 0.03
+"""Seconds between two looks at the states of the models."""
 Context = Annotated[ServerContext, Depends(get_context)]
 router = APIRouter(route_class=BodyRoute)
 
@@ -144,7 +187,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
         fault = f"lora_name {name} is already this adapter"
     if fault is not None:
         raise InvalidRequestError(fault, param="lora_name")
-    await _load(model, served.adapter, context.settings.load_timeout_s)
+    await _load_in_engine(model, served.adapter, context.settings.load_timeout_s)
 
     def is_done(fleet: FleetState) -> bool:
         return fleet.adapters.get(name) == served or bool(adapter_fault(served, fleet, replaces=body.load_inplace))
@@ -174,7 +217,7 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=ignored_header(ignored))
 
 
-async def _load(model: ServedModel, adapter: Adapter, timeout_s: float) -> None:
+async def _load_in_engine(model: ServedModel, adapter: Adapter, timeout_s: float) -> None:
     """Have the engine load an adapter: it accepts a request once it has what the request needs."""
     await model.engine_client.load()
     try:

@@ -1,24 +1,8 @@
-"""Wire types of GET /stats: the model's abilities and the state of the engine.
+"""Routes that show the server itself: its state for probes and tools, and its pages for people.
 
-GET /stats: the model's abilities and the state of the engine, as JSON, for the chat page.
-
-GET /health, /ready and /version: report the server's state and its version.
-
-/health and /ready are for probes and load balancers and need no API key. /version needs one. Healthy means that the
-engine is alive. The engine's status page in shared memory says so; that a server process answers proves nothing about
-the engine. Ready means healthy and not draining.
-
-GET /metrics: the metrics in Prometheus' text format.
-
-GET /: serves the chat page and its files. They need no API key; their requests to the API do.
-
-The content security policy lets the page load these files and talk to this server, and nothing else. The page requires
-trusted types and defines none. So the browser refuses every string that a script would turn into HTML.
-
-GET /docs: one page with every route and its fields, generated from the OpenAPI description.
-
-The page has no script and loads nothing from other hosts, so it works offline. Its content security policy forbids the
-browser to load anything.
+/health, /ready and /version are for probes and load balancers; /health and /ready need no API key, /version needs one.
+/stats is JSON for the chat page, /metrics is in Prometheus' text format. / is the chat page, which needs no API key,
+while its requests to the API do. /docs is one page with every route and its fields, from the OpenAPI description.
 """
 
 import hashlib
@@ -122,6 +106,10 @@ async def show_version() -> Response:
 
 
 async def _check_engines(context: ServerContext) -> None:
+    """Raise unless every engine is alive.
+
+    Its status page in shared memory says so. That a server process answers proves nothing about the engine.
+    """
     await context.meet_engines()
     for client in context.engine_clients:
         status = client.status()
@@ -141,7 +129,7 @@ async def show_metrics(context: Annotated[ServerContext, Depends(get_context)]) 
     return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-_POLICY = {
+_PAGE_POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
     "style-src": "'self'",
@@ -153,8 +141,10 @@ _POLICY = {
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
+"""Lets the chat page load its own files and talk to this server, and nothing else. The page requires trusted types and
+defines none. So the browser refuses every string that a script would turn into HTML."""
 _PAGE_HEADERS: Final = {
-    "content-security-policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in _PAGE_POLICY.items()),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -187,6 +177,7 @@ for _path in sorted(PATHS):
 
 
 _DOCS_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+"""The page of /docs has no script and loads nothing, so it works offline. The browser is forbidden to load anything."""
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem }

@@ -1,10 +1,10 @@
-"""Renders events as Anthropic's JSON: a message of content blocks, streamed as named events.
+"""POST /v1/messages and /v1/messages/count_tokens: turns Anthropic's bodies into tasks, and events into its messages.
+
+A message has content blocks. Streamed, it is a sequence of named events:
 
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop
 
-A block ends where the next one begins. Does no I/O.
-
-POST /v1/messages and /v1/messages/count_tokens, in Anthropic's shape: turns a body into a task.
+A block ends where the next one begins.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def stream_error(error: ApiError, request_id: str) -> bytes:
 
 
 class MessagesRenderer:
-    """Writes one answer. Only `stream` mutates it: it keeps the open block and how the answer ended."""
+    """Writes one answer. Does no I/O. Only `stream` mutates it: it keeps the open block and how the answer ended."""
 
     def __init__(self, task: Task, request_id: str, report: Report) -> None:
         """Prepare to write an answer; writes nothing yet."""

@@ -254,23 +254,3 @@ class MessageDelta(msgspec.Struct, tag="message_delta"):
 
 class MessageStop(msgspec.Struct, tag="message_stop"):
     """The last event."""
-
-
-class AnthropicModel(msgspec.Struct, tag="model"):
-    """One served model."""
-
-    id: str
-    display_name: str
-    created_at: str
-    max_input_tokens: int | None
-    max_tokens: int | None
-    lifecycle: Literal["active"] = "active"
-
-
-class AnthropicModels(msgspec.Struct):
-    """All served models, on one page."""
-
-    data: list[AnthropicModel]
-    first_id: str
-    last_id: str
-    has_more: bool = False

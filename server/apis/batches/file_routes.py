@@ -1,6 +1,7 @@
-"""/v1/files: files of an API key. A file is acknowledged once it is on the disk.
+"""/v1/files and /v1/uploads: files of an API key, sent at once or in parts.
 
-/v1/uploads: a file in parts. The parts become one file at the end, and until then they expire.
+A file is acknowledged once it is on the disk. The parts of an upload become one file at its end, and until then they
+expire.
 """
 
 import contextlib
@@ -28,7 +29,6 @@ from weft.server.apis.batches.files import (
     remove_contents,
     sweep,
 )
-from weft.server.apis.openai.lists import json_answer, list_answer, read_page
 from weft.server.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -42,14 +42,22 @@ from weft.server.http.context import ServerContext, get_context
 from weft.server.store.store import Store
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import CLIENT_CLOSED, BodyRoute
+from weft.server.task.pages import json_answer, list_answer, read_page
 from weft.server.task.validation import check_range, ignored_fields, ignored_header
 
 BATCH_FILE_S = 30 * 86400
 """A file for a batch expires after so long, if nothing else was asked."""
-_FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+_FORM_FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+UPLOAD_LIFE_S = 3600
+"""An upload that is not completed expires after so long."""
+MAX_PARTS = 10_000
+"""Most parts of an upload."""
+
 Context = Annotated[ServerContext, Depends(get_context)]
 
 router = APIRouter()
+body_router = APIRouter(route_class=BodyRoute)
+"""Of the routes that take JSON, which `BodyRoute` reads; the others take forms or nothing. `router` includes it."""
 
 
 @router.post("/v1/files")
@@ -62,7 +70,7 @@ async def create_file(request: Request, context: Context) -> Response:
         form = await read_form(request, store, id, "file", context.settings.max_file_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED)
-    unknown = sorted(form.fields.keys() - _FIELDS)
+    unknown = sorted(form.fields.keys() - _FORM_FIELDS)
     try:
         if unknown and context.settings.strict_params:
             raise UnknownParameterError(f"unknown parameter: {shown(unknown[0])}", param=unknown[0])
@@ -156,13 +164,6 @@ def _expires_after(fields: dict[str, str]) -> int | None:
     return check_range(name, int(text), 3600, 2592000)
 
 
-LIFE_S = 3600
-"""An upload that is not completed expires after so long."""
-MAX_PARTS = 10_000
-
-body_router = APIRouter(route_class=BodyRoute)
-
-
 @body_router.post("/v1/uploads")
 async def create_upload(body: UploadBody, request: Request, context: Context) -> Response:
     """Begin an upload."""
@@ -171,18 +172,18 @@ async def create_upload(body: UploadBody, request: Request, context: Context) ->
     now = int(time.time())
     seconds = body.expires_after.seconds if body.expires_after else None
     shown_fields = {"id": new_id("upload_"), "object": "upload", "bytes": body.bytes, "created_at": now}
-    shown_fields |= {"expires_at": now + LIFE_S, "filename": body.filename, "purpose": body.purpose}
+    shown_fields |= {"expires_at": now + UPLOAD_LIFE_S, "filename": body.filename, "purpose": body.purpose}
     upload = shown_fields | {"status": "pending", "file": None, "expires_after": seconds}
-    row = _row(upload, tenant_of(request))
+    row = _upload_row(upload, tenant_of(request))
     await context.store.write(lambda transaction: transaction.put(row))
-    return _answer(upload, ignored_header(ignored))
+    return _upload_answer(upload, ignored_header(ignored))
 
 
 @router.post("/v1/uploads/{upload_id}/parts")
 async def add_part(upload_id: str, request: Request, context: Context) -> Response:
     """Store one part, sent as a multipart form."""
     tenant, id, store = tenant_of(request), new_id("part_"), context.store
-    await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+    await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
     try:
         form = await read_form(request, store, id, "data", context.settings.max_file_bytes)
     except ClientDisconnect:
@@ -191,8 +192,8 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
     part = {"id": id, "object": "upload.part", "created_at": now, "upload_id": upload_id}
 
     def add(transaction: Transaction) -> None:
-        upload = _pending(transaction, upload_id, tenant)
-        parts = _parts(transaction, upload_id, tenant)
+        upload = _pending_upload(transaction, upload_id, tenant)
+        parts = _parts_of(transaction, upload_id, tenant)
         total = sum(part.size - 1 for part in parts.values()) + size
         if total > upload["bytes"] or len(parts) >= MAX_PARTS:
             bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
@@ -213,8 +214,8 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
     """Make a file of the parts, in the order of `part_ids`."""
     ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
     tenant, store, file_id = tenant_of(request), context.store, new_id("file-")
-    upload = await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
-    parts = await store.read(lambda transaction: _parts(transaction, upload_id, tenant))
+    upload = await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
+    parts = await store.read(lambda transaction: _parts_of(transaction, upload_id, tenant))
     _check_parts(body.part_ids, parts, upload["bytes"])
     content = await store.run(partial(Content, content_path(store, file_id)))
     expires_at = expiry(upload["purpose"], upload["expires_after"])
@@ -223,9 +224,9 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
     done = upload | {"status": "completed", "file": msgspec.Raw(row.data)}
 
     def finish(transaction: Transaction) -> None:
-        _pending(transaction, upload_id, tenant)
+        _pending_upload(transaction, upload_id, tenant)
         transaction.delete("upload", upload_id, tenant)
-        transaction.put(_row(done, tenant))
+        transaction.put(_upload_row(done, tenant))
         transaction.put(row)
 
     try:
@@ -236,10 +237,10 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
     except BaseException as exc:
         content.discard()
         if isinstance(exc, StorageError):  # another request may have completed it, and so removed the parts
-            await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+            await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
         raise
     await remove_contents(store, parts)
-    return _answer(done, ignored_header(ignored))
+    return _upload_answer(done, ignored_header(ignored))
 
 
 @router.post("/v1/uploads/{upload_id}/cancel")
@@ -248,28 +249,28 @@ async def cancel_upload(upload_id: str, request: Request, context: Context) -> R
     tenant = tenant_of(request)
 
     def cancel(transaction: Transaction) -> tuple[dict[str, Any], dict[str, Row]]:
-        upload = _pending(transaction, upload_id, tenant) | {"status": "cancelled"}
-        parts = _parts(transaction, upload_id, tenant)
+        upload = _pending_upload(transaction, upload_id, tenant) | {"status": "cancelled"}
+        parts = _parts_of(transaction, upload_id, tenant)
         transaction.delete("upload", upload_id, tenant)
-        transaction.put(_row(upload, tenant))
+        transaction.put(_upload_row(upload, tenant))
         return upload, parts
 
     upload, parts = await context.store.write(cancel)
     await remove_contents(context.store, parts)
-    return _answer(upload, {})
+    return _upload_answer(upload, {})
 
 
-def _row(upload: dict[str, Any], tenant: str) -> Row:
+def _upload_row(upload: dict[str, Any], tenant: str) -> Row:
     data, is_kept = msgspec.json.encode(upload), upload["status"] == "pending"
     return Row("upload", upload["id"], tenant, data, "", upload["created_at"], upload["expires_at"], is_kept=is_kept)
 
 
-def _answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
+def _upload_answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
     shown_fields = {name: value for name, value in upload.items() if name != "expires_after"}
     return Response(msgspec.json.encode(shown_fields), headers=headers, media_type="application/json")
 
 
-def _pending(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:
+def _pending_upload(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:
     row = transaction.get("upload", upload_id, tenant)
     if row is None:
         raise NotFoundError(f"no such upload, or it has expired: {shown(upload_id)}", param="upload_id")
@@ -279,7 +280,7 @@ def _pending(transaction: Transaction, upload_id: str, tenant: str) -> dict[str,
     return upload
 
 
-def _parts(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Row]:
+def _parts_of(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Row]:
     rows = transaction.page("part", tenant, parent=upload_id, limit=MAX_PARTS, order="asc")
     return {row.id: row for row in rows or ()}
 

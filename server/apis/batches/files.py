@@ -1,11 +1,8 @@
-"""Bodies of files, uploads and batches.
+"""Files of an API key: the bodies that ask for them, their contents on the disk, and the form that brings them.
 
-Contents of files: one file of the data folder each, named by its id; what is known about it is a row of the store.
-
-A row is written only once its content is on the disk. Content without a row was left by a process that died, or its
-row expired; `sweep` removes it. Everything here blocks: call it through `Store.run`.
-
-A multipart form with one file, which goes to the disk while it arrives; memory holds a few pieces of it.
+Each content is a file of the data folder, named by its id; what is known about it is a row of the store. A row is
+written only once its content is on the disk. Content without a row was left by a process that died, or its row expired;
+`sweep` removes it. What is not `async` here blocks: call it through `Store.run`.
 """
 
 import contextlib
@@ -258,7 +255,9 @@ class Form:
 
 
 async def read_form(request: Request, store: Store, id: str, file_field: str, max_file_bytes: int) -> Form:
-    """Read the form; its file is then on the disk as the content of `id`, and nothing of it if this fails.
+    """Read a multipart form with one file, which goes to the disk while it arrives; memory holds a few pieces of it.
+
+    The file is then on the disk as the content of `id`, and nothing of it if this fails.
 
     Raises:
         ApiError: It is not such a form, too large, or the disk is full.

@@ -1,13 +1,7 @@
-"""Sends one request to the application inside this process, through the same routes and checks as any client's.
+"""Answers the lines of one batch through the application's own routes, and keeps each result in the journal.
 
-Places for the lines that run at once. A free one goes to the batch with the fewest lines running.
-
-So a batch gets its share however long the lines of others are. Used on one event loop.
-
-Answers the lines of an input that have no result yet, and keeps each result in the journal.
-
-The caller owns the journal and the places for lines, and decides when to stop: it cancels `feed`, then waits for
-`settle`. So what was acknowledged is never lost, and no line is answered twice.
+The caller owns the journal and the places for lines. It decides when to stop: it cancels `LineRun.feed`, then waits for
+`LineRun.settle`. So what was acknowledged is never lost, and no line is answered twice.
 """
 
 import asyncio
@@ -26,10 +20,12 @@ from weft.server.errors import ModelFailedError, StorageError
 from weft.server.http.auth import BATCH_TENANT
 from weft.server.http.context import ServerContext
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back."""
+    """What the application answered."""
 
     status: int
     request_id: str
@@ -37,7 +33,10 @@ class Reply:
 
 
 async def call(app: ASGIApp, path: str, body: bytes, tenant: str) -> Reply:
-    """POST a JSON body for a tenant. Cancelling it is a client that leaves."""
+    """POST a JSON body for a tenant inside this process, through the same routes and checks as any client's.
+
+    Cancelling it is a client that leaves.
+    """
     asked, status, headers, parts = False, 500, {}, []
 
     async def receive() -> Message:
@@ -76,7 +75,11 @@ async def call(app: ASGIApp, path: str, body: bytes, tenant: str) -> Reply:
 
 
 class Slots:
-    """A fixed number of places."""
+    """A fixed number of places for the lines that run at once. Used on one event loop.
+
+    A free one goes to the batch with the fewest lines running. So a batch gets its share however long the lines of
+    others are.
+    """
 
     def __init__(self, count: int) -> None:
         """All are free."""
@@ -116,7 +119,6 @@ ROOM_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
 """Between two tries of a request that the server is too busy for."""
 _BUSY = frozenset({429, 503})
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

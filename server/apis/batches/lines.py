@@ -1,9 +1,7 @@
-"""What is stored of a batch: its object in OpenAI's shape, with a few members that clients do not see.
+"""What a batch is made of: its stored object, the lines of its input with their faults, and the journal of its results.
 
-The lines of a batch: checks of its input, and the journal of what is done, from which a batch goes on after a crash.
-
-A result is one line, appended and synced. A line that a crash cut in the middle is removed, and its request done again.
-Everything here blocks: call it through `Store.run`.
+The object has OpenAI's shape, and a few members that clients do not see. From the journal a batch goes on after a
+crash. What reads or writes files blocks: call it through `Store.run`.
 """
 
 import errno
@@ -176,6 +174,9 @@ def _check_line(line: bytes, endpoint: str, max_bytes: int) -> tuple[tuple[str, 
 
 class Journal:
     """Results of one batch in two files: answers, and errors. Owned by the process that runs the batch.
+
+    A result is one line, appended and synced. A line that a crash cut in the middle is removed, and its request done
+    again.
 
     Attributes:
         done: Numbers of the lines that have a result.

@@ -1,11 +1,9 @@
-"""Takes one batch from its first state to its end: validating, in_progress, finalizing, and an end.
+"""Runs the batches of every tenant beside each other, of each the oldest, with what capacity other requests leave.
 
-Every step can be repeated after a crash: results are in the journal, and what the files are called was decided when the
-batch was made. So a step that fails may be tried again, and `fail` may end the batch from any state.
+A batch goes from its first state to its end: validating, in_progress, finalizing, and an end. Every step can be
+repeated after a crash: results are in the journal, and what the files are called was decided when the batch was made.
 
-Runs the batches of every tenant beside each other, of each the oldest, with what capacity other requests leave.
-
-Of all processes over a data folder, the one that holds its lock runs them; the kernel gives the lock back with the
+Of all processes over a data folder, the one that holds its lock runs them. The kernel gives the lock back with the
 process. Whatever goes wrong with a batch ends that batch, and never the runner.
 """
 
@@ -39,14 +37,18 @@ from weft.server.errors import ApiError, NotFoundError, StorageError, StorageFul
 from weft.server.http.context import ServerContext
 from weft.server.store.transaction import Row, Transaction
 
+_log = logging.getLogger(__name__)
+
 WATCH_S = 0.5
 """How often a running batch looks whether it was cancelled, and shows its counts."""
 _NO_INPUT = fault("no_input", "the input file was deleted")
-_log = logging.getLogger(__name__)
 
 
 class BatchRun:
-    """One batch in the process that runs it."""
+    """One batch in the process that runs it: takes it from its first state to its end.
+
+    A step that fails may be tried again, and `fail` may end the batch from any state.
+    """
 
     def __init__(self, row: Row, app: ASGIApp, context: ServerContext, slots: Slots) -> None:
         self.row = row
@@ -257,6 +259,7 @@ def _publish(path: pathlib.Path, content: pathlib.Path) -> int:
 
 
 POLL_S = 2.0
+"""How often unfinished batches are looked for."""
 MAX_BATCHES = 16
 """Most batches that run at once."""
 MAX_TRIES = 5

@@ -1,12 +1,8 @@
-"""Reads the input of POST /v1/decisions as the messages of a chat.
+"""Reads the bodies of decisions: the input becomes messages, and each question a text with labels for its answers.
 
-Messages stay messages, and calls become those of the assistant. JSON is shown as compact text.
-
-Writes the questions of POST /v1/decisions as texts for the model, with the labels of their answers.
-
-No label is the beginning of another one. So each label's probability is that of its own text.
-
-Reads questions in the shapes of SGLang and of System One; in these, each has an id.
+Messages stay messages, and calls become those of the assistant. JSON is shown as compact text. Questions come in the
+shapes of OpenAI, SGLang and System One; in the latter two, each has an id. No label is the beginning of another one, so
+each label's probability is that of its own text.
 """
 
 import json
@@ -269,6 +265,7 @@ def _described(name: str, detail: str | None) -> str:
 
 PROMPT_FORMAT_VERSION = 1
 _LINES = ("Cc", "Zl", "Zp")
+"""Unicode categories of control characters and of separators of lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,30 +301,6 @@ def read_sglang(body: SglangBody) -> list[Named]:
     return named
 
 
-def read_systemone(body: SystemOneBody) -> list[Named]:
-    """The questions in System One's shape. Raises as `read_sglang`."""
-    return [_systemone(name, question, f"questions.{name}") for name, question in body.questions.items()]
-
-
-def text_of(value: JsonText | None, at: str) -> str:
-    """A text, or JSON as text; empty for None."""
-    return "" if value is None else value if isinstance(value, str) else compact_json(value, at)
-
-
-def thinking_off(switch: Switch | None, given: Mapping[str, object] | None) -> dict[str, object]:
-    """The caller's template variables, and the one that switches thinking off.
-
-    Raises:
-        InvalidRequestError: The caller switches it on.
-    """
-    off = switch.off if switch else {}
-    for name, value in off.items():
-        if given and given.get(name, value) != value:
-            param = f"chat_template_kwargs.{name}"
-            raise InvalidRequestError(f"{param} must be {shown(value)}, got {shown(given[name])}", param=param)
-    return {**checked_kwargs(given), **off}
-
-
 def _sglang(question: SglangQuestion, at: str) -> Named:
     members = {"choice": ("options",), "score": ("levels",), "yes_no": ("yes", "no")}
     for kind, names in members.items():
@@ -345,6 +318,11 @@ def _sglang(question: SglangQuestion, at: str) -> Named:
             return _score(question.id, text, required(question.levels, f"{at}.levels"), at, "levels")
         case _:
             return _yes_no(question.id, "yes_no", text, (question.yes, question.no), at)
+
+
+def read_systemone(body: SystemOneBody) -> list[Named]:
+    """The questions in System One's shape. Raises as `read_sglang`."""
+    return [_systemone(name, question, f"questions.{name}") for name, question in body.questions.items()]
 
 
 def _systemone(name: str, question: SystemOneQuestion, at: str) -> Named:
@@ -385,3 +363,22 @@ def _score(name: str, text: str, levels: Sequence[JsonText], at: str, member: st
 
 def _yes_no(name: str, kind: str, text: str, details: Sequence[JsonText | None], at: str) -> Named:
     return Named(name, kind, YES_AND_NO, details, yes_or_no(text, [text_of(detail, at) for detail in details], at))
+
+
+def text_of(value: JsonText | None, at: str) -> str:
+    """A text, or JSON as text; empty for None."""
+    return "" if value is None else value if isinstance(value, str) else compact_json(value, at)
+
+
+def thinking_off(switch: Switch | None, given: Mapping[str, object] | None) -> dict[str, object]:
+    """The caller's template variables, and the one that switches thinking off.
+
+    Raises:
+        InvalidRequestError: The caller switches it on.
+    """
+    off = switch.off if switch else {}
+    for name, value in off.items():
+        if given and given.get(name, value) != value:
+            param = f"chat_template_kwargs.{name}"
+            raise InvalidRequestError(f"{param} must be {shown(value)}, got {shown(given[name])}", param=param)
+    return {**checked_kwargs(given), **off}

@@ -1,8 +1,7 @@
-"""Writes the answers of POST /v1/decisions from the probabilities of their labels.
+"""POST /v1/decisions and /v1/systemone: answer typed questions with probabilities, without generating text.
 
-Writes decisions in the shapes of SGLang and of System One: one answer for each id.
-
-POST /v1/decisions and /v1/systemone: answer typed questions with probabilities, without generating text.
+The answers come from the probabilities of the labels of each question. They have the shape of the body: OpenAI's,
+SGLang's or System One's. In the latter two there is one answer for each id.
 """
 
 import math
@@ -20,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.decisions import schema as wire
 from weft.server.apis.decisions.decide import decide
 from weft.server.apis.decisions.questions import (
     PROMPT_FORMAT_VERSION,
@@ -33,7 +31,17 @@ from weft.server.apis.decisions.questions import (
     text_of,
     thinking_off,
 )
-from weft.server.apis.decisions.schema import AnyDecisionBody, DecisionBody, JsonText, SystemOneBody
+from weft.server.apis.decisions.schema import (
+    AnyDecisionBody,
+    Decision,
+    DecisionAnswer,
+    DecisionBody,
+    DecisionQuestion,
+    DecisionUsage,
+    JsonText,
+    SystemOneBody,
+    ValueProbability,
+)
 from weft.server.errors import InvalidRequestError, UnprocessableError
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.generate.events import Counts
@@ -57,7 +65,7 @@ from weft.server.text.chat_template import TemplateOptions
 
 
 def render_decision(
-    questions: Sequence[wire.DecisionQuestion],
+    questions: Sequence[DecisionQuestion],
     scores: Sequence[Sequence[float]],
     counts: Counts,
     name: str,
@@ -72,13 +80,13 @@ def render_decision(
     """
     answers = [_answer_object(question, logs, least) for question, logs in zip(questions, scores, strict=True)]
     cached = CachedTokens(counts.cached_tokens, counts.cache_write_tokens)
-    usage = wire.DecisionUsage(counts.prompt_tokens, cached, counts.prompt_tokens)
-    return msgspec.json.encode(wire.Decision(answers, name, usage))
+    usage = DecisionUsage(counts.prompt_tokens, cached, counts.prompt_tokens)
+    return msgspec.json.encode(Decision(answers, name, usage))
 
 
-def _answer_object(question: wire.DecisionQuestion, logs: Sequence[float], least: float) -> wire.DecisionAnswer:
+def _answer_object(question: DecisionQuestion, logs: Sequence[float], least: float) -> DecisionAnswer:
     mass, shares = label_mass(logs), softmax(logs)
-    answer = wire.DecisionAnswer(type=question.type, name=question.name, x_label_mass=mass)
+    answer = DecisionAnswer(type=question.type, name=question.name, x_label_mass=mass)
     if mass < least:
         answer.type = "refusal"
     elif question.type == "predicate":
@@ -87,46 +95,15 @@ def _answer_object(question: wire.DecisionQuestion, logs: Sequence[float], least
         values = [choice.value for choice in question.choices or ()]
         answer.choice = values[shares.index(max(shares))]
         answer.confidence = choice_confidence(shares)
-        answer.probabilities = [wire.ValueProbability(*pair) for pair in zip(values, shares, strict=True)]
+        answer.probabilities = [ValueProbability(*pair) for pair in zip(values, shares, strict=True)]
     else:
         answer.score = expected_level(shares)
         answer.confidence = score_confidence(shares)
         labels = [level.label for level in question.levels or ()]
         answer.probabilities = [
-            wire.ValueProbability(i, share, label) for i, (share, label) in enumerate(zip(shares, labels, strict=True))
+            ValueProbability(i, share, label) for i, (share, label) in enumerate(zip(shares, labels, strict=True))
         ]
     return answer
-
-
-def softmax(logs: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """Probabilities that are proportional to those whose logarithms are given, at this temperature."""
-    top = max(logs)
-    weights = [math.exp((log - top) / temperature) for log in logs]
-    return [weight / sum(weights) for weight in weights]
-
-
-def label_mass(logs: Sequence[float]) -> float:
-    """How probable it is that the model writes one of the labels."""
-    return min(1.0, sum(map(math.exp, logs)))
-
-
-def expected_level(shares: Sequence[float]) -> float:
-    """The mean of the levels' indices."""
-    return sum(i * share for i, share in enumerate(shares))
-
-
-def choice_confidence(shares: Sequence[float]) -> float:
-    """0 if all are equally probable, 1 if one is certain."""
-    n = len(shares)
-    return 1.0 if n == 1 else min(1.0, max(0.0, (n * max(shares) - 1) / (n - 1)))
-
-
-def score_confidence(shares: Sequence[float]) -> float:
-    """1 less the mean distance from the most probable level, relative to the mean distance from the middle."""
-    n, top = len(shares), shares.index(max(shares))
-    spread = sum(abs(i - (n - 1) / 2) for i in range(n)) / n
-    distance = sum(share * abs(i - top) for i, share in enumerate(shares))
-    return 1.0 if n == 1 else max(0.0, 1 - distance / spread)
 
 
 def render_sglang(
@@ -170,6 +147,37 @@ def _answer_in_shape(question: Named, logs: Sequence[float]) -> dict[str, Any]:
 
 def _best(question: Named, shares: Sequence[float]) -> str:
     return question.names[shares.index(max(shares))]
+
+
+def softmax(logs: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """Probabilities that are proportional to those whose logarithms are given, at this temperature."""
+    top = max(logs)
+    weights = [math.exp((log - top) / temperature) for log in logs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def label_mass(logs: Sequence[float]) -> float:
+    """How probable it is that the model writes one of the labels."""
+    return min(1.0, sum(map(math.exp, logs)))
+
+
+def expected_level(shares: Sequence[float]) -> float:
+    """The mean of the levels' indices."""
+    return sum(i * share for i, share in enumerate(shares))
+
+
+def choice_confidence(shares: Sequence[float]) -> float:
+    """0 if all are equally probable, 1 if one is certain."""
+    n = len(shares)
+    return 1.0 if n == 1 else min(1.0, max(0.0, (n * max(shares) - 1) / (n - 1)))
+
+
+def score_confidence(shares: Sequence[float]) -> float:
+    """1 less the mean distance from the most probable level, relative to the mean distance from the middle."""
+    n, top = len(shares), shares.index(max(shares))
+    spread = sum(abs(i - (n - 1) / 2) for i in range(n)) / n
+    distance = sum(share * abs(i - top) for i, share in enumerate(shares))
+    return 1.0 if n == 1 else max(0.0, 1 - distance / spread)
 
 
 class SchemaRoute(BodyRoute):

@@ -1,6 +1,6 @@
-"""Wire types of POST /v1/decisions: the body and the answer.
+"""Wire types of POST /v1/decisions and /v1/systemone: the bodies in the shapes of OpenAI, SGLang and System One.
 
-Wire types of decisions in the shapes of SGLang and of System One.
+The answer has types in OpenAI's shape only; `weft.server.apis.decisions.route` writes those of the other shapes.
 """
 
 from typing import Annotated, Any, Literal
@@ -150,7 +150,10 @@ class Decision(msgspec.Struct):
 
 
 MAX_DIGITS = 10
+"""Most levels of a question of SGLang or System One: each has a digit as its label."""
 MAX_LETTERS = 26
+"""Most options of a question of SGLang: each has a letter as its label."""
+
 JsonText = Text | dict[str, Any] | list[Any]
 """A text, or data that is shown to the model as compact JSON."""
 
@@ -213,6 +216,7 @@ class SystemOneBody(WireModel):
 
 
 def _shape(value: Any) -> str:
+    """The shape of a body that is not parsed."""
     if isinstance(value, dict):
         questions = value.get("questions")
         if "state" in value or isinstance(questions, dict):

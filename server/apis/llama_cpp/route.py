@@ -1,12 +1,7 @@
-"""Wire types of POST /completion and /infill, in llama.cpp's shape: the bodies, the answer, the events of a stream.
+"""POST /completion and /infill, in llama.cpp's shape: their bodies, the routes, and the answers, streamed or whole.
 
-Converts llama.cpp's bodies to completion bodies.
-
-Renders events in llama.cpp's shape: text, its tokens and probabilities; counts and timings at the end.
-
-Does no I/O.
-
-POST /completion and /infill, in llama.cpp's shape: turns a body into a task.
+A body is converted to a completion body, and then handled as one. Errors name its fields as the caller wrote them. An
+event of a stream has text, its tokens and their probabilities; counts and timings come at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +47,6 @@ Bias = float | Literal[False]
 """What is added to a token's logit; false: the token never comes."""
 BiasPair = Annotated[list[Bias], Field(min_length=2, max_length=2)]
 """A token id and its bias."""
-
 Biases = Annotated[
     Annotated[Members[Bias], Tag("object")] | Annotated[Items[BiasPair], Field(max_length=MAX_MEMBERS), Tag("list")],
     Discriminator(lambda value: "object" if isinstance(value, dict) else "list"),
@@ -180,7 +174,9 @@ REFUSED_IN_LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
     "n_cmpl": (None, 1),
     "grammar_lazy": (None, False),
 }
+"""Fields that are refused, with the values that are no wish."""
 _NEVER = -100.0
+"""The bias of a token that never comes."""
 
 
 def completion_of(body: LlamaCppCompletionBody | InfillBody) -> CompletionBody:
@@ -231,7 +227,7 @@ def _logit_bias(body: LlamaCppBody) -> dict[str, float] | None:
 
 
 class LlamaCppRenderer:
-    """Writes one answer. Only `stream` mutates it: it notes line breaks and the end."""
+    """Writes one answer; does no I/O. Only `stream` mutates it: it notes line breaks and the end."""
 
     def __init__(self, task: Task, num_probs: int, report: Report) -> None:
         """Prepare to write an answer with `num_probs` alternatives for each token (0: none); writes nothing yet."""
@@ -325,7 +321,6 @@ def _rates(num: int, seconds: float) -> tuple[int, float, float, float]:
 
 
 router = APIRouter(route_class=BodyRoute)
-
 Context = Annotated[ServerContext, Depends(get_context)]
 
 

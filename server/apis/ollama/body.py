@@ -1,8 +1,6 @@
-"""Wire types of the routes under /api/, in Ollama's shape: bodies, answers and lines of a stream.
+"""Bodies and answers in Ollama's shape, and the chat and completion bodies that are made of the bodies.
 
-Converts Ollama's bodies to chat bodies and completion bodies.
-
-Calls have no ids there: a tool's turn belongs to the first open call of its name, or to the first open call.
+Ollama's calls have no ids. A tool's turn belongs to the first open call of its name, or else to the first open call.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -189,7 +187,6 @@ RENAMED: Mapping[str, str] = {
     r"^reasoning_effort": "think",
 }
 """Beginnings of paths in the bodies made here, and what the caller calls them."""
-
 _OFF: Mapping[str, tuple[object, ...]] = {
     "options.mirostat": (None, 0),
     "options.typical_p": (None, 1),
@@ -278,6 +275,7 @@ def _effort(body: OllamaBody) -> Any:
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
+    """The turns as messages, with ids for their calls."""
     messages: list[Message] = []
     open_calls: OrderedDict[str, str] = OrderedDict()  # id -> name; a dict is slow to find its first key
     ids_of: defaultdict[str | None, deque[str]] = defaultdict(deque)  # name -> ids of its open calls

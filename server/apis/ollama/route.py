@@ -1,13 +1,6 @@
-"""Renders events in Ollama's shape: a JSON object, or one a line.
+"""The routes under /api/ in Ollama's shape: chat, generate, what models there are, and the vectors of texts.
 
-Does no I/O. Calls are written whole, as Ollama writes them.
-
-The routes under /api/ that clients of Ollama look for: chat, generate, and what models there are.
-
-POST /api/embed and /api/embeddings: vectors in the shape of Ollama.
-
-Texts that are too long are cut unless `truncate` is false. /api/embed gives vectors of length 1, as Ollama does, and
-the older route those that the model makes.
+Answers are a JSON object, or one a line. Calls are written whole, as Ollama writes them.
 """
 
 import hashlib
@@ -73,7 +66,7 @@ def time_text(seconds: float | None = None) -> str:
 
 
 class OllamaRenderer:
-    """Writes one answer. Only `stream` mutates it: it counts calls, and keeps the end."""
+    """Writes one answer; does no I/O. Only `stream` mutates it: it counts calls, and keeps the end."""
 
     def __init__(self, task: Task, report: Report, *, is_chat: bool) -> None:
         """Prepare to write an answer to /api/chat, or else to /api/generate; writes nothing yet."""
@@ -154,12 +147,11 @@ API_VERSION = "0.12.0"
 """The version of Ollama whose routes these are. Editors refuse older ones, so it is not Weft's own."""
 
 router = APIRouter()
-bodies = APIRouter(route_class=BodyRoute)
-
+body_router = APIRouter(route_class=BodyRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
-@bodies.post("/api/chat")
+@body_router.post("/api/chat")
 async def chat(body: OllamaChatBody, request: Request, context: Context) -> Response:
     """Answer a conversation, in JSON lines or whole."""
     model = await context.check_model(request, body.model)
@@ -172,7 +164,7 @@ async def chat(body: OllamaChatBody, request: Request, context: Context) -> Resp
         return await _respond(task, request, context, is_chat=True)
 
 
-@bodies.post("/api/generate")
+@body_router.post("/api/generate")
 async def generate(body: OllamaGenerateBody, request: Request, context: Context) -> Response:
     """Answer a prompt, or continue it as it is, in JSON lines or whole."""
     model = await context.check_model(request, body.model)
@@ -221,7 +213,7 @@ async def list_running(context: Context) -> Response:
     return _json({"models": running})
 
 
-@bodies.post("/api/show")
+@body_router.post("/api/show")
 async def show(body: ShowBody, request: Request, context: Context) -> Response:
     """What one model is and can do."""
     model = context.find_model(request, body.model or body.name)
@@ -294,17 +286,12 @@ def _json(answer: Any) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-router.include_router(bodies)
+_RENAMED_IN_VECTORS = {r"^truncate_prompt_tokens": "truncate"}
 
 
-_RENAMED = {r"^truncate_prompt_tokens": "truncate"}
-
-vector_router = APIRouter(route_class=BodyRoute)
-
-
-@vector_router.post("/api/embed")
+@body_router.post("/api/embed")
 async def embed(body: OllamaEmbedBody, request: Request, context: Context) -> Response:
-    """The vector of each text."""
+    """The vector of each text, of length 1, as Ollama gives it."""
     start = time.perf_counter_ns()
     model = await context.check_model(request, body.model)
     require_task(model, "embed")
@@ -320,9 +307,9 @@ async def embed(body: OllamaEmbedBody, request: Request, context: Context) -> Re
     return await answer(context, vectors, build)
 
 
-@vector_router.post("/api/embeddings")
+@body_router.post("/api/embeddings")
 async def embeddings(body: OllamaEmbeddingsBody, request: Request, context: Context) -> Response:
-    """The vector of one text."""
+    """The vector of one text, as the model makes it."""
     model = await context.check_model(request, body.model)
     require_task(model, "embed")
     vectors = await _vectors(body, body.prompt or [], Pooling(), request, context, model, may_cut=True)
@@ -340,12 +327,12 @@ async def _vectors(
     *,
     may_cut: bool,
 ) -> Vectors:
-    """The vectors of texts, of which there may be none."""
+    """The vectors of texts, of which there may be none. Texts that are too long are cut if they may be."""
     body = VectorBody(model=sent.model, truncate_prompt_tokens=-1 if may_cut else None)
-    with renaming(_RENAMED):
+    with renaming(_RENAMED_IN_VECTORS):
         inputs = prompted(as_list(texts), model, None, None) if texts else []
         encoder = InputEncoder(model, body, "input" if isinstance(sent, OllamaEmbedBody) else "prompt")
         return await VectorCall(body, request, context, model, encoder, sent).vectors(inputs, pooling, "embd")
 
 
-router.include_router(vector_router)
+router.include_router(body_router)

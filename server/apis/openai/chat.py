@@ -1,10 +1,6 @@
-"""Builds the task from a chat body. Other APIs of conversations convert their bodies to one, and come here too.
+"""POST /v1/chat/completions: turns a body into a task, and renders its events as JSON, streamed or plain.
 
-Renders events as the JSON of POST /v1/chat/completions, streamed or plain.
-
-Does no I/O. Each HTTP request has a renderer of its own.
-
-POST /v1/chat/completions: turns a body into a task.
+Other APIs of conversations convert their bodies to chat bodies, and build their tasks with `chat_task` too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +31,16 @@ from weft.server.generate.events import End, Event, Reasoning, Report, Text, Tok
 from weft.server.generate.pipeline import respond
 from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
 from weft.server.http.sse import TextEvent, encode_event
-from weft.server.task import bodies as wire
-from weft.server.task.bodies import ChatCompletionBody
+from weft.server.task.bodies import (
+    AssistantMessage,
+    ChatCompletion,
+    ChatCompletionBody,
+    ChatCompletionChunk,
+    Choice,
+    ChoiceLogprobs,
+    ChunkChoice,
+    ChunkDelta,
+)
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages, text_of
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
@@ -127,7 +131,7 @@ def shown_logprobs(body: ChatCompletionBody) -> int | None:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _BegunChoice:
     """State of a choice that has begun."""
 
     index: int
@@ -137,14 +141,17 @@ class _Choice:
 
 
 class ChatRenderer(OpenAIRenderer):
-    """Writes one answer. Only `stream` mutates it: it keeps the state of choices that have begun."""
+    """Writes the answer to one HTTP request; does no I/O.
+
+    Only `stream` mutates it: it keeps the state of choices that have begun.
+    """
 
     def __init__(self, task: Task, options: RenderOptions, report: Report) -> None:
         """Prepare to write an answer; writes nothing yet."""
         super().__init__("chatcmpl", task, options, report)
         self._use = task.wishes.use
         self._shows_reasoning = task.wishes.thinking.is_shown
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _BegunChoice] = {}
 
     def stream(self, index: int, events: Sequence[Event]) -> bytes:
         """The chunks of a choice: the role first, then its new text and calls, then the finish reason."""
@@ -159,7 +166,7 @@ class ChatRenderer(OpenAIRenderer):
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""
         answered = [self._whole_choice(choice) for choice in choices]
-        completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
+        completion = ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
         self._add_prompt(completion)
         completion.prompt_logprobs = self._prompt_logprobs()
         completion.kv_transfer_params = self._options.transfer
@@ -170,23 +177,23 @@ class ChatRenderer(OpenAIRenderer):
         chunk.usage = self._usage()
         return chunk
 
-    def _new_choice(self, index: int) -> _Choice:
+    def _new_choice(self, index: int) -> _BegunChoice:
         text_event = None
         if self._options.only_text_changes:
-            text_event = TextEvent(lambda text: self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))]))
-        return _Choice(index, CallStream(self._use) if self._use else None, text_event)
+            text_event = TextEvent(lambda text: self._chunk([ChunkChoice(index, ChunkDelta(content=text))]))
+        return _BegunChoice(index, CallStream(self._use) if self._use else None, text_event)
 
-    def _written(self, choice: _Choice, event: Event) -> bytes:
+    def _written(self, choice: _BegunChoice, event: Event) -> bytes:
         if isinstance(event, Text):
             if choice.text_event is not None:
                 return choice.text_event.fill(event.text)
-            delta = wire.ChunkDelta(content=event.text)
+            delta = ChunkDelta(content=event.text)
             return self._delta_event(choice, delta, event.text, self._logprobs(event.tokens))
         match event:
             case Reasoning():
                 if not self._shows_reasoning:
                     return b""
-                delta = wire.ChunkDelta(reasoning_content=event.text, reasoning=event.text)
+                delta = ChunkDelta(reasoning_content=event.text, reasoning=event.text)
                 return self._delta_event(choice, delta, event.text)
             case TokenIds():
                 choice.token_ids += event.token_ids
@@ -198,27 +205,27 @@ class ChatRenderer(OpenAIRenderer):
                 return b"".join(self._delta_event(choice, delta, event[0]) for delta in choice.calls.deltas(event))
 
     def _role_event(self, index: int) -> bytes:
-        role = wire.ChunkDelta(role="assistant", content="", refusal=None)
-        chunk = self._chunk([wire.ChunkChoice(index, role)])
+        role = ChunkDelta(role="assistant", content="", refusal=None)
+        chunk = self._chunk([ChunkChoice(index, role)])
         chunk.obfuscation = self._obfuscation("")
         self._add_prompt(chunk)
         return encode_event(chunk)
 
     def _delta_event(
-        self, choice: _Choice, delta: wire.ChunkDelta, text: str, logprobs: wire.ChoiceLogprobs | None = None
+        self, choice: _BegunChoice, delta: ChunkDelta, text: str, logprobs: ChoiceLogprobs | None = None
     ) -> bytes:
-        chunk_choice = wire.ChunkChoice(choice.index, delta, logprobs)
+        chunk_choice = ChunkChoice(choice.index, delta, logprobs)
         if self._options.token_ids:
             chunk_choice.token_ids, choice.token_ids = choice.token_ids, []
         chunk = self._chunk([chunk_choice])
         chunk.obfuscation = self._obfuscation(text)
         return encode_event(chunk)
 
-    def _last_events(self, choice: _Choice, end: End) -> bytes:
+    def _last_events(self, choice: _BegunChoice, end: End) -> bytes:
         rest = choice.calls.rest() if choice.calls is not None else []
         events = [self._delta_event(choice, delta, "") for delta in rest]
         has_calls = choice.calls is not None and choice.calls.num_calls > 0
-        last = wire.ChunkChoice(choice.index, wire.ChunkDelta(), finish_reason=self._finish_word(end, has_calls))
+        last = ChunkChoice(choice.index, ChunkDelta(), finish_reason=self._finish_word(end, has_calls))
         last.stop_reason = UNSET if end.stop_reason is None else end.stop_reason
         if choice.token_ids:
             last.token_ids = choice.token_ids
@@ -231,13 +238,13 @@ class ChatRenderer(OpenAIRenderer):
             return "function_call" if self._use is not None and self._use.is_legacy else "tool_calls"
         return FINISH_WORDS[end.reason]
 
-    def _whole_choice(self, choice: WholeChoice) -> wire.Choice:
-        message = wire.AssistantMessage(choice.text)
+    def _whole_choice(self, choice: WholeChoice) -> Choice:
+        message = AssistantMessage(choice.text)
         if choice.reasoning and self._shows_reasoning:
             message.reasoning_content = message.reasoning = choice.reasoning
         if choice.calls and self._use is not None:
             add_calls(message, choice.calls, self._use)
-        answered = wire.Choice(
+        answered = Choice(
             choice.index,
             message,
             self._logprobs(choice.tokens, always=True),
@@ -248,16 +255,16 @@ class ChatRenderer(OpenAIRenderer):
             answered.token_ids = choice.token_ids
         return answered
 
-    def _chunk(self, choices: list[wire.ChunkChoice]) -> wire.ChatCompletionChunk:
+    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         counts = self._chunk_usage()
-        return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
+        return ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
-    def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:
+    def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> ChoiceLogprobs | None:
         """Log-probabilities of the tokens that are part of the text; None if there are none to show."""
         if self._options.logprobs is None:
             return None
         content = shown_tokens(tokens, self._options.logprobs, self._tokenizer)
-        return wire.ChoiceLogprobs(content) if content or always else None
+        return ChoiceLogprobs(content) if content or always else None
 
 
 router = APIRouter(route_class=BodyRoute)

@@ -1,12 +1,6 @@
-"""Builds the task from a completion body. Other APIs of prompts convert their bodies to one, and come here too.
+"""POST /v1/completions: turns a body into a task, and renders its events as JSON, streamed or plain.
 
-Finds the prompt's text for an answer, and the offset of each prompt token in it.
-
-Renders events as the JSON of POST /v1/completions, streamed or plain.
-
-Does no I/O. Each HTTP request has a renderer of its own.
-
-POST /v1/completions: turns a body into a task.
+Other APIs of prompts convert their bodies to completion bodies, and build their tasks with `completion_task` too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +29,7 @@ from weft.server.generate.events import End, Event, Part, Report, Text, Token, T
 from weft.server.generate.pipeline import respond
 from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
 from weft.server.http.sse import TextEvent, encode_event
-from weft.server.task import bodies as wire
-from weft.server.task.bodies import CompletionBody
+from weft.server.task.bodies import Completion, CompletionBody, CompletionChoice, CompletionLogprobs
 from weft.server.task.body import BodyRoute
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
 from weft.server.task.request_options import FillIn, fill_in
@@ -168,7 +161,10 @@ _Row = tuple[int, int, TokenLogprobs | None]
 
 
 class CompletionRenderer(OpenAIRenderer):
-    """Writes one answer. Only `stream` mutates it: it records the choices that have begun."""
+    """Writes the answer to one HTTP request; does no I/O.
+
+    Only `stream` mutates it: it records the choices that have begun.
+    """
 
     def __init__(self, task: Task, options: RenderOptions, report: Report, *, echo: bool) -> None:
         """Prepare to write an answer; writes nothing yet. O(prompt tokens) for `echo` and for logprobs."""
@@ -194,11 +190,11 @@ class CompletionRenderer(OpenAIRenderer):
             only_text = self._options.only_text_changes
             self._text_events[index] = TextEvent(lambda text: self._text_chunk(index, text)) if only_text else None
         if is_first and self._echo:
-            choice = wire.CompletionChoice(index, self._echo_of(index).text, None, None)
+            choice = CompletionChoice(index, self._echo_of(index).text, None, None)
             choice.logprobs = self._logprobs(self._prompt_rows(index))
             written += self._event(choice, is_first=True)
             is_first = False
-        gained = wire.CompletionChoice(index, "", None, None)
+        gained = CompletionChoice(index, "", None, None)
         tokens: Sequence[Token] = ()
         for event in events:
             match event:
@@ -216,40 +212,38 @@ class CompletionRenderer(OpenAIRenderer):
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""
         answered = [self._whole_choice(position, choice) for position, choice in enumerate(choices)]
-        completion = wire.Completion(**self._envelope, choices=answered, usage=self._usage())
+        completion = Completion(**self._envelope, choices=answered, usage=self._usage())
         completion.kv_transfer_params = self._options.transfer
         return msgspec.json.encode(completion)
 
     def _usage_chunk(self) -> msgspec.Struct:
-        return wire.Completion(**self._envelope, choices=[], usage=self._usage())
+        return Completion(**self._envelope, choices=[], usage=self._usage())
 
-    def _whole_choice(self, position: int, choice: WholeChoice) -> wire.CompletionChoice:
+    def _whole_choice(self, position: int, choice: WholeChoice) -> CompletionChoice:
         text, rows = choice.text, self._output_rows(choice.index, choice.tokens)
         if self._echo:
             text = self._echo_of(choice.index).text + text
             rows = self._prompt_rows(choice.index) + rows
         end = choice.end
-        answered = wire.CompletionChoice(
-            position, text, self._logprobs(rows), FINISH_WORDS[end.reason], end.stop_reason
-        )
+        answered = CompletionChoice(position, text, self._logprobs(rows), FINISH_WORDS[end.reason], end.stop_reason)
         if self._options.token_ids:
             answered.token_ids = choice.token_ids
         self._add_prompt(answered, choice.index)
         answered.prompt_logprobs = self._prompt_logprobs(choice.index)
         return answered
 
-    def _event(self, choice: wire.CompletionChoice, *, is_first: bool) -> bytes:
+    def _event(self, choice: CompletionChoice, *, is_first: bool) -> bytes:
         if is_first:
             self._add_prompt(choice, choice.index)
         chunk = self._chunk(choice)
         chunk.obfuscation = self._obfuscation(choice.text)
         return encode_event(chunk)
 
-    def _text_chunk(self, index: int, text: str) -> wire.Completion:
-        return self._chunk(wire.CompletionChoice(index, text, None, None))
+    def _text_chunk(self, index: int, text: str) -> Completion:
+        return self._chunk(CompletionChoice(index, text, None, None))
 
-    def _chunk(self, choice: wire.CompletionChoice) -> wire.Completion:
-        return wire.Completion(**self._envelope, choices=[choice], usage=self._chunk_usage())
+    def _chunk(self, choice: CompletionChoice) -> Completion:
+        return Completion(**self._envelope, choices=[choice], usage=self._chunk_usage())
 
     def _echo_of(self, index: int) -> PromptEcho:
         return self._echoes[index // self._num_choices]
@@ -267,10 +261,10 @@ class CompletionRenderer(OpenAIRenderer):
         base = len(self._echo_of(index).text)
         return [(t.token_id, base + t.start, t.logprobs) for t in tokens if t.part is not Part.CUT]
 
-    def _logprobs(self, rows: Sequence[_Row]) -> wire.CompletionLogprobs | None:
+    def _logprobs(self, rows: Sequence[_Row]) -> CompletionLogprobs | None:
         if self._options.logprobs is None:
             return None
-        return wire.CompletionLogprobs(
+        return CompletionLogprobs(
             [self._tokenizer.token_text(token_id) for token_id, _, _ in rows],
             [None if logprobs is None else max(logprobs.logprob, MIN_LOGPROB) for _, _, logprobs in rows],
             [None if logprobs is None else self._top(token_id, logprobs) for token_id, _, logprobs in rows],

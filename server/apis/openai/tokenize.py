@@ -1,10 +1,7 @@
-"""Wire types of POST /tokenize, /detokenize and the routes that end with /render, the same as vLLM's.
+"""Token ids without generating: POST /tokenize, /detokenize and the routes that end with /render, the same as vLLM's.
 
-POST /tokenize and /detokenize: convert between text and token ids, without generating.
-
-POST /v1/chat/completions/render and /v1/completions/render: the ids that the engine would get, without generating.
-
-Routers ask for them, to find the server that has the longest beginning of a prompt in its cache.
+The routes that end with /render give the ids that the engine would get. Routers ask for them, to find the server that
+has the longest beginning of a prompt in its cache.
 """
 
 from typing import Annotated, Any
@@ -36,6 +33,9 @@ from weft.server.task.validation import (
     ignored_header,
 )
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
+
+MIN_COUNTED_TOKENS = 1 << 16
+"""A text may have four times as many tokens as the context, and never fewer than this."""
 
 
 class TokenizeBody(WireModel):
@@ -82,9 +82,6 @@ class RenderedPrompt(msgspec.Struct):
     token_ids: list[int]
 
 
-MIN_COUNTED_TOKENS = 1 << 16
-"""A text may have four times as many tokens as the context, and never fewer than this."""
-
 router = APIRouter(route_class=BodyRoute)
 
 
@@ -120,26 +117,6 @@ async def tokenize(
     return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
 
 
-async def count_chat_tokens(task: Task, workers: Workers) -> int:
-    """The number of tokens in the prompt of a chat task.
-
-    Raises:
-        InvalidRequestError: There are far more than the context holds, or the template refuses the messages.
-    """
-    assert isinstance(task.input, Chat)
-    room = _room(task.model)
-    try:
-        token_ids, _ = await workers.run(task.size, encode_chat, task.model.tokenizer, task.input, room)
-    except TextTooLongError as exc:
-        message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
-        raise InvalidRequestError(message, param="messages") from None
-    return len(token_ids)
-
-
-def _room(model: ServedModel) -> TokenRoom:
-    return TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
-
-
 async def _chat_ids(
     body: TokenizeBody, messages: list[Message], model: ServedModel, workers: Workers, room: TokenRoom, size: int
 ) -> list[int]:
@@ -169,6 +146,26 @@ async def detokenize(
     text = await workers.run(size, model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     answer = msgspec.json.encode(DetokenizeAnswer(text))
     return Response(answer, headers=ignored_header(ignored), media_type="application/json")
+
+
+async def count_chat_tokens(task: Task, workers: Workers) -> int:
+    """The number of tokens in the prompt of a chat task.
+
+    Raises:
+        InvalidRequestError: There are far more than the context holds, or the template refuses the messages.
+    """
+    assert isinstance(task.input, Chat)
+    room = _room(task.model)
+    try:
+        token_ids, _ = await workers.run(task.size, encode_chat, task.model.tokenizer, task.input, room)
+    except TextTooLongError as exc:
+        message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param="messages") from None
+    return len(token_ids)
+
+
+def _room(model: ServedModel) -> TokenRoom:
+    return TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
 
 
 @router.post("/v1/chat/completions/render")

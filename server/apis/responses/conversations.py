@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.openai.lists import json_answer, read_page
 from weft.server.apis.responses.input import InputItem, check_items, items_to_store
 from weft.server.apis.responses.options import read_include, with_included
 from weft.server.apis.responses.schema import (
@@ -38,6 +37,7 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import BodyRoute
+from weft.server.task.pages import json_answer, read_page
 from weft.server.task.validation import ignored_fields, ignored_header
 
 router = APIRouter()

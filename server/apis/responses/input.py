@@ -1,11 +1,8 @@
-"""Turns the input items of POST /v1/responses into messages for the chat template.
+"""The input of POST /v1/responses: its items are gathered, turned into messages for the template, and shortened to fit.
 
-Reasoning, a message of the assistant and calls that follow each other are one turn, so they become one message. An item
-that this server has no use for is refused by name.
-
-Gathers the items that a response is made from: its own, those of its conversation or of the responses before it.
-
-Shortens a conversation that does not fit: the oldest turns are left out, never the instructions or the question.
+The items are the body's own and those of its conversation, or of the responses before it. Reasoning, a message of the
+assistant and calls that follow each other are one turn, so they become one message. An item that this server has no use
+for is refused by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,25 +26,6 @@ from weft.server.task.task import Chat
 from weft.server.task.tool_use import CUSTOM_INPUT
 from weft.server.task.validation import required
 
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "compaction": "cmp",
-    "mcp_list_tools": "mcpl",
-    "mcp_call": "mcp",
-    "mcp_approval_request": "mcpr",
-    "mcp_approval_response": "mcpa",
-}
-_WITHOUT_STATUS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
-SUMMARY_INTRO = "Summary of the conversation so far:\n"
-"""What stands before the text of a compaction in the prompt."""
-_ROLES = frozenset({"user", "system", "developer", "assistant"})
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
-
 
 @dataclass(frozen=True, slots=True)
 class InputItem:
@@ -55,6 +33,87 @@ class InputItem:
 
     item: ResponseItem
     at: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputItems:
+    """All items of an input: those of earlier responses or of the conversation, and the body's own."""
+
+    earlier: list[InputItem]
+    own: list[InputItem]
+    size: int  # bytes of the body and of the earlier items
+
+    @property
+    def all(self) -> list[InputItem]:
+        """The items in the order of the prompt."""
+        return [*self.earlier, *self.own]
+
+
+async def input_items(body: ResponseBody, request: Request, context: ServerContext) -> InputItems:
+    """All items of the input. References are resolved.
+
+    Raises:
+        InvalidRequestError: There are both.
+        NotFoundError: A response, a conversation or an item is not stored.
+    """
+    tenant, own, wanted, id = tenant_of(request), _own_items(body), body.previous_response_id, conversation_id(body)
+    if wanted is not None and id is not None:
+        raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
+    references = {each.at: required(each.item.id, f"{each.at}.id") for each in own if _is_reference(each.item)}
+    earlier: list[msgspec.Raw] = []
+    if wanted is not None:
+        earlier = await context.store.read(lambda transaction: chain(transaction, wanted, tenant))
+    if id is not None:
+        earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
+    num_bytes = sum(map(len, earlier))
+    found = {}
+    if references:
+        place_of = {item_id: at for at, item_id in references.items()}
+        by_id = await context.store.read(lambda transaction: find_items(transaction, place_of, tenant))
+        num_bytes += sum(len(by_id[item_id]) for item_id in references.values())
+        if num_bytes > context.settings.max_body_bytes:
+            bound = context.settings.max_body_bytes
+            message = f"input and what it refers to must have at most {bound} bytes, got {num_bytes}"
+            raise InvalidRequestError(message, param="input")
+        found = {at: by_id[item_id] for at, item_id in references.items()}
+    place = "previous_response_id" if id is None else "conversation"
+    old, new = await context.workers.run_light(
+        num_bytes,
+        lambda: (
+            [_stored_item(item, f"{place}[{i}]") for i, item in enumerate(earlier)],
+            [_stored_item(found[each.at], each.at) if each.at in found else each for each in own],
+        ),
+    )
+    return InputItems(old, new, num_bytes + len(await request.body()))
+
+
+def _stored_item(item: msgspec.Raw, at: str) -> InputItem:
+    return InputItem(ResponseItem.model_validate(msgspec.json.decode(item)), at)
+
+
+def conversation_id(body: ResponseBody) -> str | None:
+    """The conversation that the body names; None: none."""
+    given = body.conversation
+    return given if given is None or isinstance(given, str) else given.id
+
+
+def _is_reference(item: ResponseItem) -> bool:
+    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+
+
+def _own_items(body: ResponseBody) -> list[InputItem]:
+    """The items of the body itself."""
+    if body.input is None:
+        return []
+    if isinstance(body.input, str):
+        return [InputItem(ResponseItem(type="message", role="user", content=body.input), "input")]
+    return [InputItem(item, f"input[{i}]") for i, item in enumerate(body.input)]
+
+
+SUMMARY_INTRO = "Summary of the conversation so far:\n"
+"""What stands before the text of a compaction in the prompt."""
+_ROLES = frozenset({"user", "system", "developer", "assistant"})
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 
 
 @dataclass(slots=True)
@@ -190,6 +249,26 @@ class Messages:
             num_chars += len(PART_SEPARATOR)
 
 
+def _member(item: ResponseItem, name: str, at: str) -> str:
+    value: str = required(getattr(item, name), f"{at}.{name}")
+    return value
+
+
+def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:
+    if content is None:
+        raise InvalidRequestError(f"{at} is required", param=at)
+    if isinstance(content, str):
+        return content
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ResponsePart, at: str) -> str:
+    if part.type not in _TEXT_PARTS:
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
+    name = "refusal" if part.type == "refusal" else "text"
+    return required(part.refusal if name == "refusal" else part.text, f"{at}.{name}")
+
+
 def input_messages(
     items: Sequence[InputItem],
     instructions: str | None,
@@ -244,6 +323,22 @@ def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | N
         raise InvalidRequestError("items are nested too deeply", param="items") from exc
 
 
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+}
+_WITHOUT_STATUS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
+
+
 def items_to_store(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
     """The items in their full form: each with an id and a status, contents as lists of parts."""
     return [_full(each.item, response_id, i) for i, each in enumerate(items)]
@@ -269,109 +364,16 @@ def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
     return given
 
 
-def _member(item: ResponseItem, name: str, at: str) -> str:
-    value: str = required(getattr(item, name), f"{at}.{name}")
-    return value
-
-
-def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:
-    if content is None:
-        raise InvalidRequestError(f"{at} is required", param=at)
-    if isinstance(content, str):
-        return content
-    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
-
-
-def _part_text(part: ResponsePart, at: str) -> str:
-    if part.type not in _TEXT_PARTS:
-        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
-    name = "refusal" if part.type == "refusal" else "text"
-    return required(part.refusal if name == "refusal" else part.text, f"{at}.{name}")
-
-
-@dataclass(frozen=True, slots=True)
-class InputItems:
-    """All items of an input: those of earlier responses or of the conversation, and the body's own."""
-
-    earlier: list[InputItem]
-    own: list[InputItem]
-    size: int  # bytes of the body and of the earlier items
-
-    @property
-    def all(self) -> list[InputItem]:
-        """The items in the order of the prompt."""
-        return [*self.earlier, *self.own]
-
-
-async def gathered_items(body: ResponseBody, request: Request, context: ServerContext) -> InputItems:
-    """All items of the input. References are resolved.
-
-    Raises:
-        InvalidRequestError: There are both.
-        NotFoundError: A response, a conversation or an item is not stored.
-    """
-    tenant, own, wanted, id = tenant_of(request), _own_items(body), body.previous_response_id, conversation_id(body)
-    if wanted is not None and id is not None:
-        raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
-    references = {each.at: required(each.item.id, f"{each.at}.id") for each in own if _is_reference(each.item)}
-    earlier: list[msgspec.Raw] = []
-    if wanted is not None:
-        earlier = await context.store.read(lambda transaction: chain(transaction, wanted, tenant))
-    if id is not None:
-        earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
-    num_bytes = sum(map(len, earlier))
-    found = {}
-    if references:
-        place_of = {item_id: at for at, item_id in references.items()}
-        by_id = await context.store.read(lambda transaction: find_items(transaction, place_of, tenant))
-        num_bytes += sum(len(by_id[item_id]) for item_id in references.values())
-        if num_bytes > context.settings.max_body_bytes:
-            bound = context.settings.max_body_bytes
-            message = f"input and what it refers to must have at most {bound} bytes, got {num_bytes}"
-            raise InvalidRequestError(message, param="input")
-        found = {at: by_id[item_id] for at, item_id in references.items()}
-    place = "previous_response_id" if id is None else "conversation"
-    old, new = await context.workers.run_light(
-        num_bytes,
-        lambda: (
-            [_stored_item(item, f"{place}[{i}]") for i, item in enumerate(earlier)],
-            [_stored_item(found[each.at], each.at) if each.at in found else each for each in own],
-        ),
-    )
-    return InputItems(old, new, num_bytes + len(await request.body()))
-
-
-def _stored_item(item: msgspec.Raw, at: str) -> InputItem:
-    return InputItem(ResponseItem.model_validate(msgspec.json.decode(item)), at)
-
-
-def conversation_id(body: ResponseBody) -> str | None:
-    """The conversation that the body names; None: none."""
-    given = body.conversation
-    return given if given is None or isinstance(given, str) else given.id
-
-
-def _is_reference(item: ResponseItem) -> bool:
-    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
-
-
-def _own_items(body: ResponseBody) -> list[InputItem]:
-    """The items of the body itself."""
-    if body.input is None:
-        return []
-    if isinstance(body.input, str):
-        return [InputItem(ResponseItem(type="message", role="user", content=body.input), "input")]
-    return [InputItem(item, f"input[{i}]") for i, item in enumerate(body.input)]
-
-
 _KEPT_ROLES = frozenset({"system", "developer"})
+"""Roles of messages that stay in every shorter form."""
 
 
 def shortened(chat: Chat, fits: Callable[[Chat], bool]) -> Chat:
     """The chat itself, or the longest of its shorter forms that fits; the shortest of them if none does.
 
-    A shorter form begins with a later message of the user, or keeps the last one of these and begins with a later
-    answer to it. Outputs of calls stay with their calls. `fits` is asked a logarithmic number of times.
+    The oldest turns are left out, never the instructions or the question. A shorter form begins with a later message of
+    the user, or keeps the last one of these and begins with a later answer to it. Outputs of calls stay with their
+    calls. `fits` is asked a logarithmic number of times.
     """
     if fits(chat):
         return chat

@@ -1,9 +1,6 @@
-"""Reads what a body of POST /v1/responses wishes of the output: tools, structure, reasoning; flat where chat nests.
+"""Reads what a caller wants of responses: tools, structure and reasoning of a new one, what is shown of stored ones.
 
-The query `include` of stored responses and items: what is shown beside what is stored.
-
-Log-probabilities are shown where they were asked for when the response was made. What belongs to hosted tools, of which
-there are none, adds nothing.
+The fields of a body are flat where those of chat completions nest.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,7 +188,10 @@ def _structure(body: ResponseBody) -> Structure | None:
 
 
 def read_include(request: Request) -> frozenset[str]:
-    """The values, which SDKs send as `include[]`.
+    """The values of the query `include`, which SDKs send as `include[]`.
+
+    Log-probabilities are shown where they were asked for when the response was made. What belongs to hosted tools,
+    of which there are none, adds nothing.
 
     Raises:
         InvalidRequestError: There is no such value.

@@ -19,7 +19,7 @@ from weft.server.apis.responses.input import (
     InputItem,
     InputItems,
     conversation_id,
-    gathered_items,
+    input_items,
     input_messages,
     items_to_store,
     shortened,
@@ -69,7 +69,7 @@ async def create_response(
 async def _response(body: ResponseBody, request: Request, context: ServerContext) -> Response:
     if body.background and body.store is False:
         raise InvalidRequestError("background needs store: the response is read from there", param="background")
-    items, tenant = await gathered_items(body, request, context), tenant_of(request)
+    items, tenant = await input_items(body, request, context), tenant_of(request)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
     tools = await list_servers(body, items.all, items.size, request, context)
     task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
@@ -113,7 +113,7 @@ async def count_input_tokens(
         strict=context.settings.strict_params,
         accepted=ACCEPTED_IN_RESPONSES,
     )
-    items = await gathered_items(body, request, context)
+    items = await input_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
     tools = await list_servers(body, items.all, items.size, request, context)
     chat, _ = await read_chat(body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED)

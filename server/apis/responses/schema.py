@@ -1,10 +1,6 @@
-"""Wire types of MCP tools in POST /v1/responses: how a body chooses them, and the items about them.
+"""Wire types of /v1/responses and /v1/conversations: bodies with their items and tools, and answers with their items.
 
-Wire types of POST /v1/responses: the body and its items, and the answer with its items.
-
-Items are one wide model: `weft.server.apis.responses.input` decides which types and members are accepted.
-
-Wire types of /v1/conversations: the bodies, and the conversation that answers show.
+Items of the input are one wide model: `weft.server.apis.responses.input` decides which types and members are accepted.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,80 +22,9 @@ from weft.server.task.schema import (
     WireModel,
 )
 
-
-class ToolFilter(WireModel):
-    """Some tools of a server. A tool matches if it has one of the names, and is read-only or not as wanted."""
-
-    tool_names: Items[Text] | None = None
-    read_only: bool | None = None
-
-
-AllowedTools = Annotated[
-    Annotated[Items[Text], Tag("names")] | Annotated[ToolFilter, Tag("filter")],
-    Discriminator(lambda value: "names" if isinstance(value, list) else "filter"),
-]
-
-
-class ApprovalFilter(WireModel):
-    """Tools that always need an approval, and tools that never do."""
-
-    always: ToolFilter | None = None
-    never: ToolFilter | None = None
-
-
-RequireApproval = Annotated[
-    Annotated[Literal["always", "never"], Tag("word")] | Annotated[ApprovalFilter, Tag("filter")],
-    Discriminator(lambda value: "word" if isinstance(value, str) else "filter"),
-]
-
-
-class McpTool(msgspec.Struct):
-    """A tool as its server describes it."""
-
-    name: str
-    input_schema: dict[str, Any]
-    description: str | None = None
-    annotations: dict[str, Any] | None = None
-
-
-class McpListToolsItem(msgspec.Struct, tag_field="type", tag="mcp_list_tools"):
-    """The tools of a server that the model is offered, or why there are none."""
-
-    id: str
-    server_label: str
-    tools: list[McpTool] = []
-    error: str | None = None
-
-
-class McpCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
-    """A call that Weft makes; `arguments` is JSON text. It ends with `output` or with `error`."""
-
-    id: str
-    server_label: str
-    name: str
-    arguments: str = ""
-    status: str = "in_progress"
-    approval_request_id: str | None = None
-    output: str | None = None
-    error: dict[str, Any] | None = None
-
-
-class McpApprovalRequestItem(msgspec.Struct, tag_field="type", tag="mcp_approval_request"):
-    """A call that waits for the client's approval."""
-
-    id: str
-    server_label: str
-    name: str
-    arguments: str = ""
-
-
-"""Wire types of POST /v1/responses: the body and its items, and the answer with its items.
-
-Items are one wide model: `weft.server.apis.responses.input` decides which types and members are accepted.
-"""
-
-
 MAX_INPUT_ITEMS = 2**14
+MAX_NEW_ITEMS = 20
+"""Most items that one call adds to a conversation."""
 
 
 class ResponsePart(WireModel):
@@ -162,6 +87,32 @@ class ToolFormat(WireModel):
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: Text | None = None
+
+
+class ToolFilter(WireModel):
+    """Some tools of a server. A tool matches if it has one of the names, and is read-only or not as wanted."""
+
+    tool_names: Items[Text] | None = None
+    read_only: bool | None = None
+
+
+AllowedTools = Annotated[
+    Annotated[Items[Text], Tag("names")] | Annotated[ToolFilter, Tag("filter")],
+    Discriminator(lambda value: "names" if isinstance(value, list) else "filter"),
+]
+
+
+class ApprovalFilter(WireModel):
+    """Tools that always need an approval, and tools that never do."""
+
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+RequireApproval = Annotated[
+    Annotated[Literal["always", "never"], Tag("word")] | Annotated[ApprovalFilter, Tag("filter")],
+    Discriminator(lambda value: "word" if isinstance(value, str) else "filter"),
+]
 
 
 class ResponseTool(WireModel):
@@ -342,6 +293,46 @@ class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
     status: str = "in_progress"
 
 
+class McpTool(msgspec.Struct):
+    """A tool as its server describes it."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class McpListToolsItem(msgspec.Struct, tag_field="type", tag="mcp_list_tools"):
+    """The tools of a server that the model is offered, or why there are none."""
+
+    id: str
+    server_label: str
+    tools: list[McpTool] = []
+    error: str | None = None
+
+
+class McpCallItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
+    """A call that Weft makes; `arguments` is JSON text. It ends with `output` or with `error`."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+    approval_request_id: str | None = None
+    output: str | None = None
+    error: dict[str, Any] | None = None
+
+
+class McpApprovalRequestItem(msgspec.Struct, tag_field="type", tag="mcp_approval_request"):
+    """A call that waits for the client's approval."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str = ""
+
+
 OutputItem = (
     MessageItem
     | ReasoningItem
@@ -374,23 +365,6 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
-
-
-class CompactionItem(msgspec.Struct, tag_field="type", tag="compaction"):
-    """A sealed summary of what was said before."""
-
-    id: str
-    encrypted_content: str
-
-
-class CompactedResponse(msgspec.Struct):
-    """A conversation in few items: messages of the user, and a summary."""
-
-    id: str
-    created_at: int
-    output: list[Any]
-    usage: ResponseUsage
-    object: Literal["response.compaction"] = "response.compaction"
 
 
 class IncompleteDetails(msgspec.Struct):
@@ -447,8 +421,22 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None
 
 
-MAX_NEW_ITEMS = 20
-"""Most items that one call adds."""
+class CompactionItem(msgspec.Struct, tag_field="type", tag="compaction"):
+    """A sealed summary of what was said before."""
+
+    id: str
+    encrypted_content: str
+
+
+class CompactedResponse(msgspec.Struct):
+    """A conversation in few items: messages of the user, and a summary."""
+
+    id: str
+    created_at: int
+    output: list[Any]
+    usage: ResponseUsage
+    object: Literal["response.compaction"] = "response.compaction"
+
 
 NewItems = Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_NEW_ITEMS)]
 

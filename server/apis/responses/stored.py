@@ -1,21 +1,8 @@
-"""Text that a client keeps for this server: encrypted and authenticated with a key of its tenant.
+"""What is kept of responses and conversations: rows of the store, and sealed texts that clients keep for this server.
 
-The tenant's key is derived from one in the data folder, so a text that was sealed for one tenant is nothing to another.
-
-Encrypt, then authenticate: SHAKE-256 of key and nonce is the key stream, keyed BLAKE2b the tag (RFC 7693). A client can
-neither read the text nor make or change one.
-
-Stored conversations: a row each, and a row for each item, which is a part of it.
-
-An append is one transaction, so what two responses add at the same time is all there. A conversation is read as a whole
-into a prompt, so it is bounded in items and bytes. Writes check everything before they change anything.
-
-Stored responses: one row each, with its own input and output; a chain is read link by link.
-
-An item's id holds that of its response, so a reference to an item needs no index. What is read for one request is
-bounded in bytes, and its items stay JSON until they are needed. Only the process that makes a response writes it, again
-and again. Who cancels it adds a part to it. If nothing is written for long, that process is dead, and whoever reads the
-response sees it as failed.
+A conversation is a row, and a row for each item. A response is one row with its own input and output; a chain of
+responses is read link by link. What is read for one request is bounded in items and bytes. Items stay JSON until they
+are needed. Writes check everything before they change anything.
 """
 
 import base64
@@ -38,7 +25,12 @@ _KEY_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 16, 32
 
 
 class Sealer:
-    """Seals and unseals for one tenant. A text of one kind cannot be unsealed as another."""
+    """Seals and unseals texts that a client keeps for this server. A client can neither read, make nor change one.
+
+    The tenant's key is derived from one in the data folder, so a text that was sealed for one tenant is nothing to
+    another. A text of one kind cannot be unsealed as another. Encrypt, then authenticate: SHAKE-256 of key and nonce is
+    the key stream, keyed BLAKE2b the tag (RFC 7693).
+    """
 
     def __init__(self, folder: pathlib.Path, tenant: str) -> None:
         """Read the key in the folder; make it if there is none. All server processes get the same.
@@ -96,7 +88,11 @@ CONVERSATION_DIGITS = 24
 
 
 class StoredConversation(msgspec.Struct):
-    """What a conversation is, and the extent of its items."""
+    """What a conversation is, and the extent of its items, which are rows of their own.
+
+    An append is one transaction, so what two responses add at the same time is all there. A conversation is read as a
+    whole into a prompt, so it is bounded in items and bytes.
+    """
 
     id: str
     created_at: int
@@ -231,7 +227,11 @@ _DONE = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
 class StoredResponse(msgspec.Struct):
-    """The response as JSON data, and its own input items."""
+    """The response as JSON data, and its own input items.
+
+    Only the process that makes a response writes it, again and again. Who cancels it adds a part to it. If nothing is
+    written for long, that process is dead, and whoever reads the response sees it as failed.
+    """
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
@@ -277,8 +277,15 @@ def id_of(item: msgspec.Raw) -> str:
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of an item of a response."""
+    """The id of an item of a response. It holds the response's, so a reference to an item needs no index."""
     return f"{prefix}_{response_id.partition('_')[2]}{index:04x}"
+
+
+def _data(transaction: Transaction, response_id: str, tenant: str) -> bytes:
+    row = transaction.get(RESPONSE, response_id, tenant)
+    if row is None:
+        raise NotFoundError(f"the response {shown(response_id)} does not exist")
+    return row.data
 
 
 def load_response(transaction: Transaction, response_id: str, tenant: str) -> StoredResponse:
@@ -302,13 +309,6 @@ def load_response(transaction: Transaction, response_id: str, tenant: str) -> St
         if item.get("status") == "in_progress":
             item["status"] = "incomplete"
     return stored
-
-
-def _data(transaction: Transaction, response_id: str, tenant: str) -> bytes:
-    row = transaction.get(RESPONSE, response_id, tenant)
-    if row is None:
-        raise NotFoundError(f"the response {shown(response_id)} does not exist")
-    return row.data
 
 
 def cancel(transaction: Transaction, response_id: str, tenant: str) -> None:
@@ -383,7 +383,7 @@ def _check_bytes(num_read: int, num_held: int, param: str) -> None:
             raise InvalidRequestError(message, param=param)
 
 
-def input_items(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
+def stored_input(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
     """All items that a response was made from, oldest first, as JSON; they begin after an earlier one that is gone.
 
     Raises:

@@ -1,9 +1,8 @@
-"""GET and DELETE /v1/responses/{id}, its cancellation and its input items: what became of stored responses.
+"""The routes of /v1/responses beside creation: stored responses with their input items, and compaction.
 
-POST /v1/responses/compact: a conversation as the user's messages and a sealed summary that the model writes.
-
-The summary is one more answer of the generation pipeline, to a fixed instruction behind the items. It comes back as an
-item `compaction` of an input, and stands there as a message of the assistant.
+Compaction turns a conversation into the user's messages and a sealed summary that the model writes. The summary is one
+more answer of the generation pipeline, to a fixed instruction behind the items. It comes back as an item `compaction`
+of an input, and stands there as a message of the assistant.
 """
 
 import secrets
@@ -17,7 +16,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.responses.input import InputItem, gathered_items, items_to_store
+from weft.server.apis.responses.input import InputItem, input_items, items_to_store
 from weft.server.apis.responses.options import read_include, with_included
 from weft.server.apis.responses.render import usage_of
 from weft.server.apis.responses.route import followed, read_chat
@@ -29,7 +28,7 @@ from weft.server.apis.responses.schema import (
     ResponseBody,
     ResponseItem,
 )
-from weft.server.apis.responses.stored import RESPONSE, Sealer, id_of, input_items, item_id, load_response
+from weft.server.apis.responses.stored import RESPONSE, Sealer, id_of, item_id, load_response, stored_input
 from weft.server.apis.responses.stored import cancel as mark_cancelled
 from weft.server.errors import InternalError, InvalidRequestError, NotFoundError, shown
 from weft.server.generate.pipeline import complete
@@ -41,7 +40,16 @@ from weft.server.task.read_body import read_task
 from weft.server.task.validation import ACCEPTED_IN_RESPONSES, REFUSED_IN_COMPACT, check_range, ignored_header
 
 router = APIRouter()
+body_router = APIRouter(route_class=BodyRoute)
+"""Of the route that takes JSON, which `BodyRoute` reads; the others take nothing. `router` includes it."""
+
 MAX_PAGE = 100
+MAX_SUMMARY_TOKENS = 1024
+INSTRUCTION = (
+    "Summarise the conversation so far, so that it can be continued from your summary alone. Keep the facts, names, "
+    "numbers, decisions, results of tools and open questions. Write only the summary."
+)
+
 _Context = Annotated[ServerContext, Depends(get_context)]
 
 
@@ -111,7 +119,7 @@ async def list_input_items(response_id: str, request: Request, context: _Context
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be 'asc' or 'desc', got {shown(order)}", param="order")
 
-    items = await context.store.read(lambda transaction: input_items(transaction, response_id, tenant))
+    items = await context.store.read(lambda transaction: stored_input(transaction, response_id, tenant))
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
 
     def page() -> Response:
@@ -124,6 +132,48 @@ async def list_input_items(response_id: str, request: Request, context: _Context
         return _json({"object": "list", "data": data, **ends, "has_more": has_more})
 
     return await context.workers.run_light(sum(map(len, items)), page)
+
+
+@body_router.post("/v1/responses/compact")
+async def compact(body: CompactBody, request: Request, context: _Context) -> Response:
+    """Summarise the items. The summary is as long as the context has room for, and at most `MAX_SUMMARY_TOKENS`."""
+    asked = ResponseBody(
+        **{name: getattr(body, name) for name in CompactBody.model_fields},
+        reasoning=ReasoningOptions(effort="none"),
+    )
+    model, tenant = await context.check_model(request, body.model), tenant_of(request)
+    inputs = await input_items(asked, request, context)
+    items = inputs.all
+    if not items:
+        raise InvalidRequestError("input must hold at least one item, got none", param="input")
+    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
+    last = InputItem(ResponseItem(role="user", content=INSTRUCTION), "input")
+    chat, wishes = await read_chat(asked, [*items, last], sealer, model, context, inputs.size)
+    task = await read_task(
+        asked,
+        request,
+        context,
+        REFUSED_IN_COMPACT,
+        sent=body,
+        input=chat,
+        wishes=replace(wishes, thinking=replace(wishes.thinking, ignored=())),
+        max_tokens=MAX_SUMMARY_TOKENS,
+        logprobs=None,
+        prompt_logprobs=None,
+        user=None,
+        accepted=ACCEPTED_IN_RESPONSES,
+    )
+    ((choice,), report) = await complete(replace(task, fits_context=True, size=inputs.size), request, context)
+    if not choice.text.strip():
+        raise InternalError("the model wrote no summary of the input")
+    id = f"resp_{secrets.token_hex(24)}"
+    kept = items_to_store([each for each in items if each.item.role == "user"], id)
+    summary = CompactionItem(item_id("cmp", id, 0), sealer.seal("compaction", choice.text))
+    answer = CompactedResponse(id, int(time.time()), [*kept, summary], usage_of(report.counts()))
+    return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")
+
+
+router.include_router(body_router)
 
 
 def _flag(text: str | None, name: str) -> bool:
@@ -143,56 +193,3 @@ def _number(text: str | None, name: str, default: int, low: int, high: int | Non
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-MAX_SUMMARY_TOKENS = 1024
-INSTRUCTION = (
-    "Summarise the conversation so far, so that it can be continued from your summary alone. Keep the facts, names, "
-    "numbers, decisions, results of tools and open questions. Write only the summary."
-)
-
-compact_router = APIRouter(route_class=BodyRoute)
-
-
-@compact_router.post("/v1/responses/compact")
-async def compact(
-    body: CompactBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
-    """Summarise the items. The summary is as long as the context has room for, and at most `MAX_SUMMARY_TOKENS`."""
-    asked = ResponseBody(
-        **{name: getattr(body, name) for name in CompactBody.model_fields},
-        reasoning=ReasoningOptions(effort="none"),
-    )
-    model, tenant = await context.check_model(request, body.model), tenant_of(request)
-    gathered = await gathered_items(asked, request, context)
-    items = gathered.all
-    if not items:
-        raise InvalidRequestError("input must hold at least one item, got none", param="input")
-    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-    last = InputItem(ResponseItem(role="user", content=INSTRUCTION), "input")
-    chat, wishes = await read_chat(asked, [*items, last], sealer, model, context, gathered.size)
-    task = await read_task(
-        asked,
-        request,
-        context,
-        REFUSED_IN_COMPACT,
-        sent=body,
-        input=chat,
-        wishes=replace(wishes, thinking=replace(wishes.thinking, ignored=())),
-        max_tokens=MAX_SUMMARY_TOKENS,
-        logprobs=None,
-        prompt_logprobs=None,
-        user=None,
-        accepted=ACCEPTED_IN_RESPONSES,
-    )
-    ((choice,), report) = await complete(replace(task, fits_context=True, size=gathered.size), request, context)
-    if not choice.text.strip():
-        raise InternalError("the model wrote no summary of the input")
-    id = f"resp_{secrets.token_hex(24)}"
-    kept = items_to_store([each for each in items if each.item.role == "user"], id)
-    summary = CompactionItem(item_id("cmp", id, 0), sealer.seal("compaction", choice.text))
-    answer = CompactedResponse(id, int(time.time()), [*kept, summary], usage_of(report.counts()))
-    return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")
-
-
-router.include_router(compact_router)

@@ -1,17 +1,15 @@
-"""An answer in rounds: the model calls tools that this server calls for it, and goes on with their results.
+"""Answers to POST /v1/responses in rounds: the model calls tools of MCP servers, and goes on with their results.
 
-Each round is a task and an answer of its own, made of what the client would have sent next: the items so far. The model
-ends the answer when it calls no such tool any more, or one that the client must call or approve.
-
-What MCP tools add to POST /v1/responses: their servers are listed, and the answer is made in rounds.
+The servers' tools are listed first. Each round is a task and an answer of its own, made of what the client would have
+sent next: the items so far. The model ends the answer when it calls no such tool any more, or one that the client must
+call or approve.
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import msgspec
@@ -85,7 +83,7 @@ class _Made:
 
 
 class ToolRounds:
-    """The answer. Implements `Report`. It has one reader, who also closes it, as an `Answer` has."""
+    """An answer in rounds. Implements `Report`. It has one reader, who also closes it, as an `Answer` has."""
 
     def __init__(self, hosting: Hosting, request: Request, context: ServerContext, items: ItemRenderer | None) -> None:
         """Prepare; sends nothing yet. `items` may be set later, before the answer is read."""
@@ -155,7 +153,7 @@ class ToolRounds:
     def counts(self) -> Counts:
         """Tokens of all rounds so far."""
         totals = [answer.counts() for answer in self._answers]
-        names = [each.name for each in dataclasses.fields(Counts)]
+        names = [each.name for each in fields(Counts)]
         return Counts(**{name: sum(getattr(each, name) for each in totals) for name in names})
 
     def _tool(self, name: str) -> HostedTool:

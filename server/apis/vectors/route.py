@@ -1,10 +1,4 @@
-"""POST /v1/embeddings, /pooling and /v1/classify: vectors of texts, one for each input.
-
-POST /v1/score and /v1/rerank: how well pairs of texts fit.
-
-A classifier with one label reads both texts at once. With a model for embeddings it is the cosine of two vectors, each
-with the checkpoint's prompt for queries or documents.
-"""
+"""The routes that turn texts into vectors, classes and scores: embeddings, pooling, classify, score and rerank."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -92,7 +86,7 @@ async def classify(body: ClassifyBody, request: Request, context: Context) -> Re
     """The labels' probabilities for each input."""
     model = await context.check_model(request, body.model)
     require_task(model, "classify")
-    labels = vector_info(model).labels
+    labels = _vector_info(model).labels
     call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
     vectors = await call.vectors(as_list(body.input), Pooling(is_finished=body.use_activation), "classify")
 
@@ -102,42 +96,6 @@ async def classify(body: ClassifyBody, request: Request, context: Context) -> Re
 
     entries = [entry(index, output) for index, output in enumerate(vectors.outputs)]
     return await answer(context, vectors, lambda: _listed(vectors, entries))
-
-
-def vector_info(model: ServedModel) -> VectorInfo:
-    """What the vectors of a model are that makes some."""
-    info = model.engine_info.vectors
-    assert info is not None, "its task was checked"
-    return info
-
-
-async def answer(context: ServerContext, vectors: Vectors, build: Callable[[], msgspec.Struct]) -> Response:
-    """The response with the answer that `build` makes."""
-    size = sum(len(output.values) for output in vectors.outputs)
-    content = await context.workers.run(size, lambda: msgspec.json.encode(build()))
-    return Response(content, headers=ignored_header(vectors.ignored), media_type="application/json")
-
-
-def _listed(vectors: Vectors, data: list[Embedding] | list[Hidden] | list[Class]) -> VectorList:
-    return VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)
-
-
-def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
-    """Check the number of values that a body asks for.
-
-    Raises:
-        ApiError: The model has no such vectors.
-    """
-    info = vector_info(model)
-    if dimensions is None or dimensions == info.size:
-        return dimensions
-    if not info.is_matryoshka:
-        message = f"dimensions must be {info.size}, for this model has no shorter vectors, got {dimensions}"
-        raise UnsupportedValueError(message, param="dimensions")
-    if info.dimensions and dimensions not in info.dimensions:
-        allowed = ", ".join(map(str, info.dimensions))
-        raise InvalidRequestError(f"dimensions must be one of {allowed}, got {dimensions}", param="dimensions")
-    return check_range("dimensions", dimensions, 1, info.size)
 
 
 @router.post("/v1/score")
@@ -152,8 +110,7 @@ async def score(body: ScoreBody, request: Request, context: Context) -> Response
         raise InvalidRequestError(message, param="text_1")
     vectors, scores = await _scores(body, request, context, firsts, seconds, "text_2", "score")
     data = [Score(index, value) for index, value in enumerate(scores)]
-    listed = VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)
-    return await answer(context, vectors, lambda: listed)
+    return await answer(context, vectors, lambda: _listed(vectors, data))
 
 
 @router.post("/v1/rerank")
@@ -184,7 +141,11 @@ async def _scores(
     param: str,
     id_prefix: str,
 ) -> tuple[Vectors, list[float]]:
-    """The score of each pair; one first text goes with all others."""
+    """The score of each pair; one first text goes with all others.
+
+    A classifier with one label reads both texts at once. With a model for embeddings it is the cosine of two vectors,
+    each with the checkpoint's prompt for queries or documents.
+    """
     model = await context.check_model(request, body.model)
     require_task(model, "classify", "embed")
     is_embedder = model.engine_info.task == "embed"
@@ -203,7 +164,7 @@ async def _scores(
         pairs = zip(first if len(first) > 1 else [first[0]] * len(others), others, strict=True)
         size = sum(len(output.values) for output in others)
         return vectors, await context.workers.run(size, lambda: [cosine(a, b) for a, b in pairs])
-    labels = vector_info(model).labels
+    labels = _vector_info(model).labels
     if len(labels) != 1:
         message = f"scores need a classifier with one label, and {model.name} has {len(labels)}"
         raise UnsupportedValueError(message, param="model")
@@ -211,3 +172,39 @@ async def _scores(
     inputs: list[Input] = list(zip(whole, seconds, strict=True))
     vectors = await call.vectors(inputs, Pooling(is_finished=body.use_activation), id_prefix)
     return vectors, [values_of(output)[0] for output in vectors.outputs]
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
+    """Check the number of values that a body asks for.
+
+    Raises:
+        ApiError: The model has no such vectors.
+    """
+    info = _vector_info(model)
+    if dimensions is None or dimensions == info.size:
+        return dimensions
+    if not info.is_matryoshka:
+        message = f"dimensions must be {info.size}, for this model has no shorter vectors, got {dimensions}"
+        raise UnsupportedValueError(message, param="dimensions")
+    if info.dimensions and dimensions not in info.dimensions:
+        allowed = ", ".join(map(str, info.dimensions))
+        raise InvalidRequestError(f"dimensions must be one of {allowed}, got {dimensions}", param="dimensions")
+    return check_range("dimensions", dimensions, 1, info.size)
+
+
+def _vector_info(model: ServedModel) -> VectorInfo:
+    """What the vectors of a model are that makes some."""
+    info = model.engine_info.vectors
+    assert info is not None, "its task was checked"
+    return info
+
+
+async def answer(context: ServerContext, vectors: Vectors, build: Callable[[], msgspec.Struct]) -> Response:
+    """The response with the answer that `build` makes, in a thread if it is long."""
+    size = sum(len(output.values) for output in vectors.outputs)
+    content = await context.workers.run(size, lambda: msgspec.json.encode(build()))
+    return Response(content, headers=ignored_header(vectors.ignored), media_type="application/json")
+
+
+def _listed(vectors: Vectors, data: list[Embedding] | list[Hidden] | list[Class] | list[Score]) -> VectorList:
+    return VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)

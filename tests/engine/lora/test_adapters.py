@@ -17,7 +17,7 @@ from tests.engine.test_golden import run
 from weft.engine.loop.engine import Engine
 from weft.engine.lora import adapters
 from weft.engine.lora.peft_folder import read_adapter_config
-from weft.engine.start import print_plan
+from weft.engine.start import report
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import AddRequest, EngineOptions, FinishReason, RequestOutput
 from weft.engine.wire.options import find_adapter
@@ -196,11 +196,11 @@ def test_all_slots_are_in_the_plan(model: Path, capsys: pytest.CaptureFixture[st
     for module in AutoModelForCausalLM.from_pretrained(model).modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             expected += 3 * 16 * sum(module.weight.shape) * 4
-    sizes = print_plan._read(options)
+    sizes = report._read(options)
     assert sizes.chosen.adapters_bytes == expected
     engine = start_engine(model, {}, max_loras=3, max_lora_rank=16)
     assert engine._executor._adapters.num_reserved_bytes == expected  # type: ignore[attr-defined]
-    print_plan._print(options)
+    report._print(options)
     assert ", of which adapters " in capsys.readouterr().out
 
 

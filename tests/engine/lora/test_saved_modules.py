@@ -16,7 +16,7 @@ from tests.engine.lora.adapters_for_tests import PROMPTS, add, check, check_all,
 from tests.engine.lora.test_mixed_steps import BFLOAT16, alone, bits, needs_kernels, uncached
 from tests.engine.test_golden import run
 from weft.engine.lora import targets as saved_modules
-from weft.engine.start import print_plan
+from weft.engine.start import report
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.options import find_adapter
@@ -110,7 +110,7 @@ def test_whole_matrices_are_in_the_plan(tmp_path: Path) -> None:
     model, num_bytes = write("llama", tmp_path), []
     for number in (0, 2, 99):
         more = {"device": "cpu", "dtype": "float32", "max_loras": 3, "lora_modules_to_save": number}
-        num_bytes.append(print_plan._read(EngineOptions(model=str(model), **more)).chosen.adapters_bytes)
+        num_bytes.append(report._read(EngineOptions(model=str(model), **more)).chosen.adapters_bytes)
         engine = start_engine(model, {}, **more, max_lora_rank=64)
         assert engine._executor._adapters.num_reserved_bytes == num_bytes[-1]  # type: ignore[attr-defined]
     size = base(model).lm_head.weight.numel() * 4

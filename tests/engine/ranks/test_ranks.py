@@ -28,7 +28,7 @@ from weft.engine.kernels.cpu import library
 from weft.engine.ranks.nodes import Ended
 from weft.engine.ranks.ranked_runner import RankedRunner
 from weft.engine.ranks.ranks import Fault, Link, Message, Progress, Ranks, RankTask
-from weft.engine.start import print_plan, rank_process
+from weft.engine.start import rank_process, report
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import Started, start
 from weft.engine.wire.errors import ModelError
@@ -192,7 +192,7 @@ def test_the_plan_is_that_of_each_rank(monkeypatch: pytest.MonkeyPatch, capsys: 
     for num_ranks in (1, 2):
         text = msgspec.json.encode(options(DEMO_MODEL, num_ranks))
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-        assert print_plan.main() == 0
+        assert report.main("plan") == 0
         plan = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert plan.get("ranks") == (None if num_ranks == 1 else "2; what follows is for each of them")
         weights.append(float(plan["weights"].removesuffix(" MB")))
@@ -214,7 +214,7 @@ def test_what_ranks_cannot_do_yet_is_refused(
         start(options(DEMO_MODEL, 2, **more), "epoch")
     text = msgspec.json.encode(options(DEMO_MODEL, 2, **more))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert print_plan.main() == 2
+    assert report.main("plan") == 2
     assert capsys.readouterr().err == f"weft: error: {refused.value}\n"
 
 

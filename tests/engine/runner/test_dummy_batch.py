@@ -61,7 +61,7 @@ def test_the_step_that_is_measured_stays_within_the_context(
 def test_the_step_that_is_measured_asks_for_all_that_sampling_can_do(checkpoint_folder: Callable[[str], Path]) -> None:
     """A step without filters and log-probabilities was measured, which takes a fraction of their memory."""
     sampling = largest_batch(resolve(checkpoint_folder("qwen3"), 64), paged_specs(None)).sampling
-    samples = sample(torch.randn(4, 99), sampling, None, kit=TORCH_SAMPLING)
+    samples = sample(torch.randn(4, 99), sampling, None, kernels=TORCH_SAMPLING)
     assert samples.logprobs is not None
     assert samples.logprobs.top_ids.shape == (4, 20)
     filters = (sampling.temperatures, sampling.top_ks, 1 - sampling.top_ps, sampling.min_ps)

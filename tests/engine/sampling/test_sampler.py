@@ -39,7 +39,7 @@ class Sample(Protocol):
 @pytest.fixture(params=list(WAYS))
 def sample(request: pytest.FixtureRequest) -> Sample:
     """`sample` by torch, and by each instruction set that this machine runs."""
-    return partial(sampler.sample, kit=SamplingKit(apply_penalties, WAYS[request.param]))
+    return partial(sampler.sample, kernels=SamplingKit(apply_penalties, WAYS[request.param]))
 
 
 def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
@@ -315,7 +315,7 @@ def test_extreme_logits_and_temperatures_are_finite_work(make_batch: Any, sample
 def test_nothing_waits_for_the_device(make_batch: Any) -> None:
     """A meta tensor holds no values, so any read of one by the host fails."""
     batch = _mixed_batch(make_batch, 64)
-    result = sampler.sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"), kit=TORCH_SAMPLING)
+    result = sampler.sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"), kernels=TORCH_SAMPLING)
     assert result.token_ids.shape == (64,)
     assert result.logprobs is not None
     assert result.logprobs.top_ids.shape == (int((batch.num_logprobs >= 0).sum()), 20)
@@ -347,7 +347,7 @@ def test_masks_leave_what_torch_leaves(make_batch: Any, sample: Sample, vocab_si
     )
     logits = _logits(num_rows, vocab_size)
     ids = sample(logits.clone(), batch, None, masks).token_ids
-    assert torch.equal(ids, sampler.sample(logits.clone(), batch, None, masks, kit=TORCH_SAMPLING).token_ids)
+    assert torch.equal(ids, sampler.sample(logits.clone(), batch, None, masks, kernels=TORCH_SAMPLING).token_ids)
     allowed = np.unpackbits(bits, axis=1, bitorder="little")
     assert all(allowed[i, ids[row]] for i, row in enumerate(rows))
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from weft.engine.kernels.cpu import library
-from weft.engine.start.machine_facts import collect
-from weft.engine.tune import compare as settled_file
-from weft.engine.wire.machine import Settled
+from weft.engine.start.report import _machine as collect
+from weft.engine.tune import compare
+from weft.engine.wire.machine import KernelChoice
 
 
 def test_facts_are_those_of_torch_and_the_kernels() -> None:
@@ -21,7 +21,7 @@ def test_facts_are_those_of_torch_and_the_kernels() -> None:
 def test_choices_of_this_machine_are_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert collect().settled == ()
-    settled = Settled("sampler", "vocabulary of 9", ("native", "torch"), "torch", ())
-    settled_file.open_choices(torch.device("cpu")).keep(settled)
-    settled_file.ChoiceFile(settled_file.default_path(), "another machine").keep(settled)
+    settled = KernelChoice("sampler", "vocabulary of 9", ("native", "torch"), "torch", ())
+    compare.open_choices(torch.device("cpu")).keep(settled)
+    compare.ChoiceFile(compare.default_path(), "another machine").keep(settled)
     assert collect().settled == (settled,)

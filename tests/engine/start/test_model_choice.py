@@ -14,7 +14,7 @@ from tests.architectures import checkpoints
 from tests.engine.fallback.checkpoints import write
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import PagedKV
-from weft.engine.start import model_choice, print_plan
+from weft.engine.start import model_choice, report
 from weft.engine.start.model_choice import ModelPlan, plan_model, read_model
 from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
@@ -51,7 +51,7 @@ def test_the_plan_before_loading_is_right(
     assert chosen.cache_specs == model.cache_specs
     assert chosen.weights_bytes == pytest.approx(model.weights_bytes, rel=0.01)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(options))))
-    assert print_plan.main() == 0
+    assert report.main("plan") == 0
     assert "ForCausalLM; layers: transformers, torch)" in capsys.readouterr().out.splitlines()[0]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.architectures.checkpoints import write
 from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.ranks.test_ranks import ForkedRank, answers, check_ids, keep_threads, options
-from weft.engine.start import print_plan
+from weft.engine.start import report
 from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
 
@@ -59,7 +59,7 @@ def test_the_plan_is_that_of_the_largest_stage(
     for num_stages in (1, 2):
         text = msgspec.json.encode(options(DEMO_MODEL, 2, pipeline_parallel_size=num_stages))
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-        assert print_plan.main() == 0
+        assert report.main("plan") == 0
         plans.append(dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()))
     assert plans[1]["ranks"] == "4 in 2 stages; what follows is for the largest of them"
     weights = [float(plan["weights"].removesuffix(" MB")) for plan in plans]

@@ -28,7 +28,7 @@ from weft.engine.models import loading
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.start import model_choice, startup, warm_up
-from weft.engine.start import print_plan as plan
+from weft.engine.start import report as plan
 from weft.engine.start.startup import start
 from weft.engine.tune import compare as settle
 from weft.engine.wire.errors import ModelError
@@ -86,7 +86,7 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
     )
     tell(monkeypatch, options)
     monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: free_bytes)
-    assert plan.main() == 0
+    assert plan.main("plan") == 0
     said = capsys.readouterr().out.splitlines()
 
     def load(*args: Any, **options: Any) -> Decoder:
@@ -113,7 +113,7 @@ def test_the_memory_of_several_models_is_told_in_one_answer(
         {"model": str(tmp_path)},
     ]
     options = msgspec.json.encode([msgspec.structs.replace(given, **each) for each in changes])
-    command = [sys.executable, "-m", "weft.engine.start.print_plan", "--json"]
+    command = [sys.executable, "-m", "weft.engine.start.report", "memory"]
     told = subprocess.run(command, input=options, stdout=subprocess.PIPE, check=True, timeout=300).stdout
     free, longer, fixed, ranks, missing = msgspec.json.decode(told, type=list[ModelMemory])
     assert free.weights_bytes == start(given, "epoch").plan.weights_bytes
@@ -136,7 +136,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     with pytest.raises(ModelError, match=r"does not fit: weights take 289 kB and .* but only 300 kB are free"):
         start(options, "epoch")
     tell(monkeypatch, options)
-    assert plan.main() == 2
+    assert plan.main("plan") == 2
 
 
 def test_a_draft_model_takes_its_part_of_the_memory(checkpoint_folder: Callable[[str], Path]) -> None:

@@ -27,12 +27,11 @@ from weft.engine.kernels.triton.prompts import FlashInfer
 from weft.engine.layers.block import Layer
 from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.start.startup import Started, start
-from weft.engine.tune import compare as settled_file
-from weft.engine.tune import components, trials
+from weft.engine.tune import compare, components, trials
 from weft.engine.tune.compare import Component, Tuner
 from weft.engine.tune.trials import AttentionTrials, StepShape
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.machine import Settled
+from weft.engine.wire.machine import KernelChoice
 from weft.engine.wire.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
@@ -68,11 +67,11 @@ def own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The components that were compared, as it happens."""
     names: list[str] = []
-    compare = Tuner._compare
+    compare_one = Tuner._compare
 
-    def record(self: Tuner, component: Component) -> tuple[Settled, bool]:
+    def record(self: Tuner, component: Component) -> tuple[KernelChoice, bool]:
         names.append(component.name)
-        return compare(self, component)
+        return compare_one(self, component)
 
     monkeypatch.setattr(Tuner, "_compare", record)
     return names
@@ -82,8 +81,8 @@ def changed(**changes: Any) -> EngineOptions:
     return msgspec.structs.replace(OPTIONS, **changes)
 
 
-def kept() -> dict[str, Settled]:
-    settled = settled_file.open_choices(torch.device("cpu")).of_this_machine()
+def kept() -> dict[str, KernelChoice]:
+    settled = compare.open_choices(torch.device("cpu")).of_this_machine()
     return {choice.component: choice for choice in settled}
 
 
@@ -98,12 +97,12 @@ def answer(started: Started) -> list[int]:
 
 @needs_native
 def test_ranks_try_the_shapes_of_their_part(own_file: Path) -> None:
-    settler = components.settler_for(torch.device("cpu"))
+    tuner = components.tuner_for(torch.device("cpu"))
     texts = []
     for size in (1, 2):
         options = changed(tensor_parallel_size=size)
         model = load_model_config(DEMO)
-        components.settle_kernels(model, engine_config.resolve(options, model), settler)
+        components.tune_kernels(model, engine_config.resolve(options, model), tuner)
         texts.append([kept()[name].shapes for name in ("attention", "layers")])
     assert texts[0][0].startswith("6 heads over 6 x ") and texts[1][0].startswith("3 heads over 3 x ")
     assert texts[0][1] != texts[1][1]
@@ -128,7 +127,7 @@ def test_a_second_start_compares_nothing_and_another_shape_or_version_does(
     start(changed(max_model_len=99), "epoch")
     assert compared == ["attention"]  # nothing else depends on it
     compared.clear()
-    monkeypatch.setattr(settled_file, "package_version", lambda package: "9.9")
+    monkeypatch.setattr(compare, "package_version", lambda package: "9.9")
     torch.set_num_threads(2)
     start(OPTIONS, "epoch")
     assert compared == every
@@ -273,14 +272,14 @@ def test_attention_that_is_wrong_for_one_size_of_heads_is_not_used(
     model = load_model_config(folder)
     config = engine_config.resolve(EngineOptions(model=str(folder), device="cpu", dtype="bfloat16"), model)
     make = components._COMPONENTS["cpu"]["attention"]
-    settler = Tuner(settled_file.open_choices(config.device), lambda run: 1.0)
+    tuner = Tuner(compare.open_choices(config.device), lambda run: 1.0)
     for is_wrong in (True, False):
         with monkeypatch.context() as context, torch.inference_mode():
             if is_wrong:
                 context.setattr(NativeBackend, "attend", shift_wide_heads)
             component = make("attention", model, config)
             assert component is not None
-            assert settler._compare(component)[0].chosen == ("torch" if is_wrong else "native")
+            assert tuner._compare(component)[0].chosen == ("torch" if is_wrong else "native")
 
 
 @needs_triton
@@ -351,7 +350,7 @@ def test_every_choice_for_few_rows_makes_a_kit(name: str, monkeypatch: pytest.Mo
     component = components._COMPONENTS["cuda"]["few_row_products"]("few_row_products", model, config)
     assert component is not None and component.fallback == "cublas" and name in component.names
     named = dataclasses.replace(config, kernels={**config.kernels, "few_row_products": name})
-    assert type(kernel_choice.choose_kit(model, named)).__name__ == "TritonKit"
+    assert type(kernel_choice.choose_kit(model, named)).__name__ == "TritonKernels"
 
 
 def test_the_block_with_experts_is_tried(tmp_path: Path) -> None:

@@ -57,17 +57,17 @@ def file(tmp_path: Path) -> ChoiceFile:
 
 
 @pytest.fixture
-def settler(file: ChoiceFile) -> Tuner:
+def tuner(file: ChoiceFile) -> Tuner:
     return Tuner(file, measure_on(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_the_fastest_right_candidate_is_taken(
-    settler: Tuner, file: ChoiceFile, is_reversed: bool, caplog: pytest.LogCaptureFixture
+    tuner: Tuner, file: ChoiceFile, is_reversed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     candidates = [candidate(run) for run in (slow, wrong_in_one_row, product)]
     with caplog.at_level("INFO", "weft.engine.tune.compare"):
-        assert settler.settle(component(*(reversed(candidates) if is_reversed else candidates))) == "product"
+        assert tuner.tune(component(*(reversed(candidates) if is_reversed else candidates))) == "product"
     (kept,) = file.of_this_machine()
     by_name = {verdict.candidate: verdict for verdict in kept.verdicts}
     assert by_name["wrong_in_one_row"].fault == "wrong: its error is 0.2, more than 0.01"
@@ -79,29 +79,29 @@ def test_the_fastest_right_candidate_is_taken(
     assert line == f"few_row_products: {kept.summary()}"
 
 
-def test_what_cannot_be_used_is_listed_with_the_reason(settler: Tuner, file: ChoiceFile) -> None:
+def test_what_cannot_be_used_is_listed_with_the_reason(tuner: Tuner, file: ChoiceFile) -> None:
     others = [candidate(not_a_number), candidate(broken), Candidate("missing", missing)]
-    assert settler.settle(component(*others, candidate(slow))) == "slow"
+    assert tuner.tune(component(*others, candidate(slow))) == "slow"
     assert file.of_this_machine()[0].summary() == (
         "slow; not_a_number: wrong: its error is nan, more than 0.01; "
         "broken: RuntimeError: no kernel image for this device; missing: not installed"
     )
 
 
-def test_the_reference_is_taken_where_nothing_is_right(settler: Tuner) -> None:
-    assert settler.settle(component(candidate(broken), candidate(not_a_number))) == "torch"
-    assert settler.settle(component()) == "torch"
+def test_the_reference_is_taken_where_nothing_is_right(tuner: Tuner) -> None:
+    assert tuner.tune(component(candidate(broken), candidate(not_a_number))) == "torch"
+    assert tuner.tune(component()) == "torch"
 
 
-def test_a_candidate_that_fails_while_it_is_timed_is_not_taken(settler: Tuner) -> None:
+def test_a_candidate_that_fails_while_it_is_timed_is_not_taken(tuner: Tuner) -> None:
     failing = Candidate("failing", lambda: Trial(lambda: [product()], broken))
-    assert settler.settle(component(failing, candidate(slow))) == "slow"
+    assert tuner.tune(component(failing, candidate(slow))) == "slow"
 
 
-def test_right_candidates_that_cannot_be_timed_stay_right(settler: Tuner, file: ChoiceFile) -> None:
+def test_right_candidates_that_cannot_be_timed_stay_right(tuner: Tuner, file: ChoiceFile) -> None:
     """Torch's reference was taken instead, for good, as where a recording failed for want of memory."""
     failing = [Candidate(name, lambda: Trial(lambda: [product()], broken)) for name in ("first", "second")]
-    assert settler.settle(component(*failing)) == "first"
+    assert tuner.tune(component(*failing)) == "first"
     assert file.of_this_machine() == ()
 
 
@@ -112,16 +112,16 @@ def test_a_candidate_that_breaks_the_device_ends_the_start(file: ChoiceFile) -> 
         raise RuntimeError("an illegal memory access was encountered")
 
     fragile = Tuner(file, measure_on(torch.device("cpu")), check_device)
-    assert fragile.settle(component(candidate(product))) == "product"
+    assert fragile.tune(component(candidate(product))) == "product"
     with pytest.raises(
         ModelError, match=r"^few_row_products: broken broke the device \(RuntimeError: an illegal .*\);"
     ):
-        fragile.settle(component(candidate(broken), candidate(slow), shapes="other"))
+        fragile.tune(component(candidate(broken), candidate(slow), shapes="other"))
     assert [settled.shapes for settled in file.of_this_machine()] == ["3 x 4"]
 
 
-def test_nothing_runs_for_what_is_kept(settler: Tuner, file: ChoiceFile, caplog: pytest.LogCaptureFixture) -> None:
-    assert settler.settle(component(candidate(slow), candidate(product))) == "product"
+def test_nothing_runs_for_what_is_kept(tuner: Tuner, file: ChoiceFile, caplog: pytest.LogCaptureFixture) -> None:
+    assert tuner.tune(component(candidate(slow), candidate(product))) == "product"
     runs: list[str] = []
 
     def make(name: str) -> Trial:
@@ -136,42 +136,42 @@ def test_nothing_runs_for_what_is_kept(settler: Tuner, file: ChoiceFile, caplog:
     later = Component("few_row_products", "3 x 4", named, "torch", reference, 0.01)
     again = Tuner(file, lambda run: pytest.fail("it was timed"))
     with caplog.at_level("INFO", "weft.engine.tune.compare"):
-        assert again.settle(later) == "product"
+        assert again.tune(later) == "product"
     assert caplog.records[-1].message.startswith("few_row_products: product 0.0") and runs == []
     assert caplog.records[-1].message.endswith(" (kept)")
     # Another shape, another candidate or another machine is another matter.
     other = Component("few_row_products", "9 x 4", named, "torch", reference, 0.01)
-    settler.settle(other)
+    tuner.tune(other)
     assert runs == ["slow", "reference", "product"]
-    settler.settle(component(*named, candidate(broken)))
+    tuner.tune(component(*named, candidate(broken)))
     assert len(runs) == 5
 
 
-def test_a_setting_decides_without_a_run(settler: Tuner, file: ChoiceFile) -> None:
-    assert settler.settle(component(candidate(broken)), "broken") == "broken"
-    assert settler.settle(component(candidate(broken)), "torch") == "torch"
+def test_a_setting_decides_without_a_run(tuner: Tuner, file: ChoiceFile) -> None:
+    assert tuner.tune(component(candidate(broken)), "broken") == "broken"
+    assert tuner.tune(component(candidate(broken)), "torch") == "torch"
     assert file.of_this_machine() == ()
     with pytest.raises(ModelError, match=r"^kernels: few_row_products cannot be fast here: there is broken, torch$"):
-        settler.settle(component(candidate(broken)), "fast")
+        tuner.tune(component(candidate(broken)), "fast")
 
 
-def test_what_memory_was_missing_for_is_tried_again(settler: Tuner, file: ChoiceFile) -> None:
+def test_what_memory_was_missing_for_is_tried_again(tuner: Tuner, file: ChoiceFile) -> None:
     """Another program may have had the device's memory at that moment."""
 
     def crowded() -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert settler.settle(component(candidate(crowded), candidate(slow))) == "slow"
+    assert tuner.tune(component(candidate(crowded), candidate(slow))) == "slow"
     assert file.of_this_machine() == ()
 
 
-def test_candidates_of_equal_results_differ_in_speed_only(settler: Tuner) -> None:
+def test_candidates_of_equal_results_differ_in_speed_only(tuner: Tuner) -> None:
     def timed(seconds: float) -> Candidate:
         return Candidate(
             f"{seconds}", lambda: Trial(lambda: pytest.fail("it was compared"), partial(time.sleep, seconds))
         )
 
-    assert settler.settle(Component("threads", "", (timed(0.05), timed(0.001)), "0.05", None)) == "0.001"
+    assert tuner.tune(Component("threads", "", (timed(0.05), timed(0.001)), "0.05", None)) == "0.001"
 
 
 def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +207,11 @@ def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyP
     assert len(runs) == 4
 
 
-def test_a_fallback_that_is_wrong_itself_is_warned_of(settler: Tuner, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fallback_that_is_wrong_itself_is_warned_of(tuner: Tuner, caplog: pytest.LogCaptureFixture) -> None:
     """Where torch was a candidate, too, and wrong, the line was one of many that tell of choices."""
     wrong = Candidate("torch", lambda: Trial(lambda: [not_a_number()], not_a_number))
     with caplog.at_level("INFO", "weft.engine.tune.compare"):
-        assert settler.settle(component(candidate(broken), wrong)) == "torch"
+        assert tuner.tune(component(candidate(broken), wrong)) == "torch"
     assert (caplog.records[-1].levelname, caplog.records[-1].message.partition(";")[0]) == (
         "WARNING",
         "few_row_products: torch: wrong: its error is nan, more than 0.01",

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.engine.tune import compare as settled_file
+from weft.engine.tune import compare
 from weft.engine.tune.compare import ChoiceFile, default_path, machine_text
 from weft.engine.wire import machine as machine_facts
-from weft.engine.wire.machine import Settled, Verdict
+from weft.engine.wire.machine import KernelChoice, Verdict
 
 NAMES = ("triton", "flash2")
 
 
-def settled(component: str = "attention", shapes: str = "8 x 128", chosen: str = "triton") -> Settled:
+def settled(component: str = "attention", shapes: str = "8 x 128", chosen: str = "triton") -> KernelChoice:
     verdicts = Verdict("triton", seconds=0.002, error=0.01), Verdict("flash2", fault="not installed")
-    return Settled(component, shapes, NAMES, chosen, verdicts)
+    return KernelChoice(component, shapes, NAMES, chosen, verdicts)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path: Path, caplog: pyt
 
 
 def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settled_file, "_MAX_NUM_ENTRIES", 3)
+    monkeypatch.setattr(compare, "_MAX_NUM_ENTRIES", 3)
     file = ChoiceFile(path, "here")
     for shapes in "abcde":
         file.keep(settled(shapes=shapes))
@@ -105,21 +105,21 @@ def test_the_machine_is_another_one_with_another_device_driver_version_or_kernel
     texts = [machine_text(torch.device("cpu"))]
     assert machine_text(torch.device("cpu")) == texts[0]
     versions = {"weft": "1.2", "torch": "2.11.0+cu128"}
-    monkeypatch.setattr(settled_file, "package_version", versions.get)
+    monkeypatch.setattr(compare, "package_version", versions.get)
     texts.append(machine_text(torch.device("cpu")))
     kernel = tmp_path / "sdpa.py"
     kernel.write_text("pass")
-    monkeypatch.setattr(settled_file, "_KERNELS", tmp_path)
-    settled_file._digest.cache_clear()
+    monkeypatch.setattr(compare, "_KERNELS", tmp_path)
+    compare._digest.cache_clear()
     texts.append(machine_text(torch.device("cpu")))
     kernel.write_text("...")
-    settled_file._digest.cache_clear()
+    compare._digest.cache_clear()
     texts.append(machine_text(torch.device("cpu")))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
     monkeypatch.setattr(machine_facts, "_DRIVER", tmp_path / "version")
     texts.append(machine_text(torch.device("cuda")))
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Release\n")
     texts.append(machine_text(torch.device("cuda")))
-    settled_file._digest.cache_clear()
+    compare._digest.cache_clear()
     assert len(set(texts)) == len(texts)
     assert texts[-1].startswith("H100, driver 570.86.15, weft 1.2, torch 2.11.0+cu128, kernels ")

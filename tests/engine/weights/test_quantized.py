@@ -22,7 +22,7 @@ from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.models.loading import DecodedSource, load_weights
 from weft.engine.models.sharding import shard
-from weft.engine.start import model_choice, print_plan
+from weft.engine.start import model_choice, report
 from weft.engine.start.model_choice import plan_model, read_model, weights_note
 from weft.engine.weights.reader import DenseReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource
@@ -278,7 +278,7 @@ def test_the_plan_and_the_log_say_how_weights_are_kept(
     assert weights_note(other, config, planned.kit) is None
     assert planned.weights_bytes == plan_of_other.weights_bytes
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(given))))
-    assert print_plan.main() == 0
+    assert report.main("plan") == 0
     assert f"weights are  {note}" in capsys.readouterr().out
     with caplog.at_level("INFO"):
         monkeypatch.setattr(model_choice, "load_weights", lambda *args, **options: None)

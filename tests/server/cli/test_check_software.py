@@ -2,15 +2,15 @@ import msgspec
 import pytest
 from packaging.requirements import Requirement
 
-from weft.engine.wire.machine import CudaDevice, MachineFacts, Settled, Verdict
+from weft.engine.wire.machine import CudaDevice, KernelChoice, MachineFacts, Verdict
 from weft.server.cli.doctor import (
     Finding,
+    check_choices,
     check_compiler,
     check_cuda,
     check_kernels,
     check_packages,
     check_python,
-    check_settled,
     check_triton,
 )
 
@@ -58,11 +58,11 @@ def test_choices_are_listed_and_wrong_kernels_noted() -> None:
     right = Verdict("triton", seconds=0.0004, error=0.006), Verdict("flash2", seconds=0.0005, error=0.004)
     wrong = Verdict("triton", error=0.9, fault="wrong: its error is 0.9, more than 0.04")
     missing = Verdict("flash3", fault="not installed")
-    settled = (
-        Settled("prefill_attention", "32 heads", ("triton", "flash2", "flash3"), "triton", (*right, missing)),
-        Settled("sampler", "vocabulary of 9", ("triton", "torch"), "torch", (wrong,)),
+    choices = (
+        KernelChoice("prefill_attention", "32 heads", ("triton", "flash2", "flash3"), "triton", (*right, missing)),
+        KernelChoice("sampler", "vocabulary of 9", ("triton", "torch"), "torch", (wrong,)),
     )
-    assert check_settled(msgspec.structs.replace(GPU, settled=settled)) == [
+    assert check_choices(msgspec.structs.replace(GPU, settled=choices)) == [
         Finding("prefill_attention", "ok", "triton 0.400 ms; flash2 0.500 ms; flash3: not installed (32 heads)"),
         Finding(
             "sampler",
@@ -71,7 +71,7 @@ def test_choices_are_listed_and_wrong_kernels_noted() -> None:
             "triton gives wrong results here and is not used; another version of torch or of the driver may help",
         ),
     ]
-    assert check_settled(GPU) == []
+    assert check_choices(GPU) == []
 
 
 def test_kernels_are_used_or_not_and_why() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from weft.engine.wire.machine import MachineFacts, Settled, Verdict
+from weft.engine.wire.machine import KernelChoice, MachineFacts, Verdict
 from weft.server.cli import doctor
 from weft.server.settings import Settings
 from weft.server.supervise.checkpoint import DEMO_MODEL
 
-SETTLED = Settled("layers", "192 x 512", ("native", "torch"), "native", (Verdict("native", error=0.01),))
+SETTLED = KernelChoice("layers", "192 x 512", ("native", "torch"), "native", (Verdict("native", error=0.01),))
 FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2", (SETTLED,))
 
 

@@ -131,7 +131,7 @@ def test_a_page_may_read_what_failed(make_site: Any, monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise ValueError("secret")
 
-    monkeypatch.setattr("weft.server.apis.openai.lists._json", fail)
+    monkeypatch.setattr("weft.server.apis.openai.models.json_answer", fail)
     reply = site.call("GET", "/v1/models", headers={"origin": PAGE})
     assert (reply.status, reply.headers["access-control-allow-origin"]) == (500, PAGE)
     assert reply.headers["x-request-id"].startswith("req_")

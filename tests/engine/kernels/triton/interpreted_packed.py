@@ -38,7 +38,7 @@ from weft.engine.tune.compare import ChoiceFile, Tuner
 from weft.engine.weights.groups import Storage
 from weft.engine.weights.quantization import Quantization, Scheme
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
-from weft.engine.wire.machine import Settled
+from weft.engine.wire.machine import KernelChoice
 from weft.engine.wire.messages import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a sigmoid that is 0
@@ -207,7 +207,7 @@ def test_products_are_tried_before_they_are_chosen(
     config = engine_config.resolve(options, model)
     config = dataclasses.replace(config, options=msgspec.structs.replace(options, quantization=quantization))
 
-    def settle() -> Settled:
+    def settle() -> KernelChoice:
         component = components._packed_products("packed_products", model, config)
         assert component is not None
         return Tuner(ChoiceFile(tmp_path / "none", "here"), lambda run: run() and 1.0)._compare(component)[0]

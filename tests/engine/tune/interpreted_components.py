@@ -25,7 +25,7 @@ from weft.engine.tune import layer_trials as experts_trials
 from weft.engine.tune.compare import ChoiceFile, Tuner
 from weft.engine.weights.reader import DenseReader, ExpertsRef
 from weft.engine.weights.tensor_files import RandomSource
-from weft.engine.wire.machine import Settled
+from weft.engine.wire.machine import KernelChoice
 from weft.engine.wire.messages import EngineOptions
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def settle(
     dtype: str = "float32",
     model_folder: Path = DEMO,
     max_loras: int = 0,
-) -> dict[str, Settled]:
+) -> dict[str, KernelChoice]:
     monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
     monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: ON_CUDA[name] for name in names or ON_CUDA}})
     model = load_model_config(model_folder)
@@ -49,7 +49,7 @@ def settle(
     config = engine_config.resolve(options, model)
     file = ChoiceFile(folder / "settled.json", "here")
     times = iter(range(1, 99))
-    config = components.settle_kernels(model, config, Tuner(file, lambda run: float(next(times))))
+    config = components.tune_kernels(model, config, Tuner(file, lambda run: float(next(times))))
     settled = {choice.component: choice for choice in file.of_this_machine()}
     assert config.kernels == {name: choice.chosen for name, choice in settled.items()}
     return settled

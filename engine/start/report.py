@@ -1,28 +1,32 @@
-"""Says how much memory a model takes and how many requests it serves, before anything is loaded.
+"""Tells the server's side what only the engine's side knows, in a process of its own that loads no model.
 
-`weft plan` gives the options on standard input. Exit code 2: the model does not fit or cannot be read, and one line on
-stderr says why. With `--json`, standard input is a list of options, and standard output a list of `ModelMemory`: there
-a model that does not fit is no error, since it is planned together with others.
+`plan`: how much memory a model takes and how many requests it serves; the options are on standard input. `memory`: the
+same of several models as JSON, a list of `ModelMemory`; one that does not fit is no error, since they are planned
+together. `check FOLDER MODEL_IMPL`: whether a model can be served, from its configuration alone, before its weights are
+downloaded. `machine`: what torch and the native kernels know of this machine, as JSON, for `weft doctor`. Exit code 2:
+the model does not fit or cannot be read, and one line on stderr says why.
 """
 
 import pathlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import torch
 from msgspec.structs import replace as replace_fields
 
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelFacts
+from weft.engine.kernels.cpu import library
 from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, least_kv_bytes, make_plan
 from weft.engine.start.draft_model import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.start.model_choice import ModelPlan, plan_largest, read_model, weights_note
 from weft.engine.start.vector_model import find_task
+from weft.engine.tune.compare import open_choices
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.machine import ModelMemory, cache_bytes, format_size
+from weft.engine.wire.machine import CudaDevice, MachineFacts, ModelMemory, cache_bytes, format_size
 from weft.engine.wire.messages import EngineOptions
 
 _PROCESS_BYTES = {"cpu": 250_000_000, "cuda": 600_000_000}
@@ -127,20 +131,47 @@ def _print(options: EngineOptions) -> None:
     print(plan.concurrency())
 
 
-def main(arguments: Sequence[str] = ()) -> int:
-    """Print the plan, or the memory of several models, for the options on standard input."""
-    given = sys.stdin.buffer.read()
-    if "--json" in arguments:
-        memories = [_measure(options) for options in msgspec.json.decode(given, type=list[EngineOptions])]
-        sys.stdout.write(msgspec.json.encode(memories).decode())
-        return 0
+def _machine() -> MachineFacts:
+    """Ask torch, the kernels and the operating system."""
+    native = library.load()
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return MachineFacts(
+        cuda_version=torch.version.cuda,
+        cuda_devices=tuple(map(_cuda_device, range(torch.cuda.device_count()))),
+        free_bytes=engine_config.available_memory_bytes(torch.device("cpu")),
+        compiled=library.compiled_variants(),
+        native=native.variant if native else None,
+        settled=tuple(s for name in devices for s in open_choices(torch.device(name)).of_this_machine()),
+    )
+
+
+def _cuda_device(index: int) -> CudaDevice:
+    major, minor = torch.cuda.get_device_capability(index)
+    return CudaDevice(torch.cuda.get_device_name(index), f"{major}.{minor}", torch.cuda.mem_get_info(index)[0])
+
+
+def main(*arguments: str) -> int:
+    """Answer the question that the arguments ask."""
+    given = sys.stdin.buffer
     try:
-        _print(msgspec.json.decode(given, type=EngineOptions))
+        match arguments:
+            case ["plan"]:
+                _print(msgspec.json.decode(given.read(), type=EngineOptions))
+            case ["memory"]:
+                models = msgspec.json.decode(given.read(), type=list[EngineOptions])
+                sys.stdout.write(msgspec.json.encode([_measure(options) for options in models]).decode())
+            case ["check", folder, model_impl]:
+                read_model(pathlib.Path(folder), model_impl)
+            case ["machine"]:
+                sys.stdout.write(msgspec.json.encode(_machine()).decode())
+            case _:
+                raise ValueError(arguments)
     except ModelError as error:
-        print(f"weft: error: {error}", file=sys.stderr)
+        prefix = "weft: error: " if arguments[0] == "plan" else ""
+        print(f"{prefix}{error}", file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

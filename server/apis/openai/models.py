@@ -1,0 +1,124 @@
+"""GET /v1/models and /v1/models/{id}, with their wire types, in OpenAI's and in Anthropic's shape.
+
+They need no network, and answer while the engine loads, too.
+"""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.middleware import asks_in_anthropics_way
+from weft.server.models.served_model import ServedModel
+from weft.server.task.pages import json_answer
+
+
+class SamplingDefaults(msgspec.Struct, omit_defaults=True):
+    """The checkpoint's own defaults for fields that a request leaves out. An extension."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class ModelCard(msgspec.Struct):
+    """One served model. The fields from `root` on are extensions. `max_model_len` is null while the engine loads.
+
+    Attributes:
+        root: The model's own name; of an adapter its folder.
+        parent: Of an adapter, the own name of its model.
+        state: unloaded, loading, ready, unloading or failed.
+        memory_bytes: What it takes while it is loaded, if that was planned.
+        last_used: When a model that is loaded on demand last worked, in seconds since 1970.
+    """
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int | None
+    default_sampling_params: SamplingDefaults
+    object: Literal["model"] = "model"
+    owned_by: str = "weft"
+    state: str = "ready"
+    memory_bytes: int | None = None
+    last_used: float | None = None
+    shutdown_date: None = None
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct):
+    """All served models."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class AnthropicModel(msgspec.Struct, tag="model"):
+    """One served model."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+    lifecycle: Literal["active"] = "active"
+
+
+class AnthropicModels(msgspec.Struct):
+    """All served models, on one page."""
+
+    data: list[AnthropicModel]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(request: Request, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+    """Every model under each of its names."""
+    await context.meet_engines()
+    if asks_in_anthropics_way(request.scope):
+        models = [_in_anthropics_way(name, model, context) for name, model in context.models.items()]
+        return json_answer(AnthropicModels(models, models[0].id, models[-1].id))
+    return json_answer(ModelList([_described(name, model, context) for name, model in context.models.items()]))
+
+
+@router.get("/v1/models/{model_id:path}")
+async def retrieve_model(
+    model_id: str, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """One model. A slash in the id may be percent-encoded or raw."""
+    model = context.find_model(request, model_id)
+    await model.engine_client.meet()
+    describe = _in_anthropics_way if asks_in_anthropics_way(request.scope) else _described
+    return json_answer(describe(model_id, model, context))
+
+
+def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCard:
+    info = model.engine_client.info
+    defaults = SamplingDefaults(**asdict(model.defaults))
+    card = ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
+    state = context.fleet.read().models.get(model.name)
+    if state is not None:
+        card.state, card.memory_bytes, card.last_used = state.state, state.memory_bytes, state.last_used
+    if model.adapter is not None:
+        card.root, card.parent, card.memory_bytes = model.adapter.folder, model.name, None
+    return card
+
+
+def _in_anthropics_way(name: str, model: ServedModel, context: ServerContext) -> AnthropicModel:
+    """For clients that send Anthropic's header, who parse nothing else."""
+    info = model.engine_client.info
+    created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
+    length = info.max_model_len if info else None
+    return AnthropicModel(name, name, created, length, length)
