@@ -24,7 +24,7 @@ from typing_extensions import override
 from weft.engine.families.registry import Identity, identify
 from weft.engine.families.switches import FamilySwitches
 from weft.engine.fields import Fields
-from weft.engine.layers.gated import ACTIVATIONS, ALIASES
+from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
 from weft.engine.layers.rotary import (
     NO_ROPE,
     LinearScaling,
@@ -214,7 +214,7 @@ class ModelConfig(ModelFacts):
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         ropes, sliding_windows: One entry per layer; None is full attention.
-        activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
+        activation: Of the feed-forward layers, a key of `weft.engine.layers.wrapped_linear.ACTIVATIONS`.
         num_token_types: Types that a token may have; 1 for a model that knows none.
         num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.

@@ -25,7 +25,7 @@ class Gating:
     """What an expert computes between its matrices: activation(gate) * (up + up_offset).
 
     Attributes:
-        activation: A key of `weft.engine.layers.gated.ACTIVATIONS`.
+        activation: A key of `weft.engine.layers.wrapped_linear.ACTIVATIONS`.
         has_gate: Without it, activation(up) alone.
         limit: Gate is at most that, and up between minus that and that; None for no limit.
         slope: SiLU becomes gate * sigmoid(slope * gate).
@@ -149,7 +149,7 @@ def _apply(function: Function | None, values: "torch.Tensor") -> "torch.Tensor":
         case "softmax":
             return values.softmax(-1)
         case "sigmoid":
-            from weft.engine.layers.gated import sigmoid  # imports torch
+            from weft.engine.layers.feed_forward import sigmoid
 
             return sigmoid(values)
     return values

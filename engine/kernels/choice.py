@@ -32,9 +32,9 @@ from weft.engine.kernels.triton.attention_tiles import TileNames
 from weft.engine.kernels.triton.prompts import PromptAttention, installed_libraries, prompt_layers
 from weft.engine.layers.block import AttentionBackend
 from weft.engine.layers.kernels import LayerKernels
-from weft.engine.lora.adapted_layers import Site
+from weft.engine.lora.adapted_layers import MakeHead, SavedLimits, Site
 from weft.engine.lora.adapters import Adapters, MakeSite
-from weft.engine.lora.targets import MakeHead, SavedLimits, Targets
+from weft.engine.lora.targets import Targets
 from weft.engine.sampling.edits import apply_penalties
 from weft.engine.sampling.sampler import GraphSampler, SamplingKit
 from weft.engine.weights.reader import WeightRef

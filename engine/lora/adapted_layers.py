@@ -3,22 +3,23 @@
 In a step without adapters they are the layers that they hold.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.batch import Batch, Ints
 from weft.engine.device import to_device
 from weft.engine.families.experts import Gating
 from weft.engine.layers.block import Block, BlockStep, Layer, Linear, run_blocks
-from weft.engine.layers.gated import Activated
-from weft.engine.layers.kernels import Experts, join
+from weft.engine.layers.feed_forward import Activated, Experts, join
+from weft.engine.lora.targets import _ROWS_AT_ONCE
 
 
 class Delta(NamedTuple):
@@ -288,3 +289,50 @@ def without_adapters(part: _T) -> _T:
         if any(inner[name] is not value for name, value in values.items()):
             found = replace(part, **inner)
     return found  # type: ignore[return-value]
+
+
+MakeHead = Callable[[torch.Tensor], Layer]
+"""Makes a head of a weight (num_ids, hidden_size), in a thread beside the steps: hidden states -> float32 logits."""
+
+
+class SavedLimits(NamedTuple):
+    """The slots that have room for whole matrices, from 1 on, and what makes heads of them."""
+
+    num_slots: int
+    make_head: MakeHead
+
+
+class SavedSite(Site):
+    """The site of a matrix that adapters may have a whole one for.
+
+    What the model's own matrix makes of the rows of such an adapter is replaced. Rows of other adapters keep their
+    bits.
+    """
+
+    def __init__(self, inner: Site, make: Callable[[torch.Tensor], Layer], num_bytes: int) -> None:
+        """Begin without adapters; num_bytes: what whole matrices in all slots that may have one will take."""
+        self.num_reserved_bytes = inner.num_reserved_bytes + num_bytes
+        self._inner, self._make = inner, make
+        self._layers: dict[int, Layer] = {}
+
+    @override
+    def put(self, slot: int, deltas: Sequence[Delta]) -> None:
+        self._layers.pop(slot, None)  # before the next one comes: there is no room for both
+        self._inner.put(slot, deltas)
+
+    def save(self, slot: int, weight: torch.Tensor) -> None:
+        """Have a matrix of this weight in place of the model's, after `put`."""
+        self._layers[slot] = self._make(weight)
+
+    @override
+    def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
+        for slot, places in rows.by_slot:
+            if layer := self._layers.get(slot):
+                for some in torch.split(places, _ROWS_AT_ONCE):
+                    outputs[some] = layer(inputs[some]).to(outputs.dtype)
+        self._inner.add(outputs, inputs, rows)
+
+
+def table(weight: torch.Tensor) -> Layer:
+    """An embedding of a weight (num_ids, hidden_size)."""
+    return partial(F.embedding, weight=weight)

@@ -19,8 +19,8 @@ from weft.engine.batch import Batch, Ints
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.families.experts import Gating
 from weft.engine.layers.block import Block, Layer, Linear
-from weft.engine.layers.gated import Activated
-from weft.engine.layers.kernels import Experts, LayerKernels
+from weft.engine.layers.feed_forward import Activated, Experts
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.lora.adapted_layers import (
     AdaptedActivation,
     AdaptedBlocks,
@@ -30,14 +30,15 @@ from weft.engine.lora.adapted_layers import (
     AdapterStep,
     Delta,
     EmbeddingSite,
+    SavedLimits,
+    SavedSite,
     SeparableExperts,
     Site,
+    table,
     without_adapters,
 )
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
 from weft.engine.lora.targets import (
-    SavedLimits,
-    SavedSite,
     Targets,
     is_stacked,
     projections,
@@ -46,7 +47,6 @@ from weft.engine.lora.targets import (
     replaced,
     saved_bytes,
     split,
-    table,
     turned_embedding,
 )
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef

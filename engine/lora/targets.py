@@ -8,20 +8,15 @@ the model's. `split` is for its `target_parameters`: adapters of parameters that
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec
-from weft.engine.layers.block import Layer
-from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 from weft.engine.lora.peft_folder import AdapterConfig
 from weft.engine.weights.reader import ExpertsRef, Run, Share, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, shortened, text_name
@@ -172,54 +167,8 @@ def saved_bytes(ref: WeightRef, dtype: torch.dtype) -> int:
     return ref.out_features * ref.in_features * dtype.itemsize
 
 
-MakeHead = Callable[[torch.Tensor], Layer]
-"""Makes a head of a weight (num_ids, hidden_size), in a thread beside the steps: hidden states -> float32 logits."""
-
 _ROWS_AT_ONCE = 128
 """More rows of logits would take memory that no plan has counted."""
-
-
-class SavedLimits(NamedTuple):
-    """The slots that have room for whole matrices, from 1 on, and what makes heads of them."""
-
-    num_slots: int
-    make_head: MakeHead
-
-
-class SavedSite(Site):
-    """The site of a matrix that adapters may have a whole one for.
-
-    What the model's own matrix makes of the rows of such an adapter is replaced. Rows of other adapters keep their
-    bits.
-    """
-
-    def __init__(self, inner: Site, make: Callable[[torch.Tensor], Layer], num_bytes: int) -> None:
-        """Begin without adapters; num_bytes: what whole matrices in all slots that may have one will take."""
-        self.num_reserved_bytes = inner.num_reserved_bytes + num_bytes
-        self._inner, self._make = inner, make
-        self._layers: dict[int, Layer] = {}
-
-    @override
-    def put(self, slot: int, deltas: Sequence[Delta]) -> None:
-        self._layers.pop(slot, None)  # before the next one comes: there is no room for both
-        self._inner.put(slot, deltas)
-
-    def save(self, slot: int, weight: torch.Tensor) -> None:
-        """Have a matrix of this weight in place of the model's, after `put`."""
-        self._layers[slot] = self._make(weight)
-
-    @override
-    def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
-        for slot, places in rows.by_slot:
-            if layer := self._layers.get(slot):
-                for some in torch.split(places, _ROWS_AT_ONCE):
-                    outputs[some] = layer(inputs[some]).to(outputs.dtype)
-        self._inner.add(outputs, inputs, rows)
-
-
-def table(weight: torch.Tensor) -> Layer:
-    """An embedding of a weight (num_ids, hidden_size)."""
-    return partial(F.embedding, weight=weight)
 
 
 def replaced(

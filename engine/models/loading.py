@@ -25,9 +25,9 @@ from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.gguf.tensors import GgufSource, decode_gguf
 from weft.engine.layers.all_ranks import LaterStages, Received, embedding_of_all_ranks, of_all_ids, returned
 from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
-from weft.engine.layers.gated import LinearWithEpilogue, scaled, shifted, soft_cap
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.rotary import PositionTable, RotaryTable
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue, scaled, shifted, soft_cap
 from weft.engine.models.cut import ONLY_STAGE, Cut, Stage
 from weft.engine.models.sharding import shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable

@@ -16,8 +16,9 @@ from weft.engine.families.experts import ExpertSwitches, Gating, Routing
 from weft.engine.families.gemma import Gemma4Experts
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward, Layer, Linear, unchanged
-from weft.engine.layers.gated import scaled
-from weft.engine.layers.kernels import ExpertLayer, Experts, LayerKernels, ScaledInputs, SharedExpert
+from weft.engine.layers.feed_forward import ExpertLayer, Experts, ScaledInputs, SharedExpert
+from weft.engine.layers.kernels import LayerKernels
+from weft.engine.layers.wrapped_linear import scaled
 from weft.engine.weights.reader import ExpertsRef, RowOrder, TensorRef, WeightReader, WeightRef
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, StateStep
-from weft.engine.layers.gated import sigmoid, softplus
+from weft.engine.layers.feed_forward import sigmoid, softplus
 from weft.engine.layers.norm import normalise
 from weft.engine.layers.recurrence import CausalConvolution, DeltaInputs, DeltaRule, run_requests
 

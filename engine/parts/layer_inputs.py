@@ -14,7 +14,7 @@ from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec, OutputS
 from weft.engine.describe.tensor_names import norm_spec, output_spec
 from weft.engine.families.gemma import Gemma4Layers
 from weft.engine.layers.block import Block, BlockStep, Layer, Linear
-from weft.engine.layers.gated import ungated
+from weft.engine.layers.feed_forward import ungated
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 

@@ -20,7 +20,7 @@ from weft.engine.families.attention import (
     ShortConvolutionSwitches,
 )
 from weft.engine.layers.block import Attention, BlockStep, Linear, Mixer
-from weft.engine.layers.gated import ACTIVATIONS
+from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.recurrence import CausalConvolution
 from weft.engine.parts.gated_recurrence import DeltaSizes, GatedDelta, GatedRecurrence, SplitProjections, recurrent_unit

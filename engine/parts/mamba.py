@@ -16,10 +16,10 @@ from weft.engine.describe.tensor_names import output_spec
 from weft.engine.families.mamba import Mamba2Switches, MambaSwitches
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, StateStep, unchanged
-from weft.engine.layers.gated import LinearWithEpilogue
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import RMSNorm
 from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan, StateSpace, StateSpaceScan
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue
 from weft.engine.parts.linear_attention import ConvolutionSpec, convolution_spec
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 

@@ -1,18 +1,17 @@
-"""Writes Lark for `llguidance`, prepares JSON schemas for it, and reads raw values of models as JSON of such schemas.
+"""Writes Lark for `llguidance`, and prepares JSON schemas for it.
 
 A grammar has literals, free text that cannot hide a marker, and JSON of a schema. This relies on three facts. A string
 literal is read as JSON. A control token matches no text; a rule has to name it. A lexeme ends where no longer match is
 left, so free text and a literal after it must be one lazy lexeme, while free text and a token may be two.
 """
 
-import ast
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from types import NoneType
 from typing import Any
 
-from weft.server.formats.parser import Mark, Tool, json_text
+from weft.server.formats.parser import Mark, Tool
 
 MAX_DEPTH = 64
 """Most levels of a schema, because it is read by recursion."""
@@ -276,31 +275,3 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
         if members and (key == "allOf" or all(members)):
             return list(dict.fromkeys(name for names in members for name in names))
     return ["object"] if "properties" in schema else ["array"] if "items" in schema else []
-
-
-def raw_to_json(text: str, types: Sequence[str]) -> str:
-    """Write a whole raw value as JSON of the first of `types` that it fits, else as a string.
-
-    Without types, text that is JSON is taken as JSON, because templates write everything but strings so. Literals of
-    Python count as their JSON, because some templates write those.
-    """
-    try:
-        value = _value(text.strip())
-        written = json_text(value)
-    except (ValueError, RecursionError):
-        return json_text(text)
-    fits = next((name for name in types if name == "string" or type(value) in _PYTHON_TYPES[name]), "string")
-    return json_text(text) if types and fits == "string" else written
-
-
-def _value(word: str) -> Any:
-    try:
-        return json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
-    except ValueError:
-        if word[:1] not in ("{", "[") or len(word) > _MAX_LITERAL:
-            raise
-    try:
-        # Back from JSON, in which keys are strings and there are no other types.
-        return json.loads(json_text(ast.literal_eval(word)))
-    except (SyntaxError, TypeError, MemoryError) as error:
-        raise ValueError(word) from error

@@ -30,6 +30,8 @@ A value ends at the first end tag: nothing is escaped. One line break at either 
 format. A call that breaks off or is malformed is left as it stands: no argument is made up to close it.
 """
 
+import ast
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +39,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.grammar import raw_to_json, resolve, types_of, values_of
+from weft.server.formats.grammar import _MAX_LITERAL, _PYTHON_TYPES, resolve, types_of, values_of
 from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
 
 
@@ -251,3 +253,31 @@ STEP3 = XmlFormat(
     is_section=True,
 )
 ALL = (QWEN3_CODER, GLM, SEED, MINIMAX_M2, STEP3)
+
+
+def raw_to_json(text: str, types: Sequence[str]) -> str:
+    """Write a whole raw value as JSON of the first of `types` that it fits, else as a string.
+
+    Without types, text that is JSON is taken as JSON, because templates write everything but strings so. Literals of
+    Python count as their JSON, because some templates write those.
+    """
+    try:
+        value = _value(text.strip())
+        written = json_text(value)
+    except (ValueError, RecursionError):
+        return json_text(text)
+    fits = next((name for name in types if name == "string" or type(value) in _PYTHON_TYPES[name]), "string")
+    return json_text(text) if types and fits == "string" else written
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+    except ValueError:
+        if word[:1] not in ("{", "[") or len(word) > _MAX_LITERAL:
+            raise
+    try:
+        # Back from JSON, in which keys are strings and there are no other types.
+        return json.loads(json_text(ast.literal_eval(word)))
+    except (SyntaxError, TypeError, MemoryError) as error:
+        raise ValueError(word) from error

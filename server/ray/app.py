@@ -1,8 +1,12 @@
 """The application of Ray Serve: replicas that serve HTTP themselves, and the routers that HAProxy asks for one.
 
 Needs `weft[ray]`, and `ENVIRONMENT` in the process that builds it and in Ray's own: `weft ray deploy` sees to both.
+Config files of Ray Serve, such as in KubeRay's RayService, name `weft.server.ray.app:build`; there every node needs
+`environment.SERVE` and `environment.RAY` in its environment.
 """
 
+import inspect
+import os
 from typing import Any
 
 from ray import serve
@@ -11,7 +15,7 @@ from ray.serve.config import RequestRouterConfig
 
 from weft.server.ray.replica import WeftReplica, check_settings, num_ranks
 from weft.server.ray.router import PrefixRequestRouter, RouterApp
-from weft.server.settings import Settings, StartError
+from weft.server.settings import Settings, StartError, resolve
 
 DRAIN_MARGIN_S = 10.0
 """Ray kills a replica that drains this much longer than drain_timeout_s."""
@@ -91,3 +95,21 @@ def build_app(
         name="Router", max_ongoing_requests=MAX_REQUESTS, ray_actor_options={"num_cpus": 0}
     )
     return app._with_ingress_request_router(router.bind(app))
+
+
+_OF_RAY = inspect.signature(build_app).parameters.keys() - {"settings"}
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application with the file's `args`: what `build_app` takes, and settings, which beat the environment's.
+
+    Raises:
+        StartError: A name is unknown, or as `resolve` and `build_app` raise it.
+    """
+    if unknown := args.keys() - _OF_RAY - Settings.model_fields.keys():
+        raise StartError(f"args: no such setting: {min(unknown)}")
+    if "port" in args:
+        raise StartError(f"args: port: Ray listens, at the port of http_options, got {args['port']}")
+    settings = {name: value for name, value in args.items() if name not in _OF_RAY}
+    of_ray = {name: value for name, value in args.items() if name in _OF_RAY}
+    return build_app(resolve(settings, os.environ).settings, **of_ray)

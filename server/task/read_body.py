@@ -22,9 +22,8 @@ from weft.server.models.served_model import ServedModel
 from weft.server.task.request_options import beam_options, deadline_of, salt_of, service_of, stores_prompt, uses_cache
 from weft.server.task.schema import GenerationBody
 from weft.server.task.task import Chat, OutputWishes, Task, TextOptions, Texts
-from weft.server.task.thinking import honoured_by_template
-from weft.server.task.validation import ACCEPTED, check_range, ignored_fields
-from weft.server.task.vectors import require_task
+from weft.server.task.template_options import honoured_by_template
+from weft.server.task.validation import ACCEPTED, check_range, ignored_fields, require_task
 from weft.server.text.text_tokenizer import TextTokenizer
 
 MAX_STOPS = 64

@@ -10,9 +10,10 @@ from typing import Any
 from weft.engine.wire.messages import BeamOptions, Pin
 from weft.engine.wire.params import SamplingParams
 from weft.server.models.served_model import ServedModel
-from weft.server.task.request_options import Breakpoint, FillIn, Service
+from weft.server.task.fill_in import FillIn
+from weft.server.task.request_options import Breakpoint, Service
 from weft.server.task.structured_output import Structure
-from weft.server.task.thinking import Thinking
+from weft.server.task.template_options import Thinking
 from weft.server.task.tool_use import ToolUse
 from weft.server.text.chat_template import TemplateOptions
 

@@ -26,8 +26,10 @@ from weft.server.errors import (
     MalformedBodyError,
     UnknownParameterError,
     UnsupportedParameterError,
+    UnsupportedValueError,
     shown,
 )
+from weft.server.models.served_model import ServedModel
 
 T = TypeVar("T")
 
@@ -324,3 +326,16 @@ def _walk(
         elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all items are
             for i, item in enumerate(value):
                 yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")
+
+
+def require_task(model: ServedModel, *tasks: str) -> None:
+    """Check that the model is for one of these tasks.
+
+    Raises:
+        UnsupportedValueError: It is for something else.
+    """
+    own = model.engine_info.task
+    if own not in tasks:
+        wanted = " or ".join(tasks)
+        message = f"this route needs a model for the task {wanted}, and the task of {model.name} is {own}"
+        raise UnsupportedValueError(message, param="model")

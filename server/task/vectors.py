@@ -11,7 +11,7 @@ import msgspec
 from pydantic import Discriminator, Field, Tag
 
 from weft.engine.wire.messages import TokensInput
-from weft.server.errors import ContextLengthError, InvalidRequestError, UnsupportedValueError
+from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.limits import LONG_SIZE, Workers
 from weft.server.models.served_model import ServedModel
 from weft.server.task.bodies import MAX_PROMPTS, Prompt
@@ -173,19 +173,6 @@ _PROMPT_ALIASES = {"search_query": "query", "search_document": "document"}
 """Cohere's input types, by the names that checkpoints use."""
 
 Input = str | list[int] | tuple[str, str]
-
-
-def require_task(model: ServedModel, *tasks: str) -> None:
-    """Check that the model is for one of these tasks.
-
-    Raises:
-        UnsupportedValueError: It is for something else.
-    """
-    own = model.engine_info.task
-    if own not in tasks:
-        wanted = " or ".join(tasks)
-        message = f"this route needs a model for the task {wanted}, and the task of {model.name} is {own}"
-        raise UnsupportedValueError(message, param="model")
 
 
 def as_list(given: str | list[str] | list[int] | list[list[int]]) -> list[Input]:

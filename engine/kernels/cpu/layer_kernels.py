@@ -42,10 +42,10 @@ from weft.engine.kernels.cpu.recurrent import (
 )
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import Block, HeadLayer, Layer, Linear
-from weft.engine.layers.gated import ActOrderLinear, ungated
-from weft.engine.layers.kernels import Experts
+from weft.engine.layers.feed_forward import Experts, ungated
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.recurrence import CausalConvolution, DeltaRule, SelectiveScan, StateSpace, StateSpaceScan
+from weft.engine.layers.wrapped_linear import ActOrderLinear
 from weft.engine.weights.groups import packed_in_order
 from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef

@@ -16,7 +16,7 @@ from weft.engine.families.experts import Gating
 from weft.engine.kernels.cpu.layers import TriedForms
 from weft.engine.kernels.cpu.library import NativeLibrary, allocate
 from weft.engine.kernels.cpu.packed import PANEL, Form, GroupedRows, Matrix, PackedMatrix, Storage, pack, panels
-from weft.engine.layers.kernels import Experts
+from weft.engine.layers.feed_forward import Experts
 from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError

@@ -12,7 +12,7 @@ from weft.engine.kernels.cpu.layers import NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import Matrix
 from weft.engine.layers.block import StateStep
-from weft.engine.layers.gated import softplus
+from weft.engine.layers.feed_forward import softplus
 from weft.engine.layers.recurrence import (
     CausalConvolution,
     DeltaInputs,

@@ -34,8 +34,8 @@ from weft.engine.batch import Floats, Ints, RowMasks, SamplingBatch
 from weft.engine.device import to_device
 from weft.engine.families.experts import Gating
 from weft.engine.layers.block import Block, HeadLayer, Layer, Linear, PagedCache
-from weft.engine.layers.gated import gated, ungated
-from weft.engine.layers.kernels import Experts, LayerKernels, join
+from weft.engine.layers.feed_forward import Experts, gated, join, ungated
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from weft.engine.layers.recurrence import (
     CausalConvolution,

@@ -37,9 +37,9 @@ from weft.engine.kernels.triton.layers_jit import launch_options
 from weft.engine.kernels.triton.packed import Form, PackedMatrix, common_form, form_of, pack
 from weft.engine.kernels.triton.products import Fp8Linear, PackedLinear, TritonExperts
 from weft.engine.layers.block import Block, HeadLayer, Layer, Linear, PagedCache
-from weft.engine.layers.gated import ActivatedLinear, ActOrderLinear, gated
-from weft.engine.layers.kernels import Experts
+from weft.engine.layers.feed_forward import ActivatedLinear, Experts, gated
 from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.wrapped_linear import ActOrderLinear
 from weft.engine.weights.groups import Storage, packed_in_order, round_matrix
 from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef

@@ -18,7 +18,7 @@ from weft.engine.kernels.triton import products_jit as kernels
 from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation
 from weft.engine.kernels.triton.packed import MANY_ROWS, PackedMatrix
 from weft.engine.layers.block import Linear
-from weft.engine.layers.kernels import Experts, join
+from weft.engine.layers.feed_forward import Experts, join
 from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 
 _MOST_ROWS = 256

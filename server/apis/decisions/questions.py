@@ -25,7 +25,7 @@ from weft.server.apis.decisions.schema import (
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.reasoning import Switch
 from weft.server.task.bodies import ContentPart, CustomCall, FunctionCall, Message, ToolCall
-from weft.server.task.thinking import checked_kwargs
+from weft.server.task.template_options import checked_kwargs
 from weft.server.task.validation import check_range, required
 
 MAX_JSON_LEVELS = 32

@@ -51,10 +51,10 @@ from weft.server.http.middleware import ollama_error
 from weft.server.http.sse import Framing
 from weft.server.models.served_model import ServedModel
 from weft.server.task.body import BodyRoute
-from weft.server.task.request_options import fill_in
+from weft.server.task.fill_in import fill_in
 from weft.server.task.task import Task
-from weft.server.task.validation import renamed, renaming
-from weft.server.task.vectors import InputEncoder, VectorBody, as_list, prompted, require_task
+from weft.server.task.validation import renamed, renaming, require_task
+from weft.server.task.vectors import InputEncoder, VectorBody, as_list, prompted
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
 

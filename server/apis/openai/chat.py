@@ -29,8 +29,8 @@ from weft.server.errors import InvalidRequestError, UnsupportedParameterError
 from weft.server.formats.detection import OutputFormats
 from weft.server.generate.events import End, Event, Reasoning, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
-from weft.server.http.sse import TextEvent, encode_event
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.sse import TextEvent, early_headers_while_loading, encode_event
 from weft.server.task.bodies import (
     AssistantMessage,
     ChatCompletion,
@@ -47,10 +47,9 @@ from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_t
 from weft.server.task.request_options import Breakpoint, find_breakpoints
 from weft.server.task.structured_output import structure_of
 from weft.server.task.task import Chat, OutputWishes, Task
-from weft.server.task.thinking import read_thinking, template_options
+from weft.server.task.template_options import read_thinking, template_options
 from weft.server.task.tool_use import tool_use
-from weft.server.task.validation import REFUSED_IN_CHAT, check_range
-from weft.server.task.vectors import require_task
+from weft.server.task.validation import REFUSED_IN_CHAT, check_range, require_task
 
 
 async def chat_task(

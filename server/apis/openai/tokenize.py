@@ -23,7 +23,7 @@ from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages
 from weft.server.task.schema import Int, Items, Text, ToolDefinition, WireModel
 from weft.server.task.task import Chat, Task
-from weft.server.task.thinking import checked_kwargs, prompt_end
+from weft.server.task.template_options import checked_kwargs, prompt_end
 from weft.server.task.tool_use import tool_use
 from weft.server.task.validation import (
     REFUSED_IN_TOKENIZE,

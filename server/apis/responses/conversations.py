@@ -20,11 +20,11 @@ from weft.server.apis.responses.schema import (
     ItemsBody,
     ResponseItem,
 )
+from weft.server.apis.responses.sealing import Sealer
 from weft.server.apis.responses.stored import (
     CONVERSATION,
     CONVERSATION_DIGITS,
     ITEM,
-    Sealer,
     StoredConversation,
     append,
     delete_item,

@@ -17,7 +17,7 @@ from weft.server.task.read_body import MAX_LOGPROBS
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
 from weft.server.task.structured_output import Structure, json_structure
 from weft.server.task.task import OutputWishes
-from weft.server.task.thinking import Thinking, checked_kwargs, prompt_end, thinking_of
+from weft.server.task.template_options import Thinking, checked_kwargs, prompt_end, thinking_of
 from weft.server.task.tool_use import (
     MAX_TOOLS,
     Choice,

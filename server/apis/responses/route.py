@@ -28,7 +28,8 @@ from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
 from weft.server.apis.responses.options import ENCRYPTED, max_output_tokens, num_logprobs, read_wishes, template_options
 from weft.server.apis.responses.render import ResponseOptions, ResponseRenderer, error_event
 from weft.server.apis.responses.schema import ResponseBody, ResponseObject, ResponseTool
-from weft.server.apis.responses.stored import Sealer, StoredResponse, extend, grown
+from weft.server.apis.responses.sealing import Sealer
+from weft.server.apis.responses.stored import StoredResponse, extend, grown
 from weft.server.apis.responses.stored import load_conversation as load_conversation
 from weft.server.apis.responses.tool_rounds import ToolRounds, list_servers, open_rounds
 from weft.server.errors import ApiError, InvalidRequestError
@@ -37,15 +38,20 @@ from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
 from weft.server.generate.prompts import encode_chat
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
-from weft.server.http.sse import EventStream
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.sse import EventStream, early_headers_while_loading, with_early_headers
 from weft.server.models.served_model import ServedModel
 from weft.server.store.transaction import Transaction
 from weft.server.task.body import BodyRoute
 from weft.server.task.read_body import read_task
 from weft.server.task.task import Chat, OutputWishes, Task
-from weft.server.task.validation import ACCEPTED_IN_RESPONSES, REFUSED_IN_RESPONSES, ignored_fields, ignored_header
-from weft.server.task.vectors import require_task
+from weft.server.task.validation import (
+    ACCEPTED_IN_RESPONSES,
+    REFUSED_IN_RESPONSES,
+    ignored_fields,
+    ignored_header,
+    require_task,
+)
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
 
 router = APIRouter(route_class=BodyRoute)

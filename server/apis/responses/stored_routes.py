@@ -28,7 +28,8 @@ from weft.server.apis.responses.schema import (
     ResponseBody,
     ResponseItem,
 )
-from weft.server.apis.responses.stored import RESPONSE, Sealer, id_of, item_id, load_response, stored_input
+from weft.server.apis.responses.sealing import Sealer
+from weft.server.apis.responses.stored import RESPONSE, id_of, item_id, load_response, stored_input
 from weft.server.apis.responses.stored import cancel as mark_cancelled
 from weft.server.errors import InternalError, InvalidRequestError, NotFoundError, shown
 from weft.server.generate.pipeline import complete

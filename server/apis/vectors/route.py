@@ -14,7 +14,7 @@ from weft.server.generate.vectors import VectorCall, Vectors, cosine, embedding,
 from weft.server.http.context import ServerContext, get_context
 from weft.server.models.served_model import ServedModel
 from weft.server.task.body import BodyRoute
-from weft.server.task.validation import check_range, ignored_header
+from weft.server.task.validation import check_range, ignored_header, require_task
 from weft.server.task.vectors import (
     MAX_INPUTS,
     Class,
@@ -33,7 +33,6 @@ from weft.server.task.vectors import (
     VectorList,
     as_list,
     prompted,
-    require_task,
 )
 
 router = APIRouter(route_class=BodyRoute)

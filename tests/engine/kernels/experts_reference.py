@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.engine.families.experts import Gating
-from weft.engine.layers.kernels import join
+from weft.engine.layers.feed_forward import join
 
 GATINGS = {"plain": Gating(), "limited": Gating(limit=2.0, slope=1.702, up_offset=1.0)}
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from weft.engine.kernels.torch.layer_kernels import TorchLinear
-from weft.engine.layers.gated import LinearWithEpilogue, scaled, soft_cap
 from weft.engine.layers.norm import RMSNorm
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue, scaled, soft_cap
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

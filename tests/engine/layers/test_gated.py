@@ -3,7 +3,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from weft.engine.kernels.torch.layer_kernels import TorchLinear
-from weft.engine.layers.gated import ACTIVATIONS, gated
+from weft.engine.layers.feed_forward import ACTIVATIONS, gated
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weft.engine.families.experts import TopK
-from weft.engine.layers.gated import sigmoid, softplus
+from weft.engine.layers.feed_forward import sigmoid, softplus
 
 
 @pytest.mark.parametrize(("own", "torchs"), [(sigmoid, torch.sigmoid), (softplus, torch.nn.functional.softplus)])

@@ -20,8 +20,8 @@ from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.products import NativeExperts
 from weft.engine.kernels.torch.layer_kernels import TorchExperts
-from weft.engine.layers.gated import ActOrderLinear
-from weft.engine.layers.kernels import Experts
+from weft.engine.layers.feed_forward import Experts
+from weft.engine.layers.wrapped_linear import ActOrderLinear
 from weft.engine.models.loading import load_weights
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.weights.quantization import Quantization, Scheme

@@ -1,6 +1,7 @@
 import pytest
 
-from weft.server.formats.grammar import raw_to_json, types_of
+from weft.server.formats.grammar import types_of
+from weft.server.formats.xml_calls import raw_to_json
 
 ROOT = {
     "$defs": {

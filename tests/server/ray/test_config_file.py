@@ -50,5 +50,5 @@ def test_the_manifest_builds_replicas_with_its_settings(monkeypatch: pytest.Monk
 )
 def test_a_wrong_argument_is_named(args: dict[str, Any], message: str) -> None:
     with pytest.raises(StartError) as caught:
-        build("weft.server.ray.config_file:build", args)
+        build("weft.server.ray.app:build", args)
     assert str(caught.value) == message

@@ -19,7 +19,7 @@ from weft.engine.kernels.triton.layers import (
 )
 from weft.engine.kernels.triton.layers_jit import supports_dependent_launch
 from weft.engine.layers.block import Attention, AttentionStep, BlockStep, GatedFeedForward, PreNormBlock, StepCaches
-from weft.engine.layers.gated import ACTIVATIONS
+from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.norm import RMSNorm
 
 SHAPES = ((24, 48), (19, 1200))

@@ -13,7 +13,7 @@ from weft.engine.kernels.torch.layer_kernels import CublasLinear
 from weft.engine.kernels.triton.layer_kernels import TritonKernels
 from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS
 from weft.engine.layers.block import PagedCache
-from weft.engine.layers.gated import ACTIVATIONS
+from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.rotary import RopeConfig, RotaryTable, rotate
 

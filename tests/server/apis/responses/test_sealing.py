@@ -2,7 +2,7 @@
 
 import pathlib
 
-from weft.server.apis.responses.stored import Sealer
+from weft.server.apis.responses.sealing import Sealer
 
 
 def test_a_sealed_text_comes_back_as_what_it_was(tmp_path: pathlib.Path) -> None:
