@@ -1,24 +1,7 @@
-"""The hidden states that a step gives to requests for vectors.
+"""The seam between scheduling and the device: a step as flat arrays, its masks, its results, and what computes it.
 
-Describes what one step computes as flat arrays: the seam between scheduling and the device.
-
-The model runner sees a `Batch` and never a `Request`. Everything in it is a numpy array or a plain value, so it can be
-sent to another process (tensor-parallel ranks). *Placeholders* are ids that the previous step samples and that the host
-does not know yet. The batch says which row of that step they come from, and the ids stay on the device. Imports no
-torch.
-
-The results of a step as plain host values; the runner makes them and the collector reads them.
-
-Bit masks over the vocabulary, for rows where only some ids may be sampled.
-
-They are plain data, so that they can be sent to another process. torch's sampler applies them to logits here; Weft's
-own kernels read the bits.
-
-The protocol of what computes the engine's steps: a runner in this process, or ranks in other processes.
-
-Batches, masks and results are plain data, so that they can cross a process boundary; an executor elsewhere waits for
-the masks before it sends. An executor never sees a request. Steps
-run in the order of their launches.
+The scheduler's side makes a `Batch` of requests and reads a `StepResult`. An executor sees these alone and never a
+request. Batches, masks and results are plain data, so that they can be sent to another process (tensor-parallel ranks).
 """
 
 from concurrent.futures import Future
@@ -36,21 +19,9 @@ from weft.engine.wire.messages import TokenLogprobs
 
 Ints = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True)
-class PoolBatch:
-    """Tokens whose final hidden states are wanted, as sums over runs of them.
-
-    Attributes:
-        token_indices: (n,) flat token indices, run after run.
-        lengths: (num_runs,) how many tokens each run has, at least one.
-    """
-
-    token_indices: Ints
-    lengths: Ints
-
-
 Floats = npt.NDArray[np.float32]
+
+Bits = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +43,10 @@ class GroupBatch:
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """Values that the previous launched step samples: `rows[i]` of that step belongs to `targets[i]` here."""
+    """Ids that the previous launched step samples, and that the host does not know yet.
+
+    `rows[i]` of that step belongs to `targets[i]` here. The ids themselves stay on the device.
+    """
 
     targets: Ints
     rows: Ints
@@ -169,6 +143,19 @@ class ScoreBatch:
     num_logprobs: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class PoolBatch:
+    """Tokens whose final hidden states are wanted, as sums over runs of them.
+
+    Attributes:
+        token_indices: (n,) flat token indices, run after run.
+        lengths: (num_runs,) how many tokens each run has, at least one.
+    """
+
+    token_indices: Ints
+    lengths: Ints
+
+
 class GraphKey(NamedTuple):
     """What a recorded step can compute.
 
@@ -186,6 +173,8 @@ class GraphKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step, flattened: the tokens of all scheduled requests one after another.
+
+    It is made of numpy arrays and plain values alone.
 
     Attributes:
         token_ids: (num_tokens,) input ids; 0 where a placeholder goes.
@@ -230,33 +219,8 @@ class Batch:
         return len(self.seq_lens)
 
 
-# The id of a masked row for which bans and mask together leave no id.
 NO_TOKEN_ID = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Results in the order of the batch.
-
-    Attributes:
-        token_ids: Sampled id of every row, or NO_TOKEN_ID.
-        logprobs: By row, for rows that report them.
-        scores: One entry per scored prompt position.
-        pooled: (num_runs, hidden_size) sums of hidden states; None when nobody wants any.
-        device_s: Seconds from the start of the step to its end, by the device's own clock; None on the CPU. Outside of
-            CUDA graphs this includes waiting for the next launch within the step.
-        drafts_device_s: The same for the steps of a draft model since the previous result.
-    """
-
-    token_ids: list[int]
-    logprobs: dict[int, TokenLogprobs]
-    scores: list[TokenLogprobs]
-    device_s: float | None = None
-    drafts_device_s: float = 0.0
-    pooled: npt.NDArray[np.float32] | None = None
-
-
-Bits = npt.NDArray[np.int32]
+"""The id of a masked row for which bans and mask together leave no id."""
 
 # (256, 8): what a byte of eight ids adds to their logits. On a CPU adding is several times as fast as masked_fill.
 _OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -265,14 +229,16 @@ _BIASES = torch.from_numpy(np.where(_OCTETS, np.float32(0), np.float32(-np.inf))
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Masks of some rows of a step.
+    """Masks over the vocabulary, for rows of a step where only some ids may be sampled.
+
+    torch's sampler applies them to logits by the methods here; Weft's own kernels read the bits.
 
     Attributes:
         rows: (n,) int64, ascending.
         bits: (n, vocab_size / 32, rounded up); the lowest bit is the lowest id, 1 allows.
     """
 
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     bits: Bits
 
     def apply(self, logits: Tensor) -> None:
@@ -295,12 +261,38 @@ class RowMasks:
         token_ids.index_copy_(0, rows, token_ids[rows].masked_fill(is_empty, NO_TOKEN_ID))
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of the batch, as plain values of the host.
+
+    Attributes:
+        token_ids: Sampled id of every row, or NO_TOKEN_ID.
+        logprobs: By row, for rows that report them.
+        scores: One entry per scored prompt position.
+        pooled: (num_runs, hidden_size) sums of hidden states; None when nobody wants any.
+        device_s: Seconds from the start of the step to its end, by the device's own clock; None on the CPU. Outside of
+            CUDA graphs this includes waiting for the next launch within the step.
+        drafts_device_s: The same for the steps of a draft model since the previous result.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs]
+    scores: list[TokenLogprobs]
+    device_s: float | None = None
+    drafts_device_s: float = 0.0
+    pooled: Floats | None = None
+
+
 # What an executor keeps of a step until it is collected.
 Launched = TypeVar("Launched")
 
 
 class Executor(Protocol[Launched]):
-    """Computes batches. `weft.engine.runner.model_runner.ModelRunner` is the executor of one rank."""
+    """Computes batches, in this process or by ranks in others. Steps run in the order of their launches.
+
+    `weft.engine.runner.model_runner.ModelRunner` is the executor of one rank. An executor whose ranks are elsewhere
+    waits for the masks before it sends them.
+    """
 
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> Launched:
         """Queue a step. masks are for the rows that follow a grammar; sampling waits for them."""

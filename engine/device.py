@@ -1,12 +1,7 @@
-"""Recognises errors that mean the device is out of memory.
-
-Copies host arrays to the device, and results back, without waiting for the device.
+"""Uses a device without waiting for it: copies to it and back, recorded work, and the errors of a full memory.
 
 On CUDA copies go through pinned memory, which the device reads and writes by itself. On the CPU nothing is copied.
-
-Records work on a device as a CUDA graph, which queues it again with one call.
-
-Knows nothing of models. Tests use operations on the CPU in place of graphs.
+Recorded work is a CUDA graph, which queues it again with one call. Nothing here knows models.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,24 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from typing_extensions import override
-
-# In errors of the driver ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory") and of cuBLAS.
-_WORDS = ("out of memory", "ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether missing memory caused an error, or an error in its context: a recording then fails with its own error.
-
-    Only torch's allocator raises `torch.OutOfMemoryError`. Creating a graph and loading a kernel take memory from the
-    driver, which raises other errors, and so does cuBLAS.
-    """
-    while error is not None:
-        is_meant = isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
-        if is_meant or isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__context__
-    return False
-
 
 Array = (
     npt.NDArray[np.int64]
@@ -119,7 +96,10 @@ def _widest_first(tensors: Sequence[Tensor]) -> list[int]:
 
 
 class Capture(Protocol):
-    """Records work on a device. Recordings share memory: the output of one is valid until another one runs."""
+    """Records work on a device. Recordings share memory: the output of one is valid until another one runs.
+
+    Tests use operations on the CPU in place of graphs.
+    """
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Run work, which must not wait for the device.
@@ -153,3 +133,21 @@ class CudaCapture(Capture):
         finally:
             torch.cuda.set_stream(current)  # a failed recording leaves its own stream
         return graph.replay, output
+
+
+# In errors of the driver ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory") and of cuBLAS.
+_WORDS = ("out of memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether missing memory caused an error, or an error in its context: a recording then fails with its own error.
+
+    Only torch's allocator raises `torch.OutOfMemoryError`. Creating a graph and loading a kernel take memory from the
+    driver, which raises other errors, and so does cuBLAS.
+    """
+    while error is not None:
+        is_meant = isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+        if is_meant or isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__context__
+    return False

@@ -1,22 +1,8 @@
-"""How many tokens to draft, from the rate at which drafts are accepted and what they cost.
+"""Drafts of what an output will be: how long they are, where a text has them, and when their source pauses.
 
-A draft of k tokens adds the accepted ones to the one token that a step yields anyway. It makes the step longer by k
-times a *price*: the cost of one more token for every decoding request, as a fraction of a step. The engine's cost model
-gives the price. It is low while a step mostly waits for weights, and rises towards 1 as the batch grows. The rate comes
-from recent drafts. Nothing here knows requests.
-
-Finds in a text how an output will probably continue.
-
-A lookup keeps a pointer into its text and advances it while the output equals the text. When they differ, the lookup
-searches the text for the longest n-gram (n >= 2) that the output ends with, and continues behind it. Places behind the
-lost pointer go first; of equal matches the nearest wins. The pairs of a text are indexed at the first search and as
-the text grows, so a step costs no more for a long text.
-
-Drafters that read a text: the caller's prediction, or the request's own tokens (prompt lookup).
-
-How long a source of drafts is left out after a failure, such as missing memory.
-
-Each failure doubles the next pause. As many good steps as the last pause had halve it again.
+The texts are the caller's prediction and the request's own tokens (prompt lookup). Drafts grow with the rate at which
+they are accepted, and shrink with what they cost. Drafts of models are made elsewhere, with the same `Pace` and
+`DraftPause`.
 """
 
 import logging
@@ -24,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 MAX_NUM_DRAFTS = 32
 """Longest draft. Longer ones are rarely accepted whole, and a step should stay short for the other requests in it."""
@@ -36,7 +24,13 @@ _RECOVERY = 0.98
 
 
 class Pace:
-    """Experience with one source of drafts. Drafts grow while they are accepted, and stop while they cost too much."""
+    """Experience with one source of drafts. Drafts grow while they are accepted, and stop while they cost too much.
+
+    A draft of k tokens adds the accepted ones to the one token that a step yields anyway. It makes the step longer by k
+    times a *price*: the cost of one more token for every decoding request, as a fraction of a step. The engine's cost
+    model gives the price. It is low while a step mostly waits for weights, and rises towards 1 as the batch grows. The
+    rate of acceptance comes from recent drafts.
+    """
 
     def __init__(self, forgetting: float = 0.8) -> None:
         """Start with no experience; `forgetting` is the weight of a draft one draft later."""
@@ -84,7 +78,10 @@ _MAX_MATCH = 16
 
 
 class TokenHistory:
-    """Token ids with an index of their pairs. May grow at its end, and may serve many lookups."""
+    """Token ids with an index of their pairs. May grow at its end, and may serve many lookups.
+
+    Pairs are indexed at the first search and as the text grows, so a step costs no more for a long text.
+    """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = token_ids
@@ -104,7 +101,12 @@ class TokenHistory:
 
 
 class Lookup:
-    """Follows one output through a text."""
+    """Follows one output through a text.
+
+    Keeps a pointer into the text and advances it while the output equals the text. When they differ, it searches the
+    text for the longest n-gram (n >= 2) that the output ends with, and continues behind it. Places behind the lost
+    pointer go first; of equal matches the nearest wins.
+    """
 
     def __init__(self, text: TokenHistory, num_tokens: int, pointer: int | None) -> None:
         """Start behind the first num_tokens ids of the request.
@@ -214,14 +216,15 @@ class NgramDrafter:
         return lookup.propose(request.token_ids, MAX_NUM_DRAFTS)
 
 
-logger = logging.getLogger(__name__)
-
 FIRST_PAUSE, LONGEST_PAUSE = 64, 1 << 14
 """Steps without drafts after the first failure, and after many."""
 
 
 class DraftPause:
-    """The pauses of one source of drafts; the speculator reports how its steps went."""
+    """The pauses of one source of drafts after failures, such as missing memory; the speculator reports how steps went.
+
+    Each failure doubles the next pause. As many good steps as the last pause had halve it again.
+    """
 
     def __init__(self, name: str) -> None:
         """Start without a pause; the log uses the name."""

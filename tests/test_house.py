@@ -36,7 +36,6 @@ USERS_OF_RAY = {f"server/ray/{name}.py" for name in ("app", "deploy", "followers
 KNOWN_BACK_EDGES: set[Edge] = {
     ("engine/families/attention.py", "engine/describe/config.py"),
     ("engine/families/attention.py", "engine/describe/specs.py"),
-    ("engine/families/attention.py", "engine/describe/tensor_names.py"),
     ("engine/families/attention.py", "engine/parts/attention.py"),
     ("engine/families/attention.py", "engine/parts/linear_attention.py"),
     ("engine/families/experts.py", "engine/describe/config.py"),
@@ -60,6 +59,7 @@ KNOWN_BACK_EDGES: set[Edge] = {
     ("engine/families/mamba.py", "engine/parts/mamba.py"),
     ("engine/families/switches.py", "engine/describe/config.py"),
     ("engine/families/switches.py", "engine/describe/specs.py"),
+    ("engine/families/switches.py", "engine/describe/tensor_names.py"),
     ("engine/request.py", "engine/loop/beams.py"),
     ("engine/start/rank_process.py", "engine/process.py"),
     ("server/apis/ollama/route.py", "server/apis/vectors/route.py"),
@@ -77,7 +77,6 @@ KNOWN_CYCLES: set[frozenset[str]] = {
             "engine/loop/output_collector.py",
             "engine/request.py",
             "engine/schedule/batch_builder.py",
-            "engine/schedule/pooled_requests.py",
             "engine/schedule/scheduler.py",
             "engine/schedule/waiting_queue.py",
         }

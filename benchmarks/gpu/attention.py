@@ -12,7 +12,7 @@ from weft.engine import config as engine_config
 from weft.engine.cache.specs import CacheGroup
 from weft.engine.describe.config import load_model_config
 from weft.engine.describe.tensor_names import decoder_spec
-from weft.engine.kernels.choice import choose_kit, make_backend
+from weft.engine.kernels.choice import choose_kernels, make_backend
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.wire.messages import EngineOptions
 
@@ -44,7 +44,7 @@ def run(job: Job, reporter: Reporter) -> None:
     with torch.inference_mode():
         step = backend.begin(batch)
         rotation = torch.tensor([1.0, 0.0], device="cuda")[:, None, None].expand(num_tokens, 2, 1, model.head_dim)
-        heads = choose_kit(model, config).heads(None, model.num_heads, model.num_kv_heads)
+        heads = choose_kernels(model, config).heads(None, model.num_heads, model.num_kv_heads)
         parts = heads(qkv, rotation.to(config.dtype).contiguous(), step.cache(0))  # turned by no angle
         own_s = seconds(lambda: step.attend(0, *parts), config.device)
         reporter.measured("attention", own_s * 1e3, work, backend=backend.name)

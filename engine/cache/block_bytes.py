@@ -1,13 +1,7 @@
-"""Copies whole blocks out of the caches of a model into rows of bytes, and back.
+"""Copies whole blocks out of the caches of a model, of one rank or of several, into rows of bytes, and back.
 
-A row holds one block of a cache group: of all layers, and of all models whose caches have the same block ids. Knows
-nothing of what the bytes mean; a backend alone knows the layout of its blocks.
-
-Copies blocks out of the caches of several ranks into the first one's rows of bytes, and back.
-
-So what evicted blocks go through, memory and disk, is that of the first rank alone. A row holds its block, those of its
-draft model included, then that of each other rank. Blocks come by a collective, at one place among the steps of all
-ranks. They go back as messages, which another rank heeds behind the steps that were sent before.
+A row holds one block of a cache group: of all layers, and of all models whose caches have the same block ids. Nothing
+here knows what the bytes mean; a backend alone knows the layout of its blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +13,7 @@ from typing_extensions import override
 
 
 class BlockBytes:
-    """Reads and writes the blocks of all cache groups; owns none of them.
+    """Reads and writes the blocks of all cache groups in this process; owns none of them.
 
     Attributes:
         row_bytes: Bytes of a row, by cache group.
@@ -97,7 +91,12 @@ class WriteBlock(NamedTuple):
 
 
 class RankedBlocks(BlockBytes):
-    """The blocks of all ranks, in the process of the first."""
+    """The blocks of all ranks, in the process of the first.
+
+    So what evicted blocks go through, memory and disk, is that of the first rank alone. A row holds its block, those of
+    its draft model included, then that of each other rank. Blocks come by a collective, at one place among the steps of
+    all ranks. They go back as messages, which another rank heeds behind the steps that were sent before.
+    """
 
     def __init__(
         self,

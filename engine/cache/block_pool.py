@@ -3,9 +3,7 @@
 Invariant: a block is either referenced (count >= 1) or in the free list, never both. Block 0 is the null block and is
 in neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache. It
 begins with blocks without content. The least recently freed blocks follow. Blocks with pinned content come last of all.
-Every operation is O(1) per block. Knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
-
-Checks that block tables and pools agree, for tests and for an engine that is idle.
+Every operation is O(1) per block. The pool knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
 """
 
 from collections import Counter
@@ -156,6 +154,8 @@ def check_references(
     pool: BlockPool, group: int, requests: Sequence[Request], state_index: int | None, others: Iterable[int]
 ) -> None:
     """Assert that requests and others hold exactly the references that the pool of a group counts.
+
+    For tests and for an idle engine.
 
     Args:
         state_index: Place of the group among those of states; None for a group of tokens.

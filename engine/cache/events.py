@@ -1,14 +1,8 @@
-"""Records which blocks became cached and which no longer are, for a router that sends prompts where their prefix is.
+"""Tells routers which blocks became cached and which no longer are, so that they send prompts where their prefix is.
 
-The events have the fields and the order of vLLM's. Only blocks of requests without a salt are recorded: an event holds
-the token ids of its block, and a salt says that a prefix is nobody else's business. Lists are appended to during a
-step, and `take` empties them; sending is for others.
-
-Publishes what the KV cache holds, in vLLM's format, on a ZeroMQ socket.
-
-A message has three frames: the topic, its number (8 bytes, big-endian), and `[time, events, rank]` in msgpack. No step
-waits for a subscriber. While there is none, the newest messages are kept; what a slow one does not take is dropped.
-Numbers tell subscribers what they missed. The first message says that nothing is cached, as after a restart.
+`RecordingCache` records events, and `EventPublisher` sends them on a ZeroMQ socket. Events have the fields and the
+order of vLLM's. A message has three frames: the topic, its number (8 bytes, big-endian), and `[time, events, rank]` in
+msgpack.
 """
 
 import itertools
@@ -76,7 +70,11 @@ class RecordingPool(BlockPool):
 
 
 class BlockEvents:
-    """Owner of the events of one pool since they were last taken."""
+    """Owner of the events of one pool since they were last taken.
+
+    Only blocks of requests without a salt are recorded: an event holds the token ids of its block, and a salt says that
+    a prefix is nobody else's business. The list grows during a step, and `take` empties it.
+    """
 
     def __init__(self, pool: RecordingPool, block_size: int, hashes: BlockHashes) -> None:
         """Record the blocks of requests whose cache seed is one without a salt."""
@@ -126,6 +124,11 @@ class BlockEvents:
             self._events.append(BlockRemoved([_name(block_hash)]))
 
 
+def _name(block_hash: bytes) -> int:
+    """The last 64 bits, which is what routers make of a longer hash."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
 class RecordingCache(KVCacheManager):
     """A KV cache manager that records events of what it caches."""
 
@@ -155,11 +158,6 @@ class RecordingCache(KVCacheManager):
             self.events.stored(request, first, request.num_indexed_blocks)
 
 
-def _name(block_hash: bytes) -> int:
-    """The last 64 bits, which is what routers make of a longer hash."""
-    return int.from_bytes(block_hash[-8:], "big")
-
-
 _MAX_NUM_MESSAGES = 4096
 """Kept while nobody subscribes, and for each subscriber that is slow."""
 
@@ -174,7 +172,12 @@ def open_publisher(options: EngineOptions) -> "EventPublisher | None":
 
 
 class EventPublisher:
-    """Owner of the socket. For one thread; nothing it does waits."""
+    """Owner of the ZeroMQ socket that sends events. For one thread; nothing it does waits.
+
+    No step waits for a subscriber. While there is none, the newest messages are kept; what a slow one does not take is
+    dropped. The numbers of messages tell subscribers what they missed. The first message says that nothing is cached,
+    as after a restart.
+    """
 
     def __init__(self, address: str, topic: str, replay_address: str | None = None, max_num_kept: int = 10_000) -> None:
         """Listen for subscribers, such as at tcp://*:5557; max_num_kept messages are sent again at replay_address.

@@ -2,9 +2,7 @@
 
 A block is copied to the host's memory when it is evicted, and from there to disk if there is a folder. Blocks on their
 way to disk are found like any others. What comes faster than the disk takes it is dropped, so the engine never waits
-for it. One thread writes and one loads; the engine's thread only touches tables and copies one block at a time.
-
-Opens what keeps evicted blocks, as the options ask: rows in the host's memory and a folder of files.
+for it.
 
 A folder serves one model: another model, layout, or precision has other bytes, and so another name. Engines that share
 a folder may have the model on different machines, so its name then depends on what the files of the model hold, not on
@@ -39,21 +37,6 @@ from weft.engine.wire.machine import format_size
 from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.status_page import Counters
 from weft.engine.wire.tokenizer_files import describe
-
-_BUFFER_BYTES = 256 << 20
-"""Most bytes on their way to disk, where the memory of the host is not a tier of its own."""
-
-_MAX_MISSES = 64
-"""Blocks of a prompt that may be missing before it is no longer looked for: some kinds of cache keep but a few."""
-
-_PAUSE_S = 10.0
-"""After a failed write the disk is left alone for so long. What is evicted meanwhile is not written."""
-
-_GAIN = 0.3
-"""How fast the measured rates follow new measurements."""
-
-_HALVING_S = 60.0
-"""Without loads, predicted times are halved every so many seconds: a disk that once was slow is tried again."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +92,13 @@ class _Rows:
         self._num_bytes -= row.num_bytes if row else 0
 
 
+_GAIN = 0.3
+"""How fast the measured rates follow new measurements."""
+
+_HALVING_S = 60.0
+"""Without loads, predicted times are halved every so many seconds: a disk that once was slow is tried again."""
+
+
 class _Rate:
     """Seconds that a byte takes, as measured."""
 
@@ -128,8 +118,21 @@ class _Rate:
         return self._seconds * math.exp2(-(time.monotonic() - self._measured) / _HALVING_S)
 
 
+_BUFFER_BYTES = 256 << 20
+"""Most bytes on their way to disk, where the memory of the host is not a tier of its own."""
+
+_MAX_MISSES = 64
+"""Blocks of a prompt that may be missing before it is no longer looked for: some kinds of cache keep but a few."""
+
+_PAUSE_S = 10.0
+"""After a failed write the disk is left alone for so long. What is evicted meanwhile is not written."""
+
+
 class OffloadTier(BlockTier):
     """Owner of the rows in the host's memory and of the folder.
+
+    One thread writes, one loads, and one looks for what others wrote. The engine's thread only touches tables and
+    copies one block at a time.
 
     Attributes:
         counters: What it has done so far.
@@ -302,7 +305,7 @@ _UNUSED_S = 7 * 86400.0
 _NAME_BYTES = 16
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json")
 _HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-"""Names of files in the hub's cache: digests of what they hold."""
+"""Names of files in the cache of the Hugging Face hub: digests of what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +317,7 @@ class Opened:
 
 
 def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object]) -> Opened | None:
-    """Open the tier, or None if none is asked for.
+    """Open the tier that the options ask for; None if they ask for none. Removes folders that are no longer used.
 
     Args:
         facts: Beside the files of the model and the options, what the bytes of a block depend on.
@@ -350,6 +353,7 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
 
 
 def _fingerprint(model: Path, facts: Sequence[object], *, is_shared: bool) -> str:
+    """The name of the folder for a model and these facts."""
     config, elsewhere = describe(model / "config.json")
     inside = sorted(path for pattern in _WEIGHTS for path in model.glob(pattern) if path.name != "config.json")
     paths, digest = [*inside, *elsewhere], hashlib.blake2b(config, digest_size=_NAME_BYTES)

@@ -1,15 +1,4 @@
-"""Names the blocks of prompts by keyed, chained 128-bit hashes: equal hashes mean equal tokens from the first one on.
-
-The key is random and lives as long as the process, or as the folder that keeps evicted blocks. So nobody outside can
-make two prompts collide.
-
-Keeps the prefixes that callers asked to pin: which block hashes, and until when.
-
-A pinned block that no request holds is evicted after all others, so a pin holds only while there is room. Owns the
-times and the bound on the number of pinned hashes. The pools do the ordering. A hash may be pinned before its block is
-computed. It stays pinned even when its block is evicted.
-
-Says after which tokens of a request its states are kept, so that later requests begin there.
+"""Prefixes of prompts that are reused: the hashes that name them, which are pinned, and where their states are kept.
 
 Keys and values of all tokens stay in the cache, but of a state there is only what the last token left. A prefix can be
 reused only up to a token after which the state was kept: a *stop*, at the end of a block. Prefill chunks end at stops.
@@ -36,7 +25,11 @@ _HASH_BYTES = 16
 
 
 class BlockHashes:
-    """Owner of the key."""
+    """Names blocks by keyed, chained 128-bit hashes: equal hashes mean equal tokens from the first one on.
+
+    Owns the key. It is random and lives as long as the process, or as the folder that keeps evicted blocks. So nobody
+    outside can make two prompts collide.
+    """
 
     def __init__(self, block_size: int, key: bytes | None = None) -> None:
         """Take a key, or draw one; a block has block_size tokens."""
@@ -66,7 +59,12 @@ class BlockHashes:
 
 
 class Pins:
-    """Pinned hashes with their times. Mutated by the KV cache manager and, as time passes, by the scheduler."""
+    """The hashes that callers asked to pin, and until when. Owns the times and the bound on the number of hashes.
+
+    Mutated by the KV cache manager and, as time passes, by the scheduler. The pools do the ordering: a pinned block
+    that no request holds is evicted after all others, so a pin holds only while there is room. A hash may be pinned
+    before its block is computed. It stays pinned even when its block is evicted.
+    """
 
     def __init__(self, pools: Sequence[BlockPool], max_num_blocks: int) -> None:
         """Start with none; at most max_num_blocks are pinned at a time."""

@@ -1,14 +1,8 @@
-"""Moves evicted blocks to a second home, such as the memory of the host, and back.
+"""Moves blocks between the pools and a second home, such as the memory of the host, which engines may share.
 
 If a tier has a prefix that a waiting request needs, the prefix is loaded before the request is admitted. Meanwhile the
 request is LOADING and all others go on: no step waits for a copy. Loaded blocks are cached like any others. If the tier
-raises, its content counts as lost, and the engine goes on. A load that hangs keeps its blocks, since it may still write
-them, but no request waits for it, and nothing more is loaded until it ends.
-
-Shares a tier with other engines: finds what they have put there, and stores prompts for them.
-
-Before a prompt is admitted, the tier looks for its blocks. A prompt that others wait for is stored as soon as it is
-computed, while its blocks stay cached. Both happen in the background and take a bounded time: no step waits for them.
+raises, its content counts as lost, and the engine goes on.
 """
 
 import logging
@@ -97,6 +91,9 @@ class _Load:
 
 class Offload:
     """Moves blocks between pools and tier. Owns one reference on each block of the prefixes being loaded.
+
+    A load that hangs keeps its blocks, since it may still write them, but no request waits for it, and nothing more is
+    loaded until it ends.
 
     Attributes:
         lookups: One function per cache group. It returns None for content that neither the pool nor the tier has. Empty
@@ -283,7 +280,11 @@ class _Store:
 
 
 class SharedOffload(Offload):
-    """An `Offload` whose tier may be shared. Owns one reference on each block that is being stored, too."""
+    """An `Offload` whose tier may be shared with other engines. Owns one reference on each block being stored, too.
+
+    Before a prompt is admitted, the tier looks for its blocks. A prompt that others wait for is stored as soon as it is
+    computed, while its blocks stay cached. Both happen in the background and take a bounded time.
+    """
 
     def __init__(self, tier: BlockTier | None, pools: Sequence[BlockPool]) -> None:
         """See `Offload`."""

@@ -1,11 +1,4 @@
-"""What the engine needs to know of a model before anything is loaded, whoever computes it.
-
-Reads the rotary embedding of a checkpoint, in the dialects of transformers 4 and 5.
-
-Version 4 has rope_theta and rope_scaling, version 5 rope_parameters. What the rotary layer cannot compute is refused by
-name.
-
-Reads and checks config.json and generation_config.json of a checkpoint.
+"""Reads and checks config.json and generation_config.json of a checkpoint.
 
 Reads the JSON itself, so that start-up does not wait for transformers. Accepts both dialects of published checkpoints:
 transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype). Refuses with a `ModelError` what
@@ -38,10 +31,12 @@ from weft.engine.layers.rotary import (
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Sizes and limits of a model.
+    """Sizes and limits of a model: what the engine needs to know of it before anything is loaded, whoever computes it.
 
     Attributes:
         num_kv_heads, head_dim: Of the largest layer.
@@ -84,129 +79,6 @@ class ModelFacts:
         return 0
 
 
-_DEFAULT_THETA = 10_000.0
-
-
-def read_ropes(
-    fields: Fields, switches: FamilySwitches, windows: Sequence[int | None], head_dim: int, longest: int
-) -> tuple[RopeConfig, ...]:
-    """The rotary embedding of every layer.
-
-    Args:
-        windows: Of every layer.
-        longest: Longest context, before it is extended.
-
-    Raises:
-        ModelError: config.json asks for a type that is not supported.
-    """
-    kinds = {None: "full_attention"} | {window: "sliding_attention" for window in windows if window is not None}
-    by_kind = {}
-    if switches.has_rope:
-        for window, kind in kinds.items():
-            own_dim = switches.full_head_dim if window is None else None
-            by_kind[window] = replace(read_rope(fields, own_dim or head_dim, longest, kind), head_dim=own_dim)
-            if window is not None and switches.local_rope_theta is not None and not _sections(fields)[kind].names():
-                by_kind[window] = replace(by_kind[window], theta=switches.local_rope_theta, scaling=None)
-    return tuple(
-        NO_ROPE if layer in switches.ropeless else by_kind.get(window, NO_ROPE) for layer, window in enumerate(windows)
-    )
-
-
-def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_attention") -> RopeConfig:
-    """The rotary embedding that config.json asks for in layers of a kind, for heads of head_dim values."""
-    by_kind = _sections(fields)
-    section = by_kind[kind] if by_kind[kind].names() else by_kind[""]
-    theta = section.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
-    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    is_proportional = section.optional_text("rope_type") == "proportional"
-    rotary_dim = head_dim if is_proportional else fields.integer("rotary_dim", int(head_dim * share))
-    if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
-        raise ModelError(f"rotary embedding of {rotary_dim} values in heads of {head_dim} is not supported")
-    if section.optional_text("type") == "dynamic" or section.optional_text("rope_type") == "dynamic":
-        alpha = section.optional_number("alpha")  # Hunyuan's, for contexts of all lengths
-        if alpha is not None:
-            theta *= alpha ** (rotary_dim / (rotary_dim - 2))
-    original = fields.integer("original_max_position_embeddings", longest)
-    scaling = _read_scaling(section, original, longest, rotary_dim)
-    return RopeConfig(theta, scaling, None if rotary_dim == head_dim else rotary_dim)
-
-
-def _sections(fields: Fields) -> dict[str, Fields]:
-    """The parameters by kind of layer; under "" what stands for all kinds."""
-    section = fields.section("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
-    kinds = {kind: section.section(kind) for kind in ("full_attention", "sliding_attention")}
-    return {**kinds, "": section}
-
-
-def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
-    """How far positions reach.
-
-    Published YaRN recipes leave max_position_embeddings at its value before the extension. The second set of
-    frequencies of LongRoPE would change the keys of all tokens when a context outgrows the first one.
-    """
-    for rope in ropes:
-        if isinstance(rope.scaling, YarnScaling):
-            longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
-        elif isinstance(rope.scaling, LongScaling):
-            longest = min(longest, rope.scaling.original_max_position_embeddings)
-    return longest
-
-
-def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int) -> RopeScaling | None:
-    original = section.integer("original_max_position_embeddings", original)
-    match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
-        case "default" | "mrope" | "dynamic":  # which differ for images, and for contexts beyond the longest
-            return None
-        case "proportional":
-            return ProportionalScaling(section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0))
-        case "linear":
-            return LinearScaling(section.number("factor"))
-        case "llama3":
-            low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-            return Llama3Scaling(section.number("factor"), low, high, original_max_position_embeddings=original)
-        case "yarn":
-            factor = section.number("factor", longest / original)
-            return YarnScaling(
-                factor=factor,
-                original_max_position_embeddings=original,
-                attention_factor=_read_attention_factor(section, factor),
-                beta_fast=section.number("beta_fast", 32.0),
-                beta_slow=section.number("beta_slow", 1.0),
-                truncate=section.flag("truncate", True),
-            )
-        case "longrope" | "su":
-            factors = section.numbers("short_factor")
-            if len(factors) != rotary_dim // 2:
-                raise section.wrong("short_factor", f"a list of {rotary_dim // 2} numbers")
-            extension = section.number("factor", longest / original)
-            factor = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
-            return LongScaling(factors, original, section.number("attention_factor", factor))
-    raise ModelError(
-        f"rope type {rope_type} is not supported "
-        "(supported: default, linear, dynamic, llama3, longrope, proportional, yarn)"
-    )
-
-
-def _read_attention_factor(section: Fields, factor: float) -> float:
-    """YaRN's multiplier of cosine and sine: as given, or from the two mscales (DeepSeek), or from the factor alone."""
-    given = section.optional_number("attention_factor")
-    if given is not None:
-        return given
-    mscale, mscale_all_dim = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
-    if mscale and mscale_all_dim:
-        return _attention_factor(factor, mscale) / _attention_factor(factor, mscale_all_dim)
-    return _attention_factor(factor, 1.0)
-
-
-def _attention_factor(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-logger = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
 @dataclass(frozen=True, slots=True)
 class ModelConfig(ModelFacts):
     """A checkpoint's architecture and sizes, for Weft's own decoder.
@@ -214,7 +86,7 @@ class ModelConfig(ModelFacts):
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         ropes, sliding_windows: One entry per layer; None is full attention.
-        activation: Of the feed-forward layers, a key of `weft.engine.layers.wrapped_linear.ACTIVATIONS`.
+        activation: Of the feed-forward layers, a key of `weft.engine.layers.feed_forward.ACTIVATIONS`.
         num_token_types: Types that a token may have; 1 for a model that knows none.
         num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
@@ -324,6 +196,9 @@ def _read_activation(fields: Fields, switches: FamilySwitches) -> str:
     return activation
 
 
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
 def read_dtype(fields: Fields) -> torch.dtype:
     """What config.json declares, float32 if it declares nothing; raises ModelError for other types."""
     name = fields.optional_text("dtype") or fields.optional_text("torch_dtype") or "float32"
@@ -347,3 +222,121 @@ def read_eos_token_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[i
         left_out = ", ".join(str(token_id) for token_id in named if token_id not in known)
         logger.warning("eos_token_id: %s left out, for token ids go from 0 to %d", left_out, vocab_size - 1)
     return known
+
+
+_DEFAULT_THETA = 10_000.0
+
+
+def read_ropes(
+    fields: Fields, switches: FamilySwitches, windows: Sequence[int | None], head_dim: int, longest: int
+) -> tuple[RopeConfig, ...]:
+    """The rotary embedding of every layer. What the rotary layer cannot compute is refused by name.
+
+    Args:
+        windows: Of every layer.
+        longest: Longest context, before it is extended.
+
+    Raises:
+        ModelError: config.json asks for a type that is not supported.
+    """
+    kinds = {None: "full_attention"} | {window: "sliding_attention" for window in windows if window is not None}
+    by_kind = {}
+    if switches.has_rope:
+        for window, kind in kinds.items():
+            own_dim = switches.full_head_dim if window is None else None
+            by_kind[window] = replace(read_rope(fields, own_dim or head_dim, longest, kind), head_dim=own_dim)
+            if window is not None and switches.local_rope_theta is not None and not _sections(fields)[kind].names():
+                by_kind[window] = replace(by_kind[window], theta=switches.local_rope_theta, scaling=None)
+    return tuple(
+        NO_ROPE if layer in switches.ropeless else by_kind.get(window, NO_ROPE) for layer, window in enumerate(windows)
+    )
+
+
+def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_attention") -> RopeConfig:
+    """The rotary embedding that config.json asks for in layers of a kind, for heads of head_dim values."""
+    by_kind = _sections(fields)
+    section = by_kind[kind] if by_kind[kind].names() else by_kind[""]
+    theta = section.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
+    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    is_proportional = section.optional_text("rope_type") == "proportional"
+    rotary_dim = head_dim if is_proportional else fields.integer("rotary_dim", int(head_dim * share))
+    if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
+        raise ModelError(f"rotary embedding of {rotary_dim} values in heads of {head_dim} is not supported")
+    if section.optional_text("type") == "dynamic" or section.optional_text("rope_type") == "dynamic":
+        alpha = section.optional_number("alpha")  # Hunyuan's, for contexts of all lengths
+        if alpha is not None:
+            theta *= alpha ** (rotary_dim / (rotary_dim - 2))
+    original = fields.integer("original_max_position_embeddings", longest)
+    scaling = _read_scaling(section, original, longest, rotary_dim)
+    return RopeConfig(theta, scaling, None if rotary_dim == head_dim else rotary_dim)
+
+
+def _sections(fields: Fields) -> dict[str, Fields]:
+    """The parameters by kind of layer; under "" what stands for all kinds."""
+    section = fields.section("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
+    kinds = {kind: section.section(kind) for kind in ("full_attention", "sliding_attention")}
+    return {**kinds, "": section}
+
+
+def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int) -> RopeScaling | None:
+    original = section.integer("original_max_position_embeddings", original)
+    match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
+        case "default" | "mrope" | "dynamic":  # which differ for images, and for contexts beyond the longest
+            return None
+        case "proportional":
+            return ProportionalScaling(section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0))
+        case "linear":
+            return LinearScaling(section.number("factor"))
+        case "llama3":
+            low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+            return Llama3Scaling(section.number("factor"), low, high, original_max_position_embeddings=original)
+        case "yarn":
+            factor = section.number("factor", longest / original)
+            return YarnScaling(
+                factor=factor,
+                original_max_position_embeddings=original,
+                attention_factor=_read_attention_factor(section, factor),
+                beta_fast=section.number("beta_fast", 32.0),
+                beta_slow=section.number("beta_slow", 1.0),
+                truncate=section.flag("truncate", True),
+            )
+        case "longrope" | "su":
+            factors = section.numbers("short_factor")
+            if len(factors) != rotary_dim // 2:
+                raise section.wrong("short_factor", f"a list of {rotary_dim // 2} numbers")
+            extension = section.number("factor", longest / original)
+            factor = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
+            return LongScaling(factors, original, section.number("attention_factor", factor))
+    raise ModelError(
+        f"rope type {rope_type} is not supported "
+        "(supported: default, linear, dynamic, llama3, longrope, proportional, yarn)"
+    )
+
+
+def _read_attention_factor(section: Fields, factor: float) -> float:
+    """YaRN's multiplier of cosine and sine: as given, or from the two mscales (DeepSeek), or from the factor alone."""
+    given = section.optional_number("attention_factor")
+    if given is not None:
+        return given
+    mscale, mscale_all_dim = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
+    if mscale and mscale_all_dim:
+        return _attention_factor(factor, mscale) / _attention_factor(factor, mscale_all_dim)
+    return _attention_factor(factor, 1.0)
+
+
+def _attention_factor(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
+    """How far positions reach.
+
+    Published YaRN recipes leave max_position_embeddings at its value before the extension. The second set of
+    frequencies of LongRoPE would change the keys of all tokens when a context outgrows the first one.
+    """
+    for rope in ropes:
+        if isinstance(rope.scaling, YarnScaling):
+            longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
+        elif isinstance(rope.scaling, LongScaling):
+            longest = min(longest, rope.scaling.original_max_position_embeddings)
+    return longest

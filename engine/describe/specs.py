@@ -24,13 +24,20 @@ from weft.engine.layers.block import (
     Layer,
     Linear,
     Mixer,
-    ParallelBlock,
-    PostNormBlock,
     PreNormBlock,
     unchanged,
 )
 from weft.engine.layers.kernels import LayerKernels
-from weft.engine.layers.norm import HeadNorm, LayerNorm, NormedHeads, RMSNorm, over_all_heads, unchanged_heads
+from weft.engine.layers.norm import (
+    HeadNorm,
+    LayerNorm,
+    NormedHeads,
+    ParallelBlock,
+    PostNormBlock,
+    RMSNorm,
+    over_all_heads,
+    unchanged_heads,
+)
 from weft.engine.layers.wrapped_linear import LinearWithEpilogue, clamped, scaled
 from weft.engine.weights.reader import ExpertsRef, TensorRef, WeightReader, WeightRef
 

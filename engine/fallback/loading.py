@@ -1,20 +1,9 @@
-"""Weft's paged attention as an implementation of transformers' AttentionInterface.
+"""Loads transformers' module of a checkpoint and makes it a `Model` that attends to Weft's paged caches.
 
-A step's tokens reach the module as one row, and its masks are none: the caches of the step know which token belongs to
-which request. Every attention module carries a `LayerCache`, since the interface hands over nothing but the module.
-
-A module of transformers as a `Model`: its body computes hidden states, the rest of it makes logits of some of them.
-
-The rest knows how its architecture scales, caps and adds biases to logits. So it is run as it is, with a body that
-returns given hidden states.
-
-Loads a checkpoint into transformers' module: transformers names, merges and ties tensors, Weft's reader reads them.
-
-Transformers gets every tensor as a promise to read it. Beside the weights, one tensor exists at a time, or those that
-are merged into one, such as the experts of a layer.
+Transformers names, merges and ties tensors, and Weft's reader reads them: transformers gets every tensor as a promise
+to read it. The module attends by Weft's implementation of transformers' AttentionInterface.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,14 +21,16 @@ from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec
 from weft.engine.fallback.attention_calls import RecordedCalls
-from weft.engine.fallback.config import FallbackConfig, pack
+from weft.engine.fallback.config import FallbackConfig
 from weft.engine.fallback.request_model import RequestModel
-from weft.engine.layers.block import AttentionStep, Model, StepCaches
+from weft.engine.layers.block import AttentionStep, Layer, Linear, Model, StepCaches
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import LoadFormat
-from weft.engine.weights.reader import Progress
+from weft.engine.weights.reader import ExpertsRef, Progress, TensorRef, WeightReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource, refuse_unexpected
 from weft.engine.wire.errors import ModelError
+
+transformers_logging: Any = untyped_logging
 
 PAGED = "weft"
 """Name of this attention, for `attn_implementation`. No mask is registered for it, so transformers makes none."""
@@ -53,7 +44,10 @@ class CurrentStep:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Which cache of the step a module uses, and the dtype of the model."""
+    """Which cache of the step a module uses, and the dtype of the model.
+
+    Every attention module carries one, since the interface hands over nothing but the module.
+    """
 
     current: CurrentStep
     layer: int
@@ -102,7 +96,11 @@ AttentionInterface.register(PAGED, _attend)
 
 
 class _Body(torch.nn.Module):
-    """Stands in the place of the body: runs it, or returns the hidden states that it was given."""
+    """Stands in the place of the body: runs it, or returns the hidden states that it was given.
+
+    The rest of a module knows how its architecture scales, caps and adds biases to logits. So logits are made by the
+    whole module, with a body that returns given hidden states.
+    """
 
     def __init__(self, body: torch.nn.Module) -> None:
         super().__init__()
@@ -121,7 +119,10 @@ class _Body(torch.nn.Module):
 
 
 class TransformersModel(Model):
-    """A loaded module. Runs one step at a time.
+    """A loaded module: its body computes hidden states, the rest of it makes logits of some of them.
+
+    Runs one step at a time. A step's tokens reach the module as one row, and its masks are none: the caches of the step
+    know which token belongs to which request.
 
     Attributes:
         cache_specs: What each cache keeps, one for each attention module.
@@ -169,7 +170,7 @@ class TransformersModel(Model):
             logits: torch.Tensor = self._module(input_ids=token_ids, use_cache=False).logits
         return logits.float()  # (num_prompts, num_tokens, vocab_size)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _eager_attention(self) -> Iterator[None]:
         config = self._module.config
         config._attn_implementation = "eager"
@@ -178,8 +179,6 @@ class TransformersModel(Model):
         finally:
             config._attn_implementation = PAGED
 
-
-transformers_logging: Any = untyped_logging
 
 _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 """The name of a tensor that one expert has: its layer, its number, what it is."""
@@ -202,15 +201,17 @@ def load_fallback(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    kit: LayerKernels | None = None,
+    kernels: LayerKernels | None = None,
     load_format: LoadFormat = "auto",
     progress: Progress = lambda done, total: None,
 ) -> TransformersModel | RequestModel:
     """Build the module with the weights in folder.
 
+    Beside the weights, one tensor exists at a time, or those that are merged into one, such as the experts of a layer.
+
     Args:
         folder: Model folder in Hugging Face layout; its weights are not read if load_format is "dummy".
-        kit: Makes the linear layers; None leaves them as they are.
+        kernels: Makes the linear layers; None leaves them as they are.
         load_format: "dummy" makes random weights.
         progress: Called after every tensor.
 
@@ -218,9 +219,7 @@ def load_fallback(
         ModelError: The checkpoint does not hold exactly the tensors that the module needs.
     """
     total, done = config.num_values * dtype.itemsize, 0
-
     names, read = _random(config, dtype) if load_format == "dummy" else _stored(folder, config.is_half)
-
     _check_experts(names)
     shapes: dict[str, torch.Size] = {}
 
@@ -240,8 +239,8 @@ def load_fallback(
     if config.calls is None:
         return RequestModel(module)
     model = TransformersModel(module, config.calls, dtype)
-    if kit is not None:
-        pack(module, kit, dtype)
+    if kernels is not None:
+        pack(module, kernels, dtype)
     return model
 
 
@@ -295,12 +294,7 @@ def _load(config: FallbackConfig, promises: Mapping[str, _Promise], dtype: torch
             )
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"the checkpoint does not fit the model: {' '.join(str(error).split())[:300]}") from None
-    except (
-        AttributeError,
-        ImportError,
-        LookupError,
-        TypeError,
-    ) as error:  # as where it wants another part of config.json
+    except (AttributeError, ImportError, LookupError, TypeError) as error:  # where it wants more of config.json
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(
             f"architecture {config.architecture} is not supported: it cannot be loaded ({fault})"
@@ -330,3 +324,66 @@ def _quiet_and_one_by_one() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def pack(module: PreTrainedModel, kernels: LayerKernels, dtype: torch.dtype) -> None:
+    """Replace the linear layers of dtype, and an embedding that shares its matrix with the output head.
+
+    Layers made by kernels are as fast as those of native families. The plain weights are freed one after another.
+    """
+    shared = {part.weight: (name, part) for name, part in module.named_modules() if type(part) is torch.nn.Embedding}
+    tables = {part.weight for part in module.modules() if isinstance(part, torch.nn.Embedding)}
+    for name, part in list(module.named_modules()):
+        if type(part) is not torch.nn.Linear or part.weight.dtype != dtype:
+            continue
+        weight, bias = part.weight, part.bias
+        ref = WeightRef((name,), (part.out_features,), part.in_features, bias is not None)
+        if weight in shared and bias is None:
+            gather, head = kernels.tied(ref, _Given(weight.data, None))
+            module.set_submodule(shared[weight][0], _Gather(gather))
+            module.set_submodule(name, _Rows(head))
+        elif weight not in tables:  # a packed copy of an embedding that scales its rows would be a second one
+            module.set_submodule(
+                name, _Rows(kernels.linear(ref, _Given(weight.data, None if bias is None else bias.data)))
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given(WeightReader):
+    """Hands out one matrix."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.weight, self.bias
+
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        raise NotImplementedError(ref.matrix.names)
+
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
+        raise NotImplementedError(ref.name)
+
+
+class _Rows(torch.nn.Module):
+    """The kernels' layer over the last dimension of any tensor."""
+
+    def __init__(self, layer: Linear | Layer) -> None:
+        super().__init__()
+        self._layer = layer
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = self._layer(inputs.reshape(-1, inputs.shape[-1]).contiguous())
+        return rows.view(*inputs.shape[:-1], rows.shape[-1])
+
+
+class _Gather(torch.nn.Module):
+    """The kernels' embedding of token ids of any shape."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self._layer = layer
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows = self._layer(token_ids.reshape(-1))
+        return rows.view(*token_ids.shape, rows.shape[-1])

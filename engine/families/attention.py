@@ -1,19 +1,22 @@
-"""Reads sliding windows: which layers of a checkpoint have one, and of how many tokens.
+"""How the layers of a family mix tokens: sliding windows, and switches of all that is no plain attention.
 
-Switches of attention to chunks of the context, and of attention whose scores grow with the query's position.
-
-Switches of layers that are no plain attention: gated delta rule, short convolution, gated attention.
+The switches are attention to chunks or with temperatures, attention with gates, the gated delta rule, the recurrence of
+Griffin, and short convolutions.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from weft.engine.families.switches import FeedForwardSwitches, MixerSwitches
+from weft.engine.families.switches import MixerSwitches
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
+
+if TYPE_CHECKING:
+    from weft.engine.describe.config import ModelConfig
+    from weft.engine.describe.specs import MixerSpec, NormSpec
 
 
 def read_window(fields: Fields, default: int) -> int | None:
@@ -68,14 +71,20 @@ def read_layer_windows(fields: Fields) -> tuple[int | None, ...]:
     return by_type or by_index
 
 
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import MixerSpec, NormSpec
+def read_layer_types(fields: Fields, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The kind of every layer, one of those known."""
+    layer_types = fields.texts("layer_types") or default
+    num_layers = fields.integer("num_hidden_layers")
+    if len(layer_types) != num_layers or not set(layer_types) <= set(known):
+        raise fields.wrong("layer_types", f"a list of {num_layers} of {', '.join(known)}")
+    return layer_types
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSwitches(MixerSwitches):
     """Softmax attention that differs from that of other layers.
+
+    It sees chunks of the context, or its scores grow with the query's position.
 
     Attributes:
         index: Of the layer.
@@ -94,20 +103,6 @@ class AttentionSwitches(MixerSwitches):
         from weft.engine.parts.attention import tuned_attention_spec
 
         return tuned_attention_spec(self, config, layer, output_norm)
-
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import FeedForwardSpec, MixerSpec, NormSpec
-
-
-def read_layer_types(fields: Fields, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The kind of every layer, one of those known."""
-    layer_types = fields.texts("layer_types") or default
-    num_layers = fields.integer("num_hidden_layers")
-    if len(layer_types) != num_layers or not set(layer_types) <= set(known):
-        raise fields.wrong("layer_types", f"a list of {num_layers} of {', '.join(known)}")
-    return layer_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,20 +187,3 @@ class GatedAttentionSwitches(MixerSwitches):
         from weft.engine.parts.linear_attention import gated_attention_spec
 
         return gated_attention_spec(self, config, layer, output_norm)
-
-
-@dataclass(frozen=True, slots=True)
-class SizedFeedForward(FeedForwardSwitches):
-    """The dense layer with a size that is computed from config.json."""
-
-    intermediate_size: int
-
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        from weft.engine.describe.tensor_names import dense_spec
-
-        return dense_spec(replace(config, intermediate_size=self.intermediate_size), layer, output_norm)
-
-    @override
-    def num_values(self, hidden_size: int) -> int:
-        return self.intermediate_size

@@ -1,9 +1,7 @@
-"""Experts as data: which of them compute a token, how much each counts, and what one computes between its matrices.
+"""Layers of experts as data: which experts compute a token, how much each counts, what one computes, what it is named.
 
-Routing is float32 and stays on the device. A token's choice depends on no other token. Imports no torch, so that
-families may name these.
-
-Layers of experts as switches of a family; the names are those of most checkpoints.
+The routing, the gating and the switches of a family are described here and computed elsewhere. Imports no torch, so
+that families may name them.
 """
 
 from collections.abc import Callable
@@ -17,6 +15,9 @@ from weft.engine.fields import Fields
 if TYPE_CHECKING:
     import torch
 
+    from weft.engine.describe.config import ModelConfig
+    from weft.engine.describe.specs import FeedForwardSpec, NormSpec
+
 Function = Literal["softmax", "sigmoid"]
 
 
@@ -25,7 +26,7 @@ class Gating:
     """What an expert computes between its matrices: activation(gate) * (up + up_offset).
 
     Attributes:
-        activation: A key of `weft.engine.layers.wrapped_linear.ACTIVATIONS`.
+        activation: A key of `weft.engine.layers.feed_forward.ACTIVATIONS`.
         has_gate: Without it, activation(up) alone.
         limit: Gate is at most that, and up between minus that and that; None for no limit.
         slope: SiLU becomes gate * sigmoid(slope * gate).
@@ -49,7 +50,7 @@ class Gating:
 
 
 class Routing(Protocol):
-    """Chooses experts."""
+    """Chooses experts. In float32 and on the device; a token's choice depends on no other token."""
 
     @property
     def num_chosen(self) -> int:
@@ -149,20 +150,17 @@ def _apply(function: Function | None, values: "torch.Tensor") -> "torch.Tensor":
         case "softmax":
             return values.softmax(-1)
         case "sigmoid":
-            from weft.engine.layers.feed_forward import sigmoid
+            from weft.engine.layers.feed_forward import sigmoid  # imports torch
 
             return sigmoid(values)
     return values
 
 
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import FeedForwardSpec, NormSpec
-
-
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """Names behind that of a layer, without `.weight` and `.bias` if modules have them.
+
+    The defaults are those of most checkpoints.
 
     Attributes:
         gate_up, down: `{}` stands for the number of an expert; without it a tensor holds all experts.

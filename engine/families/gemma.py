@@ -1,10 +1,6 @@
-"""Gemma (scaled embeddings, norm weights minus 1, tanh GELU), Gemma 2 (soft caps, post-norms), Gemma 3, VaultGemma.
+"""The families of Gemma: Gemma 1 to 4, VaultGemma, and RecurrentGemma.
 
 Published configurations omit fields that have a default in transformers; the defaults here are the same.
-
-Gemma 4: layers that share keys and values, heads of two sizes, inputs of layers, experts beside dense layers.
-
-RecurrentGemma: Griffin's recurrence, and attention with a window in every third layer.
 """
 
 import math
@@ -14,13 +10,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from weft.engine.families.attention import (
-    GatedRecurrenceSwitches,
-    SizedFeedForward,
-    read_window,
-    windows_by_pattern,
-    windows_where,
-)
+from weft.engine.families.attention import GatedRecurrenceSwitches, read_window, windows_by_pattern, windows_where
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK
 from weft.engine.families.switches import (
     GEMMA2,
@@ -30,6 +20,7 @@ from weft.engine.families.switches import (
     MixerSwitches,
     Norms,
     QKNorm,
+    SizedFeedForward,
     TensorNames,
     UseModule,
     family,
@@ -37,12 +28,19 @@ from weft.engine.families.switches import (
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
 
+if TYPE_CHECKING:
+    from weft.engine.describe.config import ModelConfig
+    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
+
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
 @family("GemmaForCausalLM")
 def gemma(fields: Fields) -> FamilySwitches:
-    """The first releases say gelu but mean its approximation by tanh, as in transformers."""
+    """Scaled embeddings, norm weights minus 1, tanh GELU.
+
+    The first releases say gelu but mean its approximation by tanh, as in transformers.
+    """
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError("use_bidirectional_attention is not supported (every token sees itself and those before it)")
     activation = fields.optional_text("hidden_act") or _ACTIVATION
@@ -58,7 +56,7 @@ def gemma(fields: Fields) -> FamilySwitches:
 
 @family("Gemma2ForCausalLM")
 def gemma2(fields: Fields) -> FamilySwitches:
-    """By default layers 0, 2, 4, ... have a window; layer_types may say otherwise."""
+    """Soft caps, post-norms. By default layers 0, 2, 4, ... have a window; layer_types may say otherwise."""
     return replace(
         gemma(fields),
         names=GEMMA2,
@@ -106,15 +104,12 @@ def _positive(fields: Fields, name: str, default: float | None) -> float:
     return value
 
 
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
-
-_ROPE = {
+_GEMMA4_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-_EXPERTS = ExpertNames("router.proj", ("experts.gate_up_proj",), "experts.down_proj", ("", ""))
+
+_GEMMA4_EXPERTS = ExpertNames("router.proj", ("experts.gate_up_proj",), "experts.down_proj", ("", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +180,10 @@ class Gemma4Layers(DecoderSwitches):
 
 @family("Gemma4ForCausalLM")
 def gemma4(fields: Fields) -> FamilySwitches:
-    """The last layer has no window; the last num_kv_shared_layers read what earlier ones of their kind keep."""
+    """Layers that share keys and values, heads of two sizes, inputs of layers, experts beside dense layers.
+
+    The last layer has no window; the last num_kv_shared_layers read what earlier ones of their kind keep.
+    """
     if fields.optional_text("use_bidirectional_attention") == "all":
         raise UseModule("use_bidirectional_attention: all is not computed by Weft's blocks")
     num_layers, attention_bias = fields.integer("num_hidden_layers"), fields.flag("attention_bias", False)
@@ -196,7 +194,7 @@ def gemma4(fields: Fields) -> FamilySwitches:
     kept = ("k_proj", "v_proj", "k_norm")  # which checkpoints may hold where nothing reads them
     return FamilySwitches(
         names=GEMMA2,
-        defaults={"num_key_value_heads": 4, "rope_parameters": _ROPE},
+        defaults={"num_key_value_heads": 4, "rope_parameters": _GEMMA4_ROPE},
         norms=Norms.AROUND,
         qkv_bias=attention_bias,
         o_bias=attention_bias,
@@ -210,7 +208,7 @@ def gemma4(fields: Fields) -> FamilySwitches:
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         attention_scale=1.0,
         logit_soft_cap=fields.optional_number("final_logit_softcapping"),
-        activation=fields.optional_text("hidden_activation") or "gelu_pytorch_tanh",
+        activation=fields.optional_text("hidden_activation") or _ACTIVATION,
         ties_embeddings=True,
         extension=Gemma4Layers(
             fields.integer("hidden_size_per_layer_input", 256), fields.integer("vocab_size_per_layer_input", 262_144)
@@ -241,7 +239,7 @@ def _feed_forward(fields: Fields, is_shared: bool) -> FeedForwardSwitches | None
         num_experts=fields.size("num_experts"),
         size=fields.size("moe_intermediate_size"),
         routing=TopK(fields.size("top_k_experts"), divides=True),
-        names=_EXPERTS,
+        names=_GEMMA4_EXPERTS,
     )
     return Gemma4Experts(experts, size)
 
@@ -263,7 +261,7 @@ def _attention(
     return Gemma4Attention(layer, head_dim, num_kv_heads, has_keys_as_values, sources[layer], layer in sources)
 
 
-_NAMES = TensorNames(
+_RECURRENT_GEMMA = TensorNames(
     norm="model.final_norm",
     mixer_norm="temporal_pre_norm",
     feed_forward_norm="channel_pre_norm",
@@ -276,7 +274,7 @@ _NAMES = TensorNames(
 
 @family("RecurrentGemmaForCausalLM")
 def recurrent_gemma(fields: Fields) -> FamilySwitches:
-    """The kinds of layers repeat."""
+    """Griffin's recurrence, and attention with a window in every third layer. The kinds of layers repeat."""
     hidden, num_layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     kinds = fields.texts("block_types") or ("recurrent", "recurrent", "attention")
     if not set(kinds) <= {"recurrent", "attention"}:
@@ -286,7 +284,7 @@ def recurrent_gemma(fields: Fields) -> FamilySwitches:
     is_recurrent = [kinds[layer % len(kinds)] == "recurrent" for layer in range(num_layers)]
     fraction, exponent = math.frexp(hidden**0.5)
     return FamilySwitches(
-        names=_NAMES,
+        names=_RECURRENT_GEMMA,
         defaults={"partial_rotary_factor": 0.5, "max_position_embeddings": 8192},
         qkv_bias=fields.flag("attention_bias", False),
         o_bias=True,
@@ -297,6 +295,6 @@ def recurrent_gemma(fields: Fields) -> FamilySwitches:
         norm_offset=1.0,
         embedding_scale=math.ldexp(round(fraction * 256), exponent - 8),  # bfloat16, whatever the model's dtype
         logit_soft_cap=fields.number("logits_soft_cap", 30.0),
-        activation=fields.optional_text("hidden_activation") or "gelu_pytorch_tanh",
+        activation=fields.optional_text("hidden_activation") or _ACTIVATION,
         ties_embeddings=True,
     )

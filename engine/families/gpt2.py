@@ -1,6 +1,7 @@
-"""GPT-2, GPTBigCode, OPT, BioGPT and StarCoder 2: LayerNorm, biases, feed-forward layers without a gate.
+"""Families with GPT-2's blocks: LayerNorm, and feed-forward layers without a gate.
 
-Families without an embedding of positions, whose scores fall with the distance (ALiBi): BLOOM and MPT.
+These are GPT-2, GPTBigCode, OPT, BioGPT and StarCoder 2, and BLOOM and MPT, which have no embedding of positions: their
+scores fall with the distance (ALiBi).
 """
 
 from dataclasses import replace
@@ -132,7 +133,7 @@ def starcoder2(fields: Fields) -> FamilySwitches:
 
 @family("BloomForCausalLM")
 def bloom(fields: Fields) -> FamilySwitches:
-    """LayerNorm, also of the embeddings; biases everywhere."""
+    """Scores that fall with the distance (ALiBi); LayerNorm, also of the embeddings; biases everywhere."""
     if fields.flag("apply_residual_connection_post_layernorm", False):
         raise UseModule("apply_residual_connection_post_layernorm is not supported")
     size = fields.integer("hidden_size", fields.integer("n_embed", 64))
@@ -156,9 +157,19 @@ def bloom(fields: Fields) -> FamilySwitches:
     )
 
 
+def _bloom_slopes(num_heads: int) -> tuple[float, ...]:
+    """2 ** (-8 i / n) for the largest power of two n; further heads get every second slope of 2 n heads."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    firsts = [2.0 ** (-8 * index / whole) for index in range(1, whole + 1)]
+    return (*firsts, *(2.0 ** (-4 * index / whole) for index in range(1, 2 * (num_heads - whole), 2)))
+
+
 @family("MptForCausalLM")
 def mpt(fields: Fields) -> FamilySwitches:
-    """No biases at all. Neither alibi nor expansion_ratio is read, as in transformers, which ignores alibi_bias_max."""
+    """ALiBi, no biases at all.
+
+    Neither alibi nor expansion_ratio is read, as in transformers, which ignores alibi_bias_max.
+    """
     attention = fields.section("attn_config")
     return FamilySwitches(
         names=TensorNames(
@@ -186,13 +197,6 @@ def mpt(fields: Fields) -> FamilySwitches:
             "max_position_embeddings": 2048,
         },
     )
-
-
-def _bloom_slopes(num_heads: int) -> tuple[float, ...]:
-    """2 ** (-8 i / n) for the largest power of two n; further heads get every second slope of 2 n heads."""
-    whole = 1 << (num_heads.bit_length() - 1)
-    firsts = [2.0 ** (-8 * index / whole) for index in range(1, whole + 1)]
-    return (*firsts, *(2.0 ** (-4 * index / whole) for index in range(1, 2 * (num_heads - whole), 2)))
 
 
 def _mpt_slopes(num_heads: int, largest: int) -> tuple[float, ...]:

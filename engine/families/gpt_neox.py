@@ -1,8 +1,7 @@
-"""Families with LayerNorm whose heads are rotated in part: GPT-NeoX, GPT-J, Phi, Persimmon, StableLM, Nemotron.
+"""GPT-NeoX and families that share one of its marks: heads rotated in part, or the halves of a block side by side.
 
-Cohere's Command R (halves side by side, LayerNorm without bias) and Command R7B and A (windows).
-
-GLM-4 (half of each head is rotated, in neighbours) and GLM-4-0414 (norms on both sides of both halves).
+GPT-NeoX, GPT-J, Phi-1 to Phi-2, Persimmon, StableLM, Nemotron and Falcon have LayerNorm. Cohere's Command has it
+without bias, and GLM-4 has RMSNorm.
 """
 
 from dataclasses import replace
@@ -187,7 +186,7 @@ def falcon(fields: Fields) -> FamilySwitches:
 
 @family("CohereForCausalLM")
 def cohere(fields: Fields) -> FamilySwitches:
-    """Both halves share a norm; in Command R+ every head has a norm of its own."""
+    """Command R: both halves share a LayerNorm without bias; in Command R+ every head has a norm of its own."""
     head_norm = QKNorm(Norm.LAYER_NORM_WITHOUT_BIAS, per_head=True)
     return FamilySwitches(
         names=replace(LLAMA, feed_forward_norm=""),
@@ -204,7 +203,7 @@ def cohere(fields: Fields) -> FamilySwitches:
 
 @family("Cohere2ForCausalLM")
 def cohere2(fields: Fields) -> FamilySwitches:
-    """Layers with full attention have no rotary embedding."""
+    """Command R7B and A: windows; layers with full attention have no rotary embedding."""
     windows = windows_by_pattern(fields, read_window(fields, 4096), 4)
     return replace(
         cohere(fields),
@@ -215,14 +214,14 @@ def cohere2(fields: Fields) -> FamilySwitches:
     )
 
 
-_NAMES = replace(LLAMA, gate_up=("mlp.gate_up_proj",))
+_GLM = replace(LLAMA, gate_up=("mlp.gate_up_proj",))
 
 
 @family("GlmForCausalLM")
 def glm(fields: Fields) -> FamilySwitches:
-    """Gate and up projection are one matrix."""
+    """GLM-4: half of each head is rotated, in neighbours; gate and up projection are one matrix."""
     return FamilySwitches(
-        names=_NAMES,
+        names=_GLM,
         qkv_bias=fields.flag("attention_bias", True),
         o_bias=False,
         is_interleaved=True,
@@ -233,6 +232,6 @@ def glm(fields: Fields) -> FamilySwitches:
 
 @family("Glm4ForCausalLM")
 def glm4(fields: Fields) -> FamilySwitches:
-    """As before, with further norms."""
-    names = replace(_NAMES, mixer_post_norm="post_self_attn_layernorm", feed_forward_post_norm="post_mlp_layernorm")
+    """GLM-4-0414: as before, with norms on both sides of both halves."""
+    names = replace(_GLM, mixer_post_norm="post_self_attn_layernorm", feed_forward_post_norm="post_mlp_layernorm")
     return replace(glm(fields), names=names, norms=Norms.AROUND)

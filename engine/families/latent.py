@@ -1,12 +1,7 @@
-"""The switches of latent attention, which families with DeepSeek's names of fields and tensors share.
+"""Families with latent attention under DeepSeek's names of fields and tensors, and the switches that they share.
 
-DeepSeek V2 and V3, and families with V3's layers: latent attention, and experts behind a few dense layers.
-
-Kimi K2 has the architecture of V3 by name. Published configurations may omit what transformers has a default for.
-
-MiniCPM3: latent attention, and multipliers of embeddings, of what layers add, and of logits.
-
-Youtu: a dense model with latent attention.
+DeepSeek V2 and V3 (with Kimi K2 and Sarvam) and GLM 4.7 Flash have experts behind a few dense layers. MiniCPM3 and
+Youtu are dense. Published configurations may omit what transformers has a default for.
 """
 
 import math
@@ -156,7 +151,7 @@ def deepseek_v2(fields: Fields) -> FamilySwitches:
 
 @family("DeepseekV3ForCausalLM")
 def deepseek_v3(fields: Fields) -> FamilySwitches:
-    """The first three layers are dense."""
+    """The first three layers are dense. Kimi K2 has this architecture by name."""
     if fields.optional_text("model_type") == "sarvam_mla":  # which transformers saves under this architecture
         num_dense = fields.integer("first_k_dense_replace", 1)
         return _switches(fields, _corrected(fields, _SARVAM), lambda layer: layer >= num_dense, _SARVAM_LATENT)
@@ -203,7 +198,7 @@ def _switches(
 
 @family("MiniCPM3ForCausalLM")
 def minicpm3(fields: Fields) -> FamilySwitches:
-    """A null multiplier changes nothing."""
+    """Multipliers of embeddings, of what layers add, and of logits. A null multiplier changes nothing."""
     hidden_size, num_layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     value_dim = hidden_size // fields.integer("num_attention_heads")
     sizes = {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
@@ -227,7 +222,7 @@ def _multiplier(fields: Fields, name: str, default: float) -> float | None:
 
 @family("YoutuForCausalLM")
 def youtu(fields: Fields) -> FamilySwitches:
-    """The rotary embedding is that of the rotary part of heads."""
+    """A dense model. The rotary embedding is that of the rotary part of heads."""
     latent = read_latent(fields)
     num_layers = fields.integer("num_hidden_layers")
     return FamilySwitches(mixers=(latent,) * num_layers, head_dim=latent.rotary, ties_embeddings=True)

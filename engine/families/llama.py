@@ -1,21 +1,12 @@
-"""EXAONE 3, which is Llama under other names, and 4.
+"""Llama 2, 3 and 4, other models with the same architecture name, and families with small differences.
 
-Llama 2, 3 and 3.x, other models with the same architecture name, and families with small differences.
-
-Mistral: Llama's layers; in the first release all have the same sliding window.
-
-Phi-3 and Phi-4: Llama's layers with stacked matrices, and LongRoPE for long contexts.
-
-OLMo (norms without weights), OLMo 2 (norms behind each half, QK-norm over all heads), OLMo 3 (windows).
-
-Llama 4: attention to chunks, temperatures in layers without rotary embedding, and experts of scaled inputs.
+The families beside Llama are EXAONE, Mistral, Phi-3, OLMo and some that differ in a few switches, such as SmolLM3.
 """
 
 from dataclasses import replace
 
 from weft.engine.families.attention import (
     AttentionSwitches,
-    SizedFeedForward,
     read_layer_types,
     read_window,
     windowless,
@@ -23,42 +14,21 @@ from weft.engine.families.attention import (
     windows_where,
 )
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
-from weft.engine.families.switches import LLAMA, FamilySwitches, Norm, Norms, QKNorm, Temperature, TensorNames, family
+from weft.engine.families.switches import (
+    LLAMA,
+    FamilySwitches,
+    Norm,
+    Norms,
+    QKNorm,
+    SizedFeedForward,
+    Temperature,
+    TensorNames,
+    family,
+)
 from weft.engine.fields import Fields
 
-_EXAONE_NAMES = TensorNames(
-    embedding="transformer.wte",
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    mixer_norm="ln_1",
-    feed_forward_norm="ln_2",
-    qkv=tuple(f"attn.attention.{part}_proj" for part in "qkv"),
-    output="attn.attention.out_proj",
-    gate_up=("mlp.c_fc_0", "mlp.c_fc_1"),
-    down="mlp.c_proj",
-)
-
-
-@family("ExaoneForCausalLM")
-def exaone(fields: Fields) -> FamilySwitches:
-    """EXAONE 3 and 3.5. What transformers saves has Llama's architecture and these names."""
-    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
-    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_key_value_heads": 8}
-    return FamilySwitches(names=_EXAONE_NAMES, qkv_bias=bias, mlp_bias=mlp_bias, defaults=defaults)
-
-
-@family("Exaone4ForCausalLM")
-def exaone4(fields: Fields) -> FamilySwitches:
-    """Norms behind each half, QK-norm; layers with full attention know no positions if others have a window."""
-    window = read_window(fields, 4096)
-    windows = windows_by_pattern(fields, window, 4) if window is not None else ()
-    return FamilySwitches(
-        norms=Norms.AFTER,
-        qk_norm=QKNorm(),
-        sliding_windows=windows,
-        ropeless=windowless(windows),
-        defaults={"rms_norm_eps": 1e-5},
-    )
+_EPS_5 = {"rms_norm_eps": 1e-5}
+_SQUARED = {"rms_norm_eps": 1e-5, "hidden_act": "relu2"}
 
 
 @family("LlamaForCausalLM")
@@ -79,6 +49,16 @@ def arcee(fields: Fields) -> FamilySwitches:
     """Feed-forward layers without a gate."""
     names = replace(LLAMA, gate_up=("mlp.up_proj",))
     return replace(llama(fields), names=names, is_gated=False, defaults=_SQUARED)
+
+
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 @family("CwmForCausalLM")
@@ -167,21 +147,44 @@ def read_ropeless(fields: Fields) -> frozenset[int]:
     return frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope)
 
 
-_CWM_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
-}
-_EPS_5 = {"rms_norm_eps": 1e-5}
-_SQUARED = {"rms_norm_eps": 1e-5, "hidden_act": "relu2"}
+_EXAONE_NAMES = TensorNames(
+    embedding="transformer.wte",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    mixer_norm="ln_1",
+    feed_forward_norm="ln_2",
+    qkv=tuple(f"attn.attention.{part}_proj" for part in "qkv"),
+    output="attn.attention.out_proj",
+    gate_up=("mlp.c_fc_0", "mlp.c_fc_1"),
+    down="mlp.c_proj",
+)
+
+
+@family("ExaoneForCausalLM")
+def exaone(fields: Fields) -> FamilySwitches:
+    """EXAONE 3 and 3.5. What transformers saves has Llama's architecture and these names."""
+    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_key_value_heads": 8}
+    return FamilySwitches(names=_EXAONE_NAMES, qkv_bias=bias, mlp_bias=mlp_bias, defaults=defaults)
+
+
+@family("Exaone4ForCausalLM")
+def exaone4(fields: Fields) -> FamilySwitches:
+    """Norms behind each half, QK-norm; layers with full attention know no positions if others have a window."""
+    window = read_window(fields, 4096)
+    windows = windows_by_pattern(fields, window, 4) if window is not None else ()
+    return FamilySwitches(
+        norms=Norms.AFTER,
+        qk_norm=QKNorm(),
+        sliding_windows=windows,
+        ropeless=windowless(windows),
+        defaults={"rms_norm_eps": 1e-5},
+    )
 
 
 @family("MistralForCausalLM")
 def mistral(fields: Fields) -> FamilySwitches:
-    """The default window is that of the first release."""
+    """All layers have one window; the default is that of the first release."""
     windows = (read_window(fields, 4096),) * fields.integer("num_hidden_layers")
     return FamilySwitches(sliding_windows=windows, defaults={"num_key_value_heads": 8})
 
@@ -191,6 +194,17 @@ def ministral(fields: Fields) -> FamilySwitches:
     """Layers may differ in their windows."""
     windows = windows_where(fields, read_window(fields, 4096), lambda layer: True)
     return FamilySwitches(sliding_windows=windows, defaults={"num_key_value_heads": 8})
+
+
+_MINISTRAL3_ROPE = {
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 @family("Ministral3ForCausalLM")
@@ -209,20 +223,9 @@ def ministral3(fields: Fields) -> FamilySwitches:
     )
 
 
-_MINISTRAL3_ROPE = {
-    "type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16_384,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-
-
 @family("Phi3ForCausalLM")
 def phi3(fields: Fields) -> FamilySwitches:
-    """One window for all layers, if any."""
+    """Phi-3 and Phi-4: stacked matrices, LongRoPE for long contexts, one window for all layers, if any."""
     return FamilySwitches(
         names=replace(LLAMA, qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         sliding_windows=(fields.optional_integer("sliding_window"),) * fields.integer("num_hidden_layers"),
@@ -232,7 +235,7 @@ def phi3(fields: Fields) -> FamilySwitches:
 
 @family("OlmoForCausalLM")
 def olmo(fields: Fields) -> FamilySwitches:
-    """Queries, keys and values may be clipped."""
+    """Norms without weights; queries, keys and values may be clipped."""
     return FamilySwitches(
         norm=Norm.PLAIN_LAYER_NORM,
         qkv_bias=fields.flag("attention_bias", False),
@@ -243,7 +246,7 @@ def olmo(fields: Fields) -> FamilySwitches:
 
 @family("Olmo2ForCausalLM")
 def olmo2(fields: Fields) -> FamilySwitches:
-    """No norm before a half."""
+    """No norm before a half, but one behind it; QK-norm over all heads."""
     return replace(olmo(fields), norm=Norm.RMS, norms=Norms.AFTER, qk_norm=QKNorm(over_all=True), clip=None)
 
 
@@ -260,7 +263,8 @@ def olmo3(fields: Fields) -> FamilySwitches:
 
 
 _LLAMA4_NAMES = TensorNames(gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_forward.down_proj")
-_EXPERTS = ExpertNames(
+
+_LLAMA4_EXPERTS = ExpertNames(
     router="feed_forward.router",
     gate_up=("feed_forward.experts.gate_up_proj",),
     down="feed_forward.experts.down_proj",
@@ -268,12 +272,16 @@ _EXPERTS = ExpertNames(
     shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
     shared_down="feed_forward.shared_expert.down_proj",
 )
+
 _CHUNKED, _FULL = "chunked_attention", "full_attention"
 
 
 @family("Llama4ForCausalLM")
 def llama4(fields: Fields) -> FamilySwitches:
-    """By default layers with a rotary embedding see chunks; the size of dense layers is not that of experts."""
+    """Attention to chunks, temperatures in layers without rotary embedding, and experts of scaled inputs.
+
+    By default layers with a rotary embedding see chunks; the size of dense layers is not that of experts.
+    """
     ropeless, bias = read_ropeless(fields), fields.flag("attention_bias", False)
     layers = range(fields.integer("num_hidden_layers"))
     by_index = tuple(_FULL if layer in ropeless else _CHUNKED for layer in layers)
@@ -307,7 +315,7 @@ def _feed_forwards(fields: Fields) -> tuple[ExpertSwitches | SizedFeedForward, .
         num_experts=fields.integer("num_local_experts", 16),
         size=size,
         routing=TopK(fields.integer("num_experts_per_tok", 1), scores=None, shares="sigmoid"),
-        names=_EXPERTS,
+        names=_LLAMA4_EXPERTS,
         scales_inputs=True,
         shared_size=size,
         is_transposed=True,

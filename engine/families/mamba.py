@@ -1,15 +1,25 @@
-"""Mamba, Falcon Mamba and Mamba 2: state spaces in place of attention, and no feed-forward layers.
+"""Families whose layers keep a state of fixed size in place of keys and values: all in Mamba, some in LFM2.
 
-LFM2: short convolutions, and attention in some layers; LFM2-MoE has experts.
+Mamba, Falcon Mamba and Mamba 2 are state spaces, without feed-forward layers. LFM2 has short convolutions between
+layers of attention, and LFM2-MoE has experts too.
 """
 
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from weft.engine.families.attention import ShortConvolutionSwitches, SizedFeedForward, read_layer_types
+from weft.engine.families.attention import ShortConvolutionSwitches, read_layer_types
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
-from weft.engine.families.switches import FamilySwitches, Halves, MixerSwitches, QKNorm, TensorNames, UseModule, family
+from weft.engine.families.switches import (
+    FamilySwitches,
+    Halves,
+    MixerSwitches,
+    QKNorm,
+    SizedFeedForward,
+    TensorNames,
+    UseModule,
+    family,
+)
 from weft.engine.fields import Fields
 
 if TYPE_CHECKING:
@@ -189,8 +199,7 @@ _LFM2_NAMES = TensorNames(
     down="feed_forward.w2",
 )
 
-
-_EXPERTS = ExpertNames(
+_LFM2_EXPERTS = ExpertNames(
     router="feed_forward.gate",
     gate_up=("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
     down="feed_forward.experts.{}.w2",
@@ -214,14 +223,16 @@ def lfm2_moe(fields: Fields) -> FamilySwitches:
         epsilon=1e-6,
         scale=fields.number("routed_scaling_factor", 1.0),
     )
-    names = replace(_EXPERTS, correction="feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else "")
+    names = replace(
+        _LFM2_EXPERTS, correction="feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else ""
+    )
     size, num_experts = fields.integer("moe_intermediate_size", 1792), fields.integer("num_experts", 32)
     experts, num_dense = ExpertSwitches(num_experts, size, routing, names), fields.integer("num_dense_layers", 2)
     return replace(_hybrid(fields), feed_forwards=on_layers(fields, experts, lambda layer: layer >= num_dense))
 
 
 def _hybrid(fields: Fields) -> FamilySwitches:
-    """Short convolutions and attention; by default all layers have attention."""
+    """Short convolutions, and attention in some layers; by default all layers have attention."""
     num_layers = fields.integer("num_hidden_layers")
     attending = fields.integers("full_attn_idxs") if fields.has("full_attn_idxs") else range(num_layers)
     default = tuple(_FULL if layer in attending else _CONVOLUTION for layer in range(num_layers))

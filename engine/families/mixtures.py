@@ -1,12 +1,11 @@
-"""Hunyuan: QK-norm behind the rotary embedding.
+"""Families of mixtures of experts, and the dense models of the same makers.
 
-Granite 3 and HyperCLOVA X: Llama's layers with multipliers of embeddings, residuals, scores and logits.
+Names of the experts' tensors and the choice of experts differ most:
 
-Mixtral, and families whose experts have its names: Phi-MoE with its sparse mixer, MiniMax M2 with sigmoid scores.
-
-gpt-oss: attention sinks, windows in every second layer, and experts with biases and limits.
-
-Families with DeepSeek V3's router, whose experts have Qwen's names: GLM 4.5, Sarvam, dots.1, EXAONE and others.
+- Hunyuan and Granite have names of their own, and dense models; HyperCLOVA X is one like Granite's.
+- Mixtral, Phi-MoE and MiniMax M2 have Mixtral's names.
+- gpt-oss has experts with biases and limits.
+- GLM 4.5, Sarvam, dots.1, Solar, ERNIE 4.5 and EXAONE have Qwen's names, and most have DeepSeek V3's router.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from weft.engine.families.llama import llama
 from weft.engine.families.switches import LLAMA, FamilySwitches, Norm, Norms, QKNorm, UseModule, family
 from weft.engine.fields import Fields
 
-HUNYUAN_EXPERTS = ExpertNames(
+_HUNYUAN_EXPERTS = ExpertNames(
     router="mlp.gate.wg",
     shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
     shared_down="mlp.shared_mlp.down_proj",
@@ -36,7 +35,7 @@ HUNYUAN_EXPERTS = ExpertNames(
 
 @family("HunYuanDenseV1ForCausalLM")
 def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
-    """Llama's layers otherwise."""
+    """QK-norm behind the rotary embedding; Llama's layers otherwise."""
     names = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
     return replace(
         llama(fields), names=names, mlp_bias=False, qk_norm=QKNorm(is_last=True), defaults={"rms_norm_eps": 1e-5}
@@ -45,14 +44,14 @@ def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
 
 @family("HunYuanMoEV1ForCausalLM")
 def hunyuan_v1_moe(fields: Fields) -> FamilySwitches:
-    """The same with experts, of which each layer may have and choose another number, and one for all tokens."""
+    """Dense Hunyuan with experts: each layer may have and choose another number, and has one for all tokens."""
     size, num_layers = fields.integer("intermediate_size"), fields.integer("num_hidden_layers")
     counts, chosen = (
         values * num_layers if len(values) == 1 else values
         for values in (fields.integers("num_experts") or (1,), fields.integers("moe_topk") or (1,))
     )
     experts = tuple(
-        ExpertSwitches(count, size, TopK(best, divides=True), HUNYUAN_EXPERTS, shared_size=size)
+        ExpertSwitches(count, size, TopK(best, divides=True), _HUNYUAN_EXPERTS, shared_size=size)
         for count, best in zip(counts, chosen, strict=True)
     )
     return replace(hunyuan_v1_dense(fields), feed_forwards=experts)
@@ -69,7 +68,10 @@ GRANITE_EXPERTS = ExpertNames(
 
 @family("GraniteForCausalLM")
 def granite(fields: Fields) -> FamilySwitches:
-    """Logits are divided by logits_scaling."""
+    """Granite 3: Llama's layers with multipliers of embeddings, residuals, scores and logits.
+
+    Logits are divided by logits_scaling.
+    """
     return replace(
         llama(fields),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
@@ -81,7 +83,7 @@ def granite(fields: Fields) -> FamilySwitches:
 
 @family("HyperCLOVAXForCausalLM")
 def hyperclovax(fields: Fields) -> FamilySwitches:
-    """Logits are multiplied by logits_scaling, and each half may end with a norm."""
+    """Granite's multipliers, but logits are multiplied by logits_scaling. Each half may end with a norm."""
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
     names = replace(LLAMA, mixer_post_norm="post_norm1", feed_forward_post_norm="post_norm2")
     return replace(
@@ -114,7 +116,7 @@ def granitemoe(fields: Fields) -> FamilySwitches:
 @family("MixtralForCausalLM")
 def mixtral(fields: Fields) -> FamilySwitches:
     """Shares are divided by their sum."""
-    experts = _experts(fields, 8)
+    experts = _mixtral_experts(fields, 8)
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8},
         sliding_windows=(fields.optional_integer("sliding_window"),) * fields.integer("num_hidden_layers"),
@@ -135,24 +137,24 @@ def phimoe(fields: Fields) -> FamilySwitches:
         qkv_bias=fields.flag("attention_bias", False),
         head_bias=fields.flag("lm_head_bias", False),
         sliding_windows=(read_window(fields, 0) or None,) * fields.integer("num_hidden_layers"),
-        feed_forwards=on_layers(fields, replace(_experts(fields, 16), routing=mixer)),
+        feed_forwards=on_layers(fields, replace(_mixtral_experts(fields, 16), routing=mixer)),
     )
 
 
 @family("MiniMaxM2ForCausalLM")
 def minimax_m2(fields: Fields) -> FamilySwitches:
-    """Norms over all heads of queries and of keys, and a correction bias beside the router."""
+    """Sigmoid scores with a correction bias beside the router; norms over all heads of queries and of keys."""
     names = replace(MIXTRAL, correction="block_sparse_moe.e_score_correction_bias")
     routing = TopK(fields.integer("num_experts_per_tok", 8), scores="sigmoid", divides=True)
     return FamilySwitches(
         defaults={"rope_theta": 5e6, "num_key_value_heads": 8},
         qk_norm=QKNorm(over_all=True),
         head_dim=128,
-        feed_forwards=on_layers(fields, replace(_experts(fields, 256, names), routing=routing)),
+        feed_forwards=on_layers(fields, replace(_mixtral_experts(fields, 256, names), routing=routing)),
     )
 
 
-def _experts(fields: Fields, num_experts: int, names: ExpertNames = MIXTRAL) -> ExpertSwitches:
+def _mixtral_experts(fields: Fields, num_experts: int, names: ExpertNames = MIXTRAL) -> ExpertSwitches:
     return ExpertSwitches(
         num_experts=fields.integer("num_local_experts", num_experts),
         size=fields.integer("intermediate_size"),
@@ -161,9 +163,22 @@ def _experts(fields: Fields, num_experts: int, names: ExpertNames = MIXTRAL) -> 
     )
 
 
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
 @family("GptOssForCausalLM")
 def gpt_oss(fields: Fields) -> FamilySwitches:
-    """The checkpoint has all experts in one tensor, as (inputs, outputs), with gate and up in turn; GGUF has not."""
+    """Attention sinks, windows in every second layer, and experts with biases and limits.
+
+    The checkpoint has all experts in one tensor, as (inputs, outputs), with gate and up in turn; GGUF has not.
+    """
     are_separate = fields.flag("has_separate_experts", False)
     limit, slope = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
     names = ExpertNames("mlp.router", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj", ("", "_bias"))
@@ -183,7 +198,7 @@ def gpt_oss(fields: Fields) -> FamilySwitches:
             "rms_norm_eps": 1e-5,
             "rope_theta": 150_000.0,
             "num_key_value_heads": 8,
-            "rope_parameters": _ROPE,
+            "rope_parameters": _GPT_OSS_ROPE,
         },
         qkv_bias=fields.flag("attention_bias", True),
         sinks="self_attn.sinks",
@@ -191,26 +206,6 @@ def gpt_oss(fields: Fields) -> FamilySwitches:
         head_dim=64,
         feed_forwards=on_layers(fields, experts),
     )
-
-
-_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-
-
-_SARVAM = replace(
-    LLAMA,
-    embedding="model.word_embeddings",
-    qkv=("attention.query_key_value",),
-    query_norm="attention.query_layernorm",
-    key_norm="attention.key_layernorm",
-    output="attention.dense",
-)
 
 
 @family("Glm4MoeForCausalLM")
@@ -226,6 +221,16 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
         qk_norm=QKNorm() if fields.flag("use_qk_norm", False) else None,
         feed_forwards=on_layers(fields, corrected(fields, 128), lambda layer: layer >= first),
     )
+
+
+_SARVAM = replace(
+    LLAMA,
+    embedding="model.word_embeddings",
+    qkv=("attention.query_key_value",),
+    query_norm="attention.query_layernorm",
+    key_norm="attention.key_layernorm",
+    output="attention.dense",
+)
 
 
 @family("SarvamMoEForCausalLM")
@@ -304,7 +309,7 @@ def ernie4_5_moe(fields: Fields) -> FamilySwitches:
 @family("HYV3ForCausalLM")
 def hy_v3(fields: Fields) -> FamilySwitches:
     """QK-norm; which layers have experts, mlp_layer_types says."""
-    names = replace(HUNYUAN_EXPERTS, router="mlp.router.gate", correction="mlp.expert_bias")
+    names = replace(_HUNYUAN_EXPERTS, router="mlp.router.gate", correction="mlp.expert_bias")
     experts = replace(_with_own_names(fields, 192, 1536), names=names)
     routing = TopK(
         fields.integer("num_experts_per_tok", 8),

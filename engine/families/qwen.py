@@ -1,11 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows in upper layers if switched on.
-
-Qwen3, dense: QK-norm, and a head size that is independent of the hidden size.
-
-Families with Qwen's router: Qwen2-MoE with its shared expert, Qwen3-MoE, OLMoE and FlexOLMo.
-
-Qwen3-Next and Qwen3.5: three layers of linear attention for each one of gated attention; norm weights minus 1.
-"""
+"""Families of Qwen, dense, with experts and with linear attention, and OLMoE and FlexOLMo, which have Qwen's router."""
 
 from dataclasses import replace
 
@@ -23,13 +16,19 @@ from weft.engine.fields import Fields
 
 @family("Qwen2ForCausalLM")
 def qwen2(fields: Fields) -> FamilySwitches:
-    """The biases are part of the architecture; config.json does not mention them."""
+    """Qwen2 and Qwen2.5: biases on queries, keys and values; windows in upper layers if switched on.
+
+    The biases are part of the architecture; config.json does not mention them.
+    """
     return FamilySwitches(qkv_bias=True, o_bias=False, sliding_windows=read_layer_windows(fields))
 
 
 @family("Qwen3ForCausalLM")
 def qwen3(fields: Fields) -> FamilySwitches:
-    """Biases by config.json, sliding windows as in Qwen2."""
+    """QK-norm, and a head size that is independent of the hidden size.
+
+    Biases are by config.json, sliding windows as in Qwen2.
+    """
     return FamilySwitches(
         qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(),
@@ -38,7 +37,7 @@ def qwen3(fields: Fields) -> FamilySwitches:
     )
 
 
-SHARED = ExpertNames(
+_SHARED = ExpertNames(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
     shared_gate="mlp.shared_expert_gate",
@@ -52,15 +51,15 @@ def qwen2_moe(fields: Fields) -> FamilySwitches:
     first_full = fields.integer("max_window_layers", 28)
     windows = windows_where(fields, window, lambda layer: layer < first_full and layer % 2 == 0) if window else ()
     experts = replace(
-        qwen_experts(fields, 60, 4),
-        names=SHARED,
+        _softmax_experts(fields, 60, 4),
+        names=_SHARED,
         shared_size=fields.integer("shared_expert_intermediate_size", 5632),
     )
     return FamilySwitches(
         qkv_bias=fields.flag("qkv_bias", True),
         o_bias=False,
         sliding_windows=windows,
-        feed_forwards=sparse_layers(fields, experts),
+        feed_forwards=_on_sparse_layers(fields, experts),
     )
 
 
@@ -73,7 +72,7 @@ def qwen3_moe(fields: Fields) -> FamilySwitches:
         qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(),
         sliding_windows=(window,) * fields.integer("num_hidden_layers"),
-        feed_forwards=sparse_layers(fields, qwen_experts(fields, 128, 8)),
+        feed_forwards=_on_sparse_layers(fields, _softmax_experts(fields, 128, 8)),
     )
 
 
@@ -82,7 +81,7 @@ def olmoe(fields: Fields) -> FamilySwitches:
     """Norms over all heads of queries and of keys."""
     if fields.has("clip_qkv"):
         raise UseModule("clip_qkv: values are not clipped behind norms by Weft's blocks")
-    experts = replace(qwen_experts(fields, 64, 8), size=fields.integer("intermediate_size"))
+    experts = replace(_softmax_experts(fields, 64, 8), size=fields.integer("intermediate_size"))
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5},
         qkv_bias=fields.flag("attention_bias", False),
@@ -94,7 +93,7 @@ def olmoe(fields: Fields) -> FamilySwitches:
 @family("FlexOlmoForCausalLM")
 def flex_olmo(fields: Fields) -> FamilySwitches:
     """OLMoE with norms behind both halves instead of before them."""
-    experts = replace(qwen_experts(fields, 7, 5), size=fields.integer("intermediate_size"))
+    experts = replace(_softmax_experts(fields, 7, 5), size=fields.integer("intermediate_size"))
     return replace(
         olmoe(fields),
         defaults={"rope_theta": 5e5},
@@ -104,7 +103,7 @@ def flex_olmo(fields: Fields) -> FamilySwitches:
     )
 
 
-def qwen_experts(fields: Fields, num_experts: int, num_chosen: int) -> ExpertSwitches:
+def _softmax_experts(fields: Fields, num_experts: int, num_chosen: int) -> ExpertSwitches:
     """Experts whose shares are softmax scores; the numbers are those that config.json may leave out."""
     routing = TopK(fields.integer("num_experts_per_tok", num_chosen), divides=fields.flag("norm_topk_prob", False))
     return ExpertSwitches(
@@ -114,7 +113,7 @@ def qwen_experts(fields: Fields, num_experts: int, num_chosen: int) -> ExpertSwi
     )
 
 
-def sparse_layers(fields: Fields, experts: ExpertSwitches) -> tuple[ExpertSwitches | None, ...]:
+def _on_sparse_layers(fields: Fields, experts: ExpertSwitches) -> tuple[ExpertSwitches | None, ...]:
     """Experts in every decoder_sparse_step-th layer that is not among mlp_only_layers."""
     step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
     return on_layers(fields, experts, lambda layer: layer not in dense and (layer + 1) % step == 0)
@@ -133,7 +132,7 @@ def qwen3_5(fields: Fields) -> FamilySwitches:
 def qwen3_5_moe(fields: Fields) -> FamilySwitches:
     """Qwen3.5 with experts in all layers, whose shares always sum to 1."""
     routing = TopK(fields.integer("num_experts_per_tok", 8), divides=True)
-    experts = replace(_experts(fields, 256, 8), routing=routing)
+    experts = replace(_hybrid_experts(fields, 256, 8), routing=routing)
     num_layers = fields.integer("num_hidden_layers")
     switches = replace(_hybrid(fields, _delta(fields)), feed_forwards=(experts,) * num_layers)
     return replace(switches, defaults={**switches.defaults, "intermediate_size": experts.shared_size})
@@ -141,15 +140,15 @@ def qwen3_5_moe(fields: Fields) -> FamilySwitches:
 
 @family("Qwen3NextForCausalLM")
 def qwen3_next(fields: Fields) -> FamilySwitches:
-    """Its linear attention has two matrices, in which the rows of each key head stand together."""
+    """Qwen3.5's layers with experts; in its linear attention's two matrices the rows of a key head stand together."""
     delta = replace(_delta(fields), projections=("in_proj_qkvz", "in_proj_ba"), is_grouped=True)
-    return replace(_hybrid(fields, delta), feed_forwards=sparse_layers(fields, _experts(fields, 512, 10)))
+    return replace(_hybrid(fields, delta), feed_forwards=_on_sparse_layers(fields, _hybrid_experts(fields, 512, 10)))
 
 
-def _experts(fields: Fields, num_experts: int, num_chosen: int) -> ExpertSwitches:
-    experts = qwen_experts(fields.with_defaults({"norm_topk_prob": True}), num_experts, num_chosen)
+def _hybrid_experts(fields: Fields, num_experts: int, num_chosen: int) -> ExpertSwitches:
+    experts = _softmax_experts(fields.with_defaults({"norm_topk_prob": True}), num_experts, num_chosen)
     shared_size = fields.integer("shared_expert_intermediate_size", 512)
-    return replace(experts, size=experts.size or 512, names=SHARED, shared_size=shared_size)
+    return replace(experts, size=experts.size or 512, names=_SHARED, shared_size=shared_size)
 
 
 def _delta(fields: Fields) -> DeltaSwitches:
@@ -163,6 +162,7 @@ def _delta(fields: Fields) -> DeltaSwitches:
 
 
 def _hybrid(fields: Fields, delta: DeltaSwitches) -> FamilySwitches:
+    """Three layers of linear attention for each one of gated attention; norm weights are stored minus 1."""
     interval = fields.integer("full_attention_interval", 4)
     indices = range(fields.integer("num_hidden_layers"))
     default = tuple(_LINEAR if (index + 1) % interval else _FULL for index in indices)

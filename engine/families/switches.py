@@ -1,15 +1,21 @@
-"""The names that a family's checkpoints give to their tensors; the defaults are Llama's.
+"""The switches in which families of models differ, names of tensors among them; each family maps a config.json to them.
 
-The switches in which families of models differ; each family's file maps a config.json to them.
+The defaults are Llama's. A function becomes a family by the decorator `family`.
 """
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from typing_extensions import override
 
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
+
+if TYPE_CHECKING:
+    from weft.engine.describe.config import ModelConfig
+    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,6 @@ BLOOM = TensorNames(
 )
 GEMMA2 = TensorNames(feed_forward_norm="pre_feedforward_layernorm")
 """Norms on both sides of both halves."""
-
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 
 class UseModule(ModelError):
@@ -291,3 +292,20 @@ def family(*architectures: str) -> Callable[[Family], Family]:
         return function
 
     return register
+
+
+@dataclass(frozen=True, slots=True)
+class SizedFeedForward(FeedForwardSwitches):
+    """The dense layer with a size that is computed from config.json."""
+
+    intermediate_size: int
+
+    @override
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
+        from weft.engine.describe.tensor_names import dense_spec
+
+        return dense_spec(replace(config, intermediate_size=self.intermediate_size), layer, output_norm)
+
+    @override
+    def num_values(self, hidden_size: int) -> int:
+        return self.intermediate_size

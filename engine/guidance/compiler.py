@@ -1,13 +1,9 @@
-"""Compiles grammar texts into matchers, in threads beside the step loop.
+"""Compiles grammar texts into matchers, in threads beside the step loop, and loads the vocabulary for them.
 
 Owns the vocabulary, the threads and a cache of matchers and faults. A text is compiled once, however many requests
 bring it at the same time. Its first mask is computed along with it, so that no step pays for that.
 
-Loads the vocabulary of a checkpoint for grammars: the bytes of every token id.
-
-The only place where the engine knows text. Special tokens are the same as in the server's tokenizer, so a grammar never
-matches one by its text. Reading 150,000 entries takes about 1.5 s and holds the interpreter lock, so it happens when
-the engine is idle or at the first grammar, not at start.
+The vocabulary is the bytes of every token id. This is the only place where the engine knows text.
 """
 
 import json
@@ -59,7 +55,7 @@ class GrammarCompiler:
         """Compile a grammar, or find it in the cache. Each output needs a copy of the matcher.
 
         Returns:
-            The matcher at the start of an output, or a InvalidGrammarError.
+            The matcher at the start of an output, or an InvalidGrammarError.
 
         Raises:
             InvalidGrammarError: The text is too long.
@@ -144,9 +140,6 @@ def _without_gbnf(grammar: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in grammar.items() if key != "gbnf"} | {"lark_grammar": lark}
 
 
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_SPECIAL_NAMES = ("additional_special_tokens", "extra_special_tokens")
 
@@ -161,6 +154,10 @@ class _TokenizerFile(msgspec.Struct):
 
 def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
     """Read tokenizer.json, and which tokens the files beside it declare special.
+
+    Special tokens are the same as in the server's tokenizer, so a grammar never matches one by its text. Reading
+    150,000 entries takes about 1.5 s and holds the interpreter lock. So it happens when the engine is idle or at the
+    first grammar, not at start.
 
     Args:
         vocab_size: Rows of the model's logits; ids without text are never allowed.

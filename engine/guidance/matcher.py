@@ -1,15 +1,7 @@
-"""Finds the ids that a grammar forces, by a walk of bounded length.
+"""Follows one output and tells which ids may come next, and which must: by its grammar and its reasoning budget.
 
-The library's own search has no bound: a schema of 200 bytes can force endless text, and computing a mask includes that
-search. So grammars are compiled without it (`guidance.compiler`). This walk goes from mask to mask, along tokens of a
-single byte, as long as all allowed ids begin with the same byte.
-
-Follows one output through its grammar: which ids may come next, and which are forced.
-
-Owns the parser's state, which has consumed exactly the known output ids. Never raises because of a grammar or an
-output: `accept` returns a message when an output cannot go on.
-
-Tracks the reasoning of one choice, and tells when its budget forces it to end. O(1) for each output id.
+A `GrammarMatcher` owns the parser's state, which has consumed exactly the known output ids. It never raises because of
+a grammar or an output: `accept` returns a message when an output cannot go on.
 """
 
 import codecs
@@ -33,7 +25,12 @@ MAX_FORCED_BYTES = 512
 
 
 class Forcing:
-    """The vocabulary as the walk needs it. Immutable, so threads may share it."""
+    """Finds the ids that a grammar forces, by a walk of bounded length. Immutable, so threads may share it.
+
+    The library's own search has no bound: a schema of 200 bytes can force endless text, and computing a mask includes
+    that search. So grammars are compiled without it (`guidance.compiler`). This walk goes from mask to mask, along
+    tokens of a single byte, as long as all allowed ids begin with the same byte.
+    """
 
     def __init__(self, vocabulary: "LLTokenizer") -> None:
         """Read the text of every id; takes about 0.1 s for 150,000."""
@@ -118,12 +115,6 @@ def allow_only(token_id: int, mask: Bits) -> None:
     mask.fill(0)
     mask.view(np.uint32)[token_id // 32] = 1 << token_id % 32
 
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-_SOURCE_LINE = re.compile(r"\s*(\d+ \||\^+\s*$|<)")
-_MAX_FAULT_CHARS = 300
 
 _NUM_RECENT = 16
 """Last ids kept for the tokenizer: more than a pre-tokenized piece of text has."""
@@ -211,6 +202,10 @@ class GrammarMatcher:
         self._forced.extend(self._forcing.fill(self._matcher, self._recent, self._mask))
 
 
+_SOURCE_LINE = re.compile(r"\s*(\d+ \||\^+\s*$|<)")
+_MAX_FAULT_CHARS = 300
+
+
 def one_line(fault: str) -> str:
     """The library's message for a fault, without the source that it quotes, which may be long."""
     lines = [line.strip() for line in fault.partition("<backtrace>")[0].splitlines() if not _SOURCE_LINE.match(line)]
@@ -223,7 +218,10 @@ _MAX_BEFORE_BEGIN = 8
 
 
 class ReasoningProgress:
-    """Progress of the reasoning of one choice; `has_ended` once it is over. Owned by the request."""
+    """Progress of the reasoning of one choice; `has_ended` once it is over. Owned by the request.
+
+    Tells when the budget forces the reasoning to end. O(1) for each output id.
+    """
 
     def __init__(self, budget: ReasoningBudget) -> None:
         """Start with no output."""

@@ -1,8 +1,8 @@
-"""Makes the kernels that compute a model: those that `EngineConfig.kernels` names, else the preferred ones.
+"""Chooses the kernels that compute a model: its layers, adapters, attention and sampler.
 
-A name that cannot compute the model here is an error with the reason. Preferred are Weft's own kernels, where they can.
-
-Chooses what computes the adapters of a model, and plans their memory, before the model is loaded.
+They are those that `EngineConfig.kernels` names, else the preferred ones: Weft's own, where they can. A name that
+cannot compute the model here is an error with the reason. Attention comes with its cache. The memory of adapters is
+planned before the model is loaded.
 """
 
 import functools
@@ -18,13 +18,13 @@ from weft.engine.config import EngineConfig, has_fp8
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu import products as native_adapters
 from weft.engine.kernels.cpu.attention import NativeBackend
 from weft.engine.kernels.cpu.attention import supports as supports_attention
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage, NativeSampler
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, NativeSampler, WeightStorage
 from weft.engine.kernels.cpu.layer_kernels import supports as supports_layers
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.packed import PANEL
+from weft.engine.kernels.cpu.products import MAX_RANK, AdapterMemory, NativeSite
 from weft.engine.kernels.torch.caches import Caches, ContextBackend, StateCache
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, TorchSite, torch_kernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
@@ -51,8 +51,8 @@ ATTENTION = ("attention", "decode_attention", "prefill_attention")
 # Most rows that Weft's own product takes in place of cuBLAS, by its name as a candidate.
 FEW_ROWS: Mapping[str, int] = {"triton": 8, "triton-2": 2, "cublas": 0}
 
-_STORAGES: Mapping[str, KitStorage] = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
-"""How the native kit keeps matrices, by the option."""
+_STORAGES: Mapping[str, WeightStorage] = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
+"""How the CPU's kernels keep matrices, by the option."""
 
 _NO_TRITON = "{} {} needs Triton and a C compiler, which it runs at start-up"
 _NOT_NATIVE = "{} {} needs Weft's native kernels, and they were not compiled or cannot compute this model"
@@ -62,7 +62,7 @@ _NOT_DETERMINISTIC = (
 )
 
 
-def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKernels:
+def choose_kernels(model: ModelConfig, config: EngineConfig) -> LayerKernels:
     """Weft's own layers if they can compute the model, native on the CPU and Triton on CUDA, else torch's.
 
     Raises:
@@ -114,11 +114,69 @@ def packed_products(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]
     return ("triton-fp8", "triton") if is_made_for_fp8 and has_fp8(config.device) else ("triton",)
 
 
-def choose_linear_kit(config: EngineConfig) -> LayerKernels | None:
+def choose_linear_kernels(config: EngineConfig) -> LayerKernels | None:
     """Weft's own matrices on the CPU, for a model whose other layers are not Weft's; None if they cannot serve it."""
     is_served = config.device.type == "cpu" and config.dtype == torch.bfloat16
     native = library.load() if is_served else None
     return CpuKernels(native) if native else None
+
+
+def choose_adapters(
+    model: ModelConfig, config: EngineConfig, kernels: LayerKernels, whole: DecoderSpec, part: DecoderSpec
+) -> Adapters | None:
+    """The slots for adapters of what this process computes of a model; None if there shall be none.
+
+    Raises:
+        ModelError: The limits cannot be kept.
+    """
+    options = config.options
+    if not options.max_loras:
+        return None
+    if not 1 <= options.max_lora_rank <= MAX_RANK:
+        raise ModelError(f"max_lora_rank must be 1 to {MAX_RANK}, got {options.max_lora_rank}")
+    targets = Targets(model, config.model, whole, part)
+    limits = options.max_loras, options.max_lora_rank, _kept_rank(config, kernels)
+    num_saved = min(options.lora_modules_to_save, options.max_loras)
+    saved = SavedLimits(num_saved, _head_maker(kernels)) if num_saved else None
+    return Adapters(targets, *limits, config.device, config.dtype, _site_maker(config, kernels), saved)
+
+
+def _head_maker(kernels: LayerKernels) -> MakeHead:
+    native = library.load() if isinstance(kernels, CpuKernels) else None
+    if native:
+        return lambda weight: NativeLinear(native, weight, None, is_beside_steps=True).to_float32
+    return lambda weight: kernels.router(weight, None).to_float32
+
+
+def _kept_rank(config: EngineConfig, kernels: LayerKernels) -> int:
+    """What the sites of `_site_maker` pad the largest rank to."""
+    rank = config.options.max_lora_rank
+    if isinstance(kernels, CpuKernels):
+        return rank + -rank % PANEL
+    return max(1 << (rank - 1).bit_length(), 16) if _is_by_triton(config) else rank
+
+
+def _site_maker(config: EngineConfig, kernels: LayerKernels) -> MakeSite:
+    options = config.options
+    native = library.load() if isinstance(kernels, CpuKernels) else None
+    if native:
+        memory = AdapterMemory()
+        return lambda ref, count, size: NativeSite(native, memory, ref.in_features, options.max_loras, size)
+    if _is_by_triton(config):
+        from weft.engine.kernels.triton.products import TritonSite  # not installed without CUDA
+
+        limits = options.max_loras, options.max_lora_rank
+
+        def make(ref: WeightRef, num_deltas: int, num_bytes: int) -> Site:
+            sizes = ref.out_features, ref.in_features
+            return TritonSite(sizes, num_deltas, *limits, config.dtype, config.device)
+
+        return make
+    return lambda ref, count, size: TorchSite(size)
+
+
+def _is_by_triton(config: EngineConfig) -> bool:
+    return config.kernels.get("adapters") != "torch" and has_triton(config.device)
 
 
 def make_caches(
@@ -250,6 +308,49 @@ def _tiles(config: EngineConfig, prompts: PromptAttention | None) -> TileNames:
     )
 
 
+def choose_sampling(config: EngineConfig) -> SamplingKit:
+    """Weft's own sampler, native on the CPU, Triton with its own penalties on CUDA, else torch's.
+
+    Raises:
+        ModelError: The sampler that is named is not possible here.
+    """
+    device, named = config.device, config.kernels.get("sampler")
+    if named == "torch":
+        return TORCH_SAMPLING
+    if has_triton(device):
+        from weft.engine.kernels.triton.sampling import TritonSampler  # not installed without CUDA
+        from weft.engine.kernels.triton.sampling_rows_jit import apply_penalties as triton_penalties
+
+        return SamplingKit(triton_penalties, TritonSampler())
+    native = library.load() if device.type == "cpu" else None
+    if named and not native:
+        raise ModelError((_NOT_NATIVE if named == "native" else _NO_TRITON).format("sampler", named))
+    return SamplingKit(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
+
+
+def choose_graph_sampler(config: EngineConfig, vocab_size: int) -> GraphSampler | None:
+    """A sampler for CUDA graphs with the results of `choose_sampling`; None if graphs can only sample greedily."""
+    if not has_triton(config.device) or config.kernels.get("sampler") == "torch":
+        return None
+    from weft.engine.kernels.triton.sampling import TritonGraphSampler  # not installed without CUDA
+
+    return TritonGraphSampler(vocab_size)
+
+
+def set_num_threads(kernels: LayerKernels | None, caches: Caches, sampling: SamplingKit, number: int) -> None:
+    """Set how many threads share the work of a model's layers, attention and sampler.
+
+    kernels is None if transformers' module has its own.
+
+    If layers and attention are Weft's own, torch gets one thread for the little that it still does. Its threads spin
+    for about 20 ms after each operation, on the cores that Weft's threads need.
+    """
+    are_native = isinstance(kernels, CpuKernels), isinstance(caches.attention, NativeBackend)
+    if (any(are_native) or isinstance(sampling.pick_ids, NativeSampler)) and (native := library.load()):
+        native.set_num_threads(number)
+    torch.set_num_threads(1 if all(are_native) else number)
+
+
 def is_dependent(config: EngineConfig) -> bool:
     """Whether kernels start while the one before them still runs; see `dependent_launch`."""
     return config.kernels.get("launches") == "early"
@@ -273,104 +374,3 @@ def _triton_works() -> bool:
         logger.warning("Triton cannot be used; attention, layers and sampling are torch's: %s", error)
         return False
     return True
-
-
-def choose_sampling(config: EngineConfig) -> SamplingKit:
-    """Weft's own sampler, native on the CPU, Triton with its own penalties on CUDA, else torch's.
-
-    Raises:
-        ModelError: The sampler that is named is not possible here.
-    """
-    device, named = config.device, config.kernels.get("sampler")
-    if named == "torch":
-        return TORCH_SAMPLING
-    if has_triton(device):
-        from weft.engine.kernels.triton import sampling_rows_jit as triton_penalties  # not installed without CUDA
-        from weft.engine.kernels.triton.sampling import TritonSampler
-
-        return SamplingKit(triton_penalties.apply_penalties, TritonSampler())
-    native = library.load() if device.type == "cpu" else None
-    if named and not native:
-        raise ModelError((_NOT_NATIVE if named == "native" else _NO_TRITON).format("sampler", named))
-    return SamplingKit(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
-
-
-def choose_graph_sampler(config: EngineConfig, vocab_size: int) -> GraphSampler | None:
-    """A sampler for CUDA graphs with the results of `choose_sampling`; None if graphs can only sample greedily."""
-    if not has_triton(config.device) or config.kernels.get("sampler") == "torch":
-        return None
-    from weft.engine.kernels.triton.sampling import TritonGraphSampler  # not installed without CUDA
-
-    return TritonGraphSampler(vocab_size)
-
-
-def set_num_threads(kit: LayerKernels | None, caches: Caches, sampling: SamplingKit, number: int) -> None:
-    """Set how many threads share the work of a model's layers, attention and sampler; kit is None without a kit.
-
-    If layers and attention are Weft's own, torch gets one thread for the little that it still does. Its threads spin
-    for about 20 ms after each operation, on the cores that Weft's threads need.
-    """
-    are_native = isinstance(kit, CpuKernels), isinstance(caches.attention, NativeBackend)
-    if (any(are_native) or isinstance(sampling.pick_ids, NativeSampler)) and (native := library.load()):
-        native.set_num_threads(number)
-    torch.set_num_threads(1 if all(are_native) else number)
-
-
-def choose_adapters(
-    model: ModelConfig, config: EngineConfig, kit: LayerKernels, whole: DecoderSpec, part: DecoderSpec
-) -> Adapters | None:
-    """The slots for adapters of what this process computes of a model; None if there shall be none.
-
-    Raises:
-        ModelError: The limits cannot be kept.
-    """
-    options = config.options
-    if not options.max_loras:
-        return None
-    if not 1 <= options.max_lora_rank <= native_adapters.MAX_RANK:
-        raise ModelError(f"max_lora_rank must be 1 to {native_adapters.MAX_RANK}, got {options.max_lora_rank}")
-    targets = Targets(model, config.model, whole, part)
-    limits = options.max_loras, options.max_lora_rank, _kept_rank(config, kit)
-    num_saved = min(options.lora_modules_to_save, options.max_loras)
-    saved = SavedLimits(num_saved, _head_maker(kit)) if num_saved else None
-    return Adapters(targets, *limits, config.device, config.dtype, _site_maker(config, kit), saved)
-
-
-def _head_maker(kit: LayerKernels) -> MakeHead:
-    native = library.load() if isinstance(kit, CpuKernels) else None
-    if native:
-        return lambda weight: NativeLinear(native, weight, None, is_beside_steps=True).to_float32
-    return lambda weight: kit.router(weight, None).to_float32
-
-
-def _kept_rank(config: EngineConfig, kit: LayerKernels) -> int:
-    """What the sites of `_site_maker` pad the largest rank to."""
-    rank = config.options.max_lora_rank
-    if isinstance(kit, CpuKernels):
-        return rank + -rank % PANEL
-    return max(1 << (rank - 1).bit_length(), 16) if _is_by_triton(config) else rank
-
-
-def _site_maker(config: EngineConfig, kit: LayerKernels) -> MakeSite:
-    options = config.options
-    native = library.load() if isinstance(kit, CpuKernels) else None
-    if native:
-        memory = native_adapters.AdapterMemory()
-        return lambda ref, count, size: native_adapters.NativeSite(
-            native, memory, ref.in_features, options.max_loras, size
-        )
-    if _is_by_triton(config):
-        from weft.engine.kernels.triton.products import TritonSite  # not installed without CUDA
-
-        limits = options.max_loras, options.max_lora_rank
-
-        def make(ref: WeightRef, num_deltas: int, num_bytes: int) -> Site:
-            sizes = ref.out_features, ref.in_features
-            return TritonSite(sizes, num_deltas, *limits, config.dtype, config.device)
-
-        return make
-    return lambda ref, count, size: TorchSite(size)
-
-
-def _is_by_triton(config: EngineConfig) -> bool:
-    return config.kernels.get("adapters") != "torch" and has_triton(config.device)

@@ -1,4 +1,4 @@
-"""Norms of hidden states and of heads, where they are of another kind than QK-norm before the rotation.
+"""Norms, heads whose norms are of another kind than QK-norm before the rotation, and blocks with norms in other places.
 
 Statistics are in float32 for every dtype.
 """
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
-from weft.engine.layers.block import HeadLayer, Layer, PagedCache
+from weft.engine.layers.block import Block, BlockStep, FeedForward, HeadLayer, Layer, Mixer, PagedCache
 from weft.engine.layers.rotary import rotate
 
 
@@ -124,3 +125,52 @@ def unchanged_heads(num_heads: int, num_kv_heads: int) -> HeadLayer:
         return queries, keys, values
 
     return split
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlock(Block):
+    """A block whose halves stand side by side: both read the same hidden states (Wang and Komatsuzaki, 2021).
+
+    Attributes:
+        feed_forward_norm: None if the feed-forward layer shares the norm of the mixer.
+    """
+
+    mixer_norm: Layer
+    mixer: Mixer
+    feed_forward_norm: Layer | None
+    feed_forward: FeedForward
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        normed = self.mixer_norm(hidden)
+        mixed = self.mixer.mix(normed, step)
+        if step.rows is not None:
+            hidden, normed, mixed = hidden[step.rows], normed[step.rows], mixed[step.rows]
+            if not len(step.rows):  # an empty launch is an error on CUDA
+                return hidden
+        inputs = self.feed_forward_norm(hidden) if self.feed_forward_norm else normed
+        self.mixer.add_to(hidden, mixed)
+        self.feed_forward.add_to(hidden, inputs)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormBlock(Block):
+    """A block with a norm behind the sum of each half and its input (Vaswani et al., 2017), as in BERT."""
+
+    mixer: Mixer
+    mixer_norm: Layer
+    feed_forward: FeedForward
+    feed_forward_norm: Layer
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        mixed = self.mixer.mix(hidden, step)
+        if step.rows is not None:
+            hidden, mixed = hidden[step.rows], mixed[step.rows]
+            if not len(step.rows):  # an empty launch is an error on CUDA
+                return hidden
+        self.mixer.add_to(hidden, mixed)
+        hidden = self.mixer_norm(hidden)
+        self.feed_forward.add_to(hidden, hidden)
+        return self.feed_forward_norm(hidden)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
 from weft.engine.request import LiveRequests, Request, RequestKey, RequestStatus
-from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget, TokenBudget
-from weft.engine.schedule.step_cost import StepCostModel, StepLoad
+from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
+from weft.engine.schedule.step_cost import StepCostModel, StepLoad, TokenBudget
 from weft.engine.schedule.waiting_queue import WaitingQueue, candidates, in_the_way, must_wait_alone
 from weft.engine.wire.status_page import Counters
 

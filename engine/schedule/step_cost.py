@@ -1,6 +1,8 @@
-"""Predicts how long a step takes, and how many prefill tokens fit into a time limit.
+"""What steps may cost: predicts their time, keeps their most tokens, and decides when prompts may delay streams.
 
-Times are in seconds. Nothing here knows single requests.
+`StepCostModel` predicts how long a step takes, and how many prefill tokens fit into a time limit. `TokenBudget` keeps
+the most tokens of a step, by the memory that steps ran out of. `PromptBurst` decides whether prompts go first, however
+long their step takes for the running streams. Times are in seconds. Nothing here knows single requests.
 """
 
 import logging
@@ -136,3 +138,113 @@ class StepCostModel:
                 return coefficients
             active.pop(int(solution.argmin()))
         return np.zeros(_NUM_FEATURES)
+
+
+FIRST_TRIAL, LONGEST_TRIAL = 256, 1 << 14
+"""Steps that must succeed before the budget grows again: after the first failure, and at most."""
+
+
+class TokenBudget:
+    """Keeps the most tokens of a step: halved after a step runs out of memory, doubled again later.
+
+    Whatever took the memory may be gone later: another process on the device, or an unusual batch. So the budget is
+    doubled after many steps that needed it and succeeded. It never exceeds the configured one. A failed step ends its
+    requests, so each failure doubles the number of steps to wait. As many good steps with the whole budget halve that
+    number again.
+
+    Owned by the scheduler, which reads `max_num_tokens`. The engine reports how steps ended.
+    """
+
+    def __init__(self, configured: int, least: int) -> None:
+        """Start with the configured budget. Halving stops at `least`, or at the configured budget if that is lower."""
+        self.max_num_tokens = configured
+        self._configured = configured
+        self._least = min(least, configured)
+        self._trial = FIRST_TRIAL // 2
+        self._num_good = 0
+
+    def halve(self) -> None:
+        """Halve the budget, because a step ran out of memory."""
+        self._trial = min(2 * self._trial, LONGEST_TRIAL)
+        self._set(max(self.max_num_tokens // 2, self._least))
+
+    def observe(self, num_tokens: int) -> None:
+        """Count a step that succeeded, if half the budget would have been too little for it."""
+        if 2 * num_tokens <= self.max_num_tokens:
+            return
+        self._num_good += 1
+        if self._num_good < self._trial:
+            return
+        if self.max_num_tokens < self._configured:
+            self._set(min(2 * self.max_num_tokens, self._configured))
+        else:
+            self._num_good, self._trial = 0, max(self._trial // 2, FIRST_TRIAL // 2)
+
+    def _set(self, max_num_tokens: int) -> None:
+        self._num_good = 0
+        self.max_num_tokens = max_num_tokens
+        logger.warning("steps compute at most %d tokens from now on", max_num_tokens)
+
+
+END_OF_BURST = 1 / 8
+"""A burst ends when fewer prompts are left than this share of the streams."""
+
+MAX_DELAY = 64.0
+"""Longest mean delay of the streams by a burst, in units of the time of a step of the streams alone."""
+
+MAX_DELAY_S = 2.0
+"""Longest such delay in seconds, on any machine. It is also the longest planned time of a step beside streams."""
+
+
+class PromptBurst:
+    """Decides whether prompts go first, however long their step takes for the running streams.
+
+    A stream is a request that decodes. Computing a prompt takes the same time whether it is done at once or beside
+    decodes. Done at once, it delays the streams by one long wait instead of many short ones, and the prompt's first
+    token comes sooner. So prompts are computed beside the streams while they are fewer than the streams. A burst, with
+    at least as many prompts as streams, goes first.
+
+    A burst goes on to its end. Otherwise its last prompts would be computed beside all the earlier ones, which are
+    streams by then, and slow every stream down for as long as they take. A burst also ends with the step in which it
+    has delayed the streams by a bounded time, counted in their own steps and in seconds. No other burst begins until
+    the streams have computed for as long. A burst that has used half of that time goes on only while there are at least
+    as many prompts as streams.
+
+    It keeps count of the delay. It is made anew whenever nothing decodes, and asked once per step from then on.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a burst, if there are prompts: no stream has been delayed yet."""
+        self._is_on = True
+        self._is_spent = False
+        self._delay_s = 0.0
+        self._most_streams = 0
+        """Most streams since the delay was 0. A stream that joins dilutes the mean only once."""
+        self._asked_at_s: float | None = None
+        self._step_s = 0.0
+
+    def goes_first(self, num_streams: int, num_prompts: int, step_s: float, now_s: float) -> bool:
+        """Whether the next step is for prompts, however long it takes.
+
+        Args:
+            num_streams: Requests that decode, at least 1.
+            num_prompts: Requests that could go on with their prompts.
+            step_s: How long a step of the streams alone would take.
+            now_s: Time of a monotonic clock.
+        """
+        if self._asked_at_s is not None:
+            late_s = max(now_s - self._asked_at_s - self._step_s, 0.0)
+            self._delay_s = max(self._delay_s + (late_s if self._is_on else -step_s), 0.0)
+        self._asked_at_s, self._step_s = now_s, step_s
+        if not self._delay_s:
+            self._is_spent, self._most_streams = False, num_streams
+        elif num_streams > self._most_streams:  # streams that just joined have not waited
+            self._delay_s *= self._most_streams / num_streams
+            self._most_streams = num_streams
+        max_delay_s = min(MAX_DELAY * step_s, MAX_DELAY_S)
+        if self._delay_s > max_delay_s:
+            self._is_spent = True
+        is_short = self._is_on and self._delay_s <= max_delay_s / 2
+        least = num_streams * END_OF_BURST if is_short else num_streams
+        self._is_on = num_prompts >= max(least, 1) and not self._is_spent
+        return self._is_on

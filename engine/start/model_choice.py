@@ -19,7 +19,7 @@ from weft.engine.describe.specs import DecoderSpec
 from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields
-from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kit, choose_linear_kit, make_caches
+from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kernels, choose_linear_kernels, make_caches
 from weft.engine.layers.block import Decoder
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.lora.adapters import AdaptedKernels, Adapters
@@ -114,7 +114,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         num_ranks, whole = options.tensor_parallel_size, decoder_spec(model)
         index, rank = divmod(config.rank, num_ranks)
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
-        sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
+        sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kernels(model, config)
         spec = stage.cut(sharded)
         _check_keys(whole.caches, config)
         check_cache(group_layers(spec.caches), config)
@@ -145,7 +145,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     from weft.engine.fallback.config import FallbackConfig  # imports transformers
 
     assert isinstance(model, FallbackConfig)
-    linear_kit = choose_linear_kit(config) if model.is_linear else None
+    linear_kit = choose_linear_kernels(config) if model.is_linear else None
     _check_keys(model.cache_specs, config)
     check_cache(groups := group_layers(model.cache_specs), config)
     return ModelPlan(
@@ -250,7 +250,7 @@ def _load_fallback(
         model,
         device=config.device,
         dtype=config.dtype,
-        kit=kit,
+        kernels=kit,
         load_format=config.options.load_format,
         progress=progress,
     )

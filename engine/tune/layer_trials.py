@@ -17,7 +17,7 @@ from weft.engine.batch import SamplingBatch
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelConfig, ModelFacts
 from weft.engine.device import to_device
-from weft.engine.kernels.choice import choose_kit, choose_sampling
+from weft.engine.kernels.choice import choose_kernels, choose_sampling
 from weft.engine.kernels.torch import layer_kernels as filters
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.kernels import LayerKernels
@@ -114,7 +114,7 @@ class ExpertsTrials(Trials):
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
-        products = self._products(choose_kit(self._model, config), config.dtype)
+        products = self._products(choose_kernels(self._model, config), config.dtype)
         return Trial(lambda: [product() for product in products], products[-1])
 
     @override

@@ -24,7 +24,7 @@ from weft.engine.describe.specs import BlockSpec, DecoderSpec, PreNormSpec
 from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.device import to_device
 from weft.engine.families.switches import QKNorm
-from weft.engine.kernels.choice import ATTENTION, choose_kit, make_backend, make_caches
+from weft.engine.kernels.choice import ATTENTION, choose_kernels, make_backend, make_caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import AttentionStep, BlockStep, HeadLayer, run_blocks
 from weft.engine.layers.kernels import LayerKernels
@@ -123,7 +123,7 @@ class AttentionTrials(Trials):
 
     def _trial(self, config: EngineConfig, rounded: torch.dtype) -> Trial:
         """Attend with the kernels of config, to K/V that are first rounded to a dtype."""
-        kit = choose_kit(self._model, config)
+        kit = choose_kernels(self._model, config)
         backend = make_backend(self._groups, self._steps.num_blocks, config, self._model.num_heads)
         heads, dtype = [self._heads(kit, config.dtype, group.spec) for group in self._groups], config.dtype
         last: list[AttentionStep] = []
@@ -233,7 +233,7 @@ class BlockTrials(Trials):
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
-        return self._trial(choose_kit(self._model, config), config)
+        return self._trial(choose_kernels(self._model, config), config)
 
     @override
     def reference(self) -> Judge:

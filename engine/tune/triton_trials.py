@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelConfig
-from weft.engine.kernels.choice import choose_kit
+from weft.engine.kernels.choice import choose_kernels
 from weft.engine.kernels.torch.layer_kernels import TorchSite
 from weft.engine.kernels.triton.layer_kernels import TritonKernels
 from weft.engine.kernels.triton.products import TritonSite
@@ -40,7 +40,7 @@ class PackedPart(NamedTuple):
 
 def packed_parts(model: ModelConfig, config: EngineConfig) -> dict[str, PackedPart]:
     """One of each form, by a text of this form; empty if all matrices are plain."""
-    kernels = cast(TritonKernels, choose_kit(model, config))
+    kernels = cast(TritonKernels, choose_kernels(model, config))
     found: dict[str, PackedPart] = {}
     for ref in tried_spec(model, config).weights:
         if not isinstance(ref, TensorRef):
@@ -84,7 +84,7 @@ class PackedTrials(Trials):
         return relative_errors(exact)
 
     def _product(self, config: EngineConfig, part: PackedPart) -> Callable[[torch.Tensor], torch.Tensor]:
-        kernels = cast(TritonKernels, choose_kit(self._model, config))
+        kernels = cast(TritonKernels, choose_kernels(self._model, config))
         if not part.is_expert:
             return kernels.linear(part.ref, self._reader)
         matrix, _ = kernels.packed_experts(ExpertsRef(part.ref, _NUM_EXPERTS), self._reader) or (None, None)

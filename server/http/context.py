@@ -1,17 +1,24 @@
-"""Holds what every route needs in one frozen object. The app owns it; there are no globals."""
+"""Holds what every route needs in one frozen object, and begins a stream in time while its answer is prepared.
+
+The app owns the object; there are no globals. A stream that is begun early sends keep-alives until its answer is there.
+"""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
+from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.responses import Response
 
-from weft.server.errors import InvalidRequestError, ModelNotFoundError, shown
+from weft.server.errors import ApiError, InvalidRequestError, ModelNotFoundError, shown
 from weft.server.http.auth import ADMIN_PATHS
 from weft.server.http.limits import Lifecycle, Workers
 from weft.server.http.metrics import Metrics
+from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.models.served_model import ServedModel
@@ -108,3 +115,75 @@ async def get_context(request: Request) -> ServerContext:
     """The app's context. Used with Depends; async because Depends would call a plain function in a thread."""
     context: ServerContext = request.app.state.context
     return context
+
+
+class Asks(Protocol):
+    """A body, as far as `early_headers_while_loading` reads it."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model; None: the first."""
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether the answer is a stream."""
+
+
+async def early_headers_while_loading(
+    work: Coroutine[Any, Any, Response],
+    body: Asks,
+    context: ServerContext,
+    error: Callable[[ApiError], bytes],
+    framing: Framing = DATA_ONLY,
+) -> Response:
+    """As `with_early_headers` for a stream of a model that is yet to be loaded; else what `work` makes."""
+    if not body.stream or context.is_loaded(body.model):
+        return await work
+    return await with_early_headers(work, error, context.settings.sse_ping_s, framing)
+
+
+async def with_early_headers(
+    work: Coroutine[Any, Any, Response],
+    error: Callable[[ApiError], bytes],
+    ping_s: float,
+    framing: Framing = DATA_ONLY,
+) -> Response:
+    """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
+
+    An error of `work` is raised, or is the end of a stream that was begun.
+    """
+    making = asyncio.create_task(work)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(_stream_of(await making).events) as made:
+            async for data in made:
+                yield data
+
+    def failed(exc: ApiError) -> bytes:
+        return error(exc) if making.exception() else _stream_of(making.result()).error(exc)
+
+    def close() -> None:
+        if not (making.cancel() or making.cancelled() or making.exception()):
+            _stream_of(making.result()).close()
+
+    try:
+        await asyncio.wait([making], timeout=ping_s or None)
+    except asyncio.CancelledError:
+        close()
+        raise
+    if making.done():
+        return making.result()
+    return EventStream(
+        events(),
+        lambda: _stream_of(making.result()).end(),
+        failed,
+        headers={},
+        ping_s=ping_s,
+        close=close,
+        framing=framing,
+    )
+
+
+def _stream_of(response: Response) -> EventStream:
+    assert isinstance(response, EventStream), "streams alone are begun before they are made"
+    return response

@@ -1,26 +1,21 @@
 """Streams: server-sent events, `data: ` and one line of JSON each, with keep-alive comments; or another API's framing.
 
 Before the first byte an error is a status. After it the API's renderer writes the error into the stream, and the stream
-ends. However a stream ends, even before its first byte, its answer is closed. A stream that is begun early, while its
-answer is prepared, sends keep-alives until the answer is there.
+ends. However a stream ends, even before its first byte, its answer is closed.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import anyio
 import msgspec
 from sse_starlette.sse import EventSourceResponse
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.server.errors import ApiError, as_api_error, error_body
-from weft.server.http.context import ServerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,75 +149,3 @@ class EventStream(EventSourceResponse):
         finally:
             # The generator's own `finally` does not run if the client leaves before the first event.
             self.close()
-
-
-class Asks(Protocol):
-    """A body, as far as `early_headers_while_loading` reads it."""
-
-    @property
-    def model(self) -> str | None:
-        """The name of the model; None: the first."""
-
-    @property
-    def stream(self) -> bool | None:
-        """Whether the answer is a stream."""
-
-
-async def early_headers_while_loading(
-    work: Coroutine[Any, Any, Response],
-    body: Asks,
-    context: ServerContext,
-    error: Callable[[ApiError], bytes],
-    framing: Framing = DATA_ONLY,
-) -> Response:
-    """As `with_early_headers` for a stream of a model that is yet to be loaded; else what `work` makes."""
-    if not body.stream or context.is_loaded(body.model):
-        return await work
-    return await with_early_headers(work, error, context.settings.sse_ping_s, framing)
-
-
-async def with_early_headers(
-    work: Coroutine[Any, Any, Response],
-    error: Callable[[ApiError], bytes],
-    ping_s: float,
-    framing: Framing = DATA_ONLY,
-) -> Response:
-    """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
-
-    An error of `work` is raised, or is the end of a stream that was begun.
-    """
-    making = asyncio.create_task(work)
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        async with aclosing(_stream_of(await making).events) as made:
-            async for data in made:
-                yield data
-
-    def failed(exc: ApiError) -> bytes:
-        return error(exc) if making.exception() else _stream_of(making.result()).error(exc)
-
-    def close() -> None:
-        if not (making.cancel() or making.cancelled() or making.exception()):
-            _stream_of(making.result()).close()
-
-    try:
-        await asyncio.wait([making], timeout=ping_s or None)
-    except asyncio.CancelledError:
-        close()
-        raise
-    if making.done():
-        return making.result()
-    return EventStream(
-        events(),
-        lambda: _stream_of(making.result()).end(),
-        failed,
-        headers={},
-        ping_s=ping_s,
-        close=close,
-        framing=framing,
-    )
-
-
-def _stream_of(response: Response) -> EventStream:
-    assert isinstance(response, EventStream), "streams alone are begun before they are made"
-    return response

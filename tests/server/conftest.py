@@ -23,8 +23,7 @@ from weft.server.errors import EngineUnavailableError
 from weft.server.models.served_model import served_models
 from weft.server.settings import Settings
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
-from weft.server.text.text_tokenizer import TokenRoom
-from weft.server.text.tokenizer import fitted
+from weft.server.text.text_tokenizer import TokenRoom, fitted
 
 BOS, EOS, END = 256, 257, 258
 VOCAB_SIZE = 300

@@ -1,14 +1,8 @@
-"""The kit that computes layers with Weft's own CPU kernels, in bfloat16.
+"""Weft's own kernels for the CPU as a model takes them: its layers, in bfloat16, and its sampler.
 
 Matrices may be in groups of 4, 6 or 8 bits, those that the checkpoint has or of rounded weights; everything else stays
 bfloat16. The bits of a row's outputs do not depend on the other rows of a step. A packed matrix is the only copy of its
 weights: a tied embedding reads its rows from the output head.
-
-Weft's own sampler for the CPU, which wraps sample.c.
-
-A row goes from mask to id while it is in the CPU's cache. The sampler computes what `pick_ids` computes, but its
-exponential and the order of its sums differ in the last bit. So an id may differ if a uniform number is that close to
-the border between two ids. A row's id does not depend on the other rows.
 """
 
 import ctypes
@@ -22,7 +16,6 @@ from typing_extensions import override
 from weft.engine.batch import RowMasks, SamplingBatch
 from weft.engine.describe.config import ModelConfig
 from weft.engine.families.experts import Gating
-from weft.engine.kernels.cpu import products as experts
 from weft.engine.kernels.cpu.block_run import fuse
 from weft.engine.kernels.cpu.layers import (
     NativeHeads,
@@ -34,6 +27,7 @@ from weft.engine.kernels.cpu.layers import (
 )
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Form, Storage, common_form, form_of
+from weft.engine.kernels.cpu.products import NativeExperts, supports_experts
 from weft.engine.kernels.cpu.recurrent import (
     NativeConvolution,
     NativeDeltaRule,
@@ -50,8 +44,8 @@ from weft.engine.weights.groups import packed_in_order
 from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 
-KitStorage = Literal["bfloat16", "int8", "int4"]
-"""How a kit keeps plain matrices."""
+WeightStorage = Literal["bfloat16", "int8", "int4"]
+"""How plain matrices are kept."""
 
 _FORMS = {"int8": Form(bits=8, group=32), "int4": Form(bits=4, group=32, has_offset=True)}
 """What plain weights are rounded to."""
@@ -69,7 +63,7 @@ class CpuKernels(TorchKernels):
     keeps_groups = True
 
     def __init__(
-        self, library: NativeLibrary, storage: KitStorage = "bfloat16", quantization: Quantization | None = None
+        self, library: NativeLibrary, storage: WeightStorage = "bfloat16", quantization: Quantization | None = None
     ) -> None:
         """Take the functions of a loaded library.
 
@@ -96,7 +90,7 @@ class CpuKernels(TorchKernels):
 
     @override
     def experts_bytes(self, gate_up: ExpertsRef, down: ExpertsRef, gating: Gating, dtype: torch.dtype) -> int:
-        if not experts.supports(gate_up, gating):
+        if not supports_experts(gate_up, gating):
             return super().experts_bytes(gate_up, down, gating, dtype)
         return sum(
             ref.num_experts * self._bytes(ref.matrix, self._expert_form(ref.matrix), dtype) for ref in (gate_up, down)
@@ -115,7 +109,7 @@ class CpuKernels(TorchKernels):
         return self._stored_form(ref, is_expert=True)
 
     def _plain_storage(self, ref: WeightRef) -> Storage:
-        """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""
+        """`storage` of the kernels, but bfloat16 for a matrix whose inputs do not divide into groups."""
         is_broken = isinstance(self._storage, Form) and ref.in_features % self._storage.group != 0
         return "bfloat16" if is_broken else self._storage
 
@@ -142,9 +136,9 @@ class CpuKernels(TorchKernels):
 
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
-        if not experts.supports(gate_up, gating):
+        if not supports_experts(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
-        return experts.NativeExperts(
+        return NativeExperts(
             self._library, gate_up, down, reader, gating, self._plain_storage, self._expert_form, self._forms
         )
 
@@ -220,7 +214,12 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class NativeSampler:
-    """Implements `PickIds`."""
+    """Implements `PickIds`; a wrapper of sample.c.
+
+    A row goes from mask to id while it is in the CPU's cache. The result is that of `pick_ids`, but the exponential and
+    the order of sums differ in the last bit. So an id may differ if a uniform number is that close to the border
+    between two ids. A row's id does not depend on the other rows.
+    """
 
     def __init__(self, library: NativeLibrary) -> None:
         self._sample = library.function("weft_sample", _POINTER, _SIZE, _SIZE, *[_POINTER] * 8)

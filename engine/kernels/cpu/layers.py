@@ -1,10 +1,6 @@
-"""Native layers for the CPU: matrices, norms and heads, which wrap linear.c, linear_grouped.c, elementwise.c.
+"""Native layers for the CPU: matrices, norms and heads, and a trial of matrices in groups before they are used.
 
-Tries a form of groups on the first matrix of a checkpoint that has it, before the kernels get the others.
-
-Some of its outputs are packed and multiplied, and compared with dequantized weights in float32. Inputs are whole
-numbers of one byte, which the kernels do not round, so that the precision of scales is all that remains. This takes a
-few milliseconds. A form that is wrong here costs memory and speed, not answers: its matrices are kept in bfloat16.
+They wrap linear.c, linear_grouped.c and elementwise.c.
 """
 
 import ctypes
@@ -19,6 +15,8 @@ from weft.engine.kernels.cpu.packed import Form, GroupedRows, Matrix, Storage, p
 from weft.engine.layers.block import Linear, PagedCache
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.weights.groups import Groups
+
+logger = logging.getLogger(__name__)
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -86,7 +84,7 @@ class NativeHeads:
         self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `HeadLayer`."""
-        assert cache is None, "this kit leaves writing K/V to the attention backend"
+        assert cache is None, "these kernels leave writing K/V to the attention backend"
         num_tokens, total_heads, head_dim = qkv.shape
         sizes = (total_heads * head_dim, num_tokens, self.num_heads + self.num_kv_heads, head_dim)
         self._function(qkv.data_ptr(), *sizes, rotation.data_ptr(), self.weight_pointer, self.eps)
@@ -95,7 +93,7 @@ class NativeHeads:
 
 
 class NativePerHead:
-    """A packed bfloat16 matrix for each head; see `LayerKit.per_head`."""
+    """A packed bfloat16 matrix for each head; see `LayerKernels.per_head`."""
 
     def __init__(self, library: NativeLibrary, weights: torch.Tensor) -> None:
         """Pack weights (num_heads, out_features, in_features)."""
@@ -116,7 +114,7 @@ class NativePerHead:
 
 
 class NativeLinear(Linear):
-    """A packed matrix. A gated one implements `LayerKit.gated`, and only its `__call__` may be used."""
+    """A packed matrix. A gated one implements `LayerKernels.gated`, and only its `__call__` may be used."""
 
     def __init__(
         self,
@@ -201,15 +199,13 @@ class NativeLinear(Linear):
         self.matrix.multiply(*rows, *self._matrix, outputs.data_ptr(), outputs.stride(0), epilogue)
 
 
-logger = logging.getLogger(__name__)
-
-_NUM_OUTPUTS = 72
+_TRIED_OUTPUTS = 72
 """Panels of 16, of which the last is not whole."""
 
-_NUM_INPUTS = 4096
+_TRIED_INPUTS = 4096
 """Used of longer rows: four times what tiles take at once."""
 
-_ROWS = (1, 3, 6, 40)
+_TRIED_ROWS = (1, 3, 6, 40)
 """One number for every way in which rows are multiplied."""
 
 _TOLERANCE = 0.02
@@ -217,7 +213,13 @@ _TOLERANCE = 0.02
 
 
 class TriedForms:
-    """The forms that were tried with a library, and whether their products are right."""
+    """The forms that were tried with a library, and whether their products are right.
+
+    A form is tried on the first matrix of a checkpoint that has it, before the kernels get the others. Some of its
+    outputs are packed and multiplied, and compared with dequantized weights in float32. Inputs are whole numbers of one
+    byte, which the kernels do not round, so that the precision of scales is all that remains. This takes a few
+    milliseconds. A form that is wrong here costs memory and speed, not answers: its matrices are kept in bfloat16.
+    """
 
     def __init__(self, library: NativeLibrary) -> None:
         """Take the functions of a loaded library."""
@@ -229,7 +231,7 @@ class TriedForms:
         return not self._are_right.get(form, True)
 
     def rows_of(self, groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRows] | None:
-        """As `grouped.rows_of`; None for a form that is wrong, too."""
+        """As `packed.rows_of`; None for a form that is wrong, too."""
         found = rows_of(groups, wanted)
         if found and found[0] not in self._are_right:
             self._are_right[found[0]] = self._is_right(found[0], groups)
@@ -250,21 +252,21 @@ class TriedForms:
 
     def _error(self, form: Form, groups: Groups) -> float:
         """The largest of any row of products, or of weights; NaN if some are no numbers."""
-        outputs = torch.arange(min(_NUM_OUTPUTS, len(groups.values)))
-        tile = groups.part(outputs, slice(_NUM_INPUTS)).without_table()
+        outputs = torch.arange(min(_TRIED_OUTPUTS, len(groups.values)))
+        tile = groups.part(outputs, slice(_TRIED_INPUTS)).without_table()
         found = rows_of(tile, form)
         assert found is not None, "the whole matrix has this form"
         linear, exact = NativeLinear(self._library, found[1], None, storage=form), tile.dequantize(torch.float32)
-        inputs = _inputs(exact.shape[1])
+        inputs = _tried_inputs(exact.shape[1])
         products = inputs.float() @ exact.T
-        errors = [_row_errors(linear.to_float32(inputs[:rows]), products[:rows]) for rows in _ROWS]
+        errors = [_row_errors(linear.to_float32(inputs[:rows]), products[:rows]) for rows in _TRIED_ROWS]
         return float(torch.cat([_row_errors(linear.gather(outputs), exact), *errors]).max())
 
 
-def _inputs(num_inputs: int) -> torch.Tensor:
+def _tried_inputs(num_inputs: int) -> torch.Tensor:
     """(rows, num_inputs): the largest of every group is 127, so that its scale is 1."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randint(-127, 128, (max(_ROWS), num_inputs), generator=generator)
+    inputs = torch.randint(-127, 128, (max(_TRIED_ROWS), num_inputs), generator=generator)
     inputs[:, ::16] = 127
     return inputs.bfloat16()
 

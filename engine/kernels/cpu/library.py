@@ -1,9 +1,7 @@
-"""Loads the native kernels, compiled for the best instruction set that this CPU has.
+"""Loads the native kernels, compiled for the best instruction set of this CPU, and gives memory in huge pages.
 
 There is one shared object per instruction set, in plain C over raw pointers, with its own threads (`pool.h`). If there
 was no compiler at installation, there are none, and the engine uses torch's operations.
-
-Allocates large arrays in huge pages, if the kernel grants them: fewer page-table walks while streaming.
 """
 
 import contextlib
@@ -145,7 +143,8 @@ _LARGEST_SHARE = 4
 def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor of zeros that takes no memory before it is written to.
 
-    Arrays of at least one huge page (2 MB) start on a page boundary.
+    Arrays of at least one huge page (2 MB) start on a page boundary, and are in huge pages if the kernel grants them:
+    fewer page-table walks while streaming.
     """
     num_bytes = num_values * dtype.itemsize
     if num_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):

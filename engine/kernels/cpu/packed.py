@@ -1,12 +1,9 @@
-"""Matrices of integers of 4, 6 and 8 bits in groups, as grouped_layout.h describes them.
+"""Packs a matrix for the native kernels, in bfloat16 or as integers of 4, 6 and 8 bits in groups.
 
-A weight is scale * q - offset, q without sign, or scale * (q - centre) in a form without offsets. What a checkpoint has
-in groups of whole runs of 32 inputs is kept as it is, with the scale of its group for every run.
-
-Packs a matrix for the native kernels; linear.c and grouped_layout.h describe the layouts.
-
-The plain weight is not kept. In a form of groups, every 16 or 32 inputs of an output share a scale and, in some forms,
-an offset.
+linear.c and grouped_layout.h describe the layouts. The plain weight is not kept. In a form of groups, every 16 or 32
+inputs of an output share a scale and, in some forms, an offset: a weight is scale * q - offset, q without sign, or
+scale * (q - centre) without offsets. What a checkpoint has in groups of whole runs of 32 inputs is kept as it is, with
+the scale of its group for every run.
 """
 
 import ctypes
@@ -21,8 +18,11 @@ from weft.engine.kernels.cpu.library import NativeLibrary, allocate
 from weft.engine.weights.groups import Groups
 from weft.engine.weights.quantization import Scheme
 
+PANEL, TILE = 16, 32
+"""Outputs in a panel of packed weights; inputs of a bfloat16 row are padded to a multiple of the second number."""
+
 STEP = 64
-"""Inputs of a row are padded to a multiple."""
+"""Inputs of a row in groups are padded to a multiple."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _HALF_BYTES, _FACTOR_BYTES = 2, 4
@@ -178,9 +178,6 @@ def round_rows(library: NativeLibrary, weight: torch.Tensor, form: Form) -> Grou
     function(plain.data_ptr(), num_outputs, num_inputs, *targets)
     return GroupedRows(values, scales, offsets)
 
-
-# Outputs in a panel of packed weights; inputs are padded to a multiple of the second number.
-PANEL, TILE = 16, 32
 
 Storage = Literal["bfloat16"] | Form
 """How a matrix is kept."""

@@ -1,6 +1,6 @@
-"""Native experts for the CPU; a wrapper of experts.c.
+"""Native products of the CPU for which each row has its own matrices: experts, and low-rank adapters in bfloat16.
 
-Low-rank adapters on the CPU, in bfloat16; a wrapper of adapters.c. A row has the same bits in any step.
+They wrap experts.c and adapters.c. A row has the same bits in any step.
 """
 
 import ctypes
@@ -42,6 +42,10 @@ class _Experts(ctypes.Structure):
     )
 
 
+_Weights = Iterator[tuple[torch.Tensor | GroupedRows, torch.Tensor | None]]
+"""The matrix and the bias of each expert."""
+
+
 class NativeExperts(Experts):
     """Packed experts. The bits of a token's outputs do not depend on the other tokens."""
 
@@ -56,7 +60,7 @@ class NativeExperts(Experts):
         stored_form: Callable[[WeightRef], Form | None],
         forms: TriedForms,
     ) -> None:
-        """Read and pack one expert after another; `supports` has to be asked first.
+        """Read and pack one expert after another; `supports_experts` has to be asked first.
 
         Args:
             storage: How to keep matrices that are plain.
@@ -66,7 +70,7 @@ class NativeExperts(Experts):
         self.gating = gating
         self._matrices = []
         for ref, num_parts in ((gate_up, 2), (down, 1)):
-            weights: Weights = iter(reader.experts(ref))
+            weights: _Weights = iter(reader.experts(ref))
             kept = storage(ref.matrix)
             if (form := stored_form(ref.matrix)) and (rows := _rows_of(reader, ref, form, forms)):
                 kept, weights = form, rows
@@ -100,15 +104,11 @@ class NativeExperts(Experts):
         )
 
 
-Weights = Iterator[tuple[torch.Tensor | GroupedRows, torch.Tensor | None]]
-"""The matrix and the bias of each expert."""
-
-
 class _PackedExperts:
     """One matrix of all experts; owns its memory."""
 
     def __init__(
-        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, weights: Weights, storage: Storage
+        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, weights: _Weights, storage: Storage
     ) -> None:
         expert, biases = ref.matrix, []
 
@@ -139,7 +139,7 @@ class _PackedExperts:
         return outputs
 
 
-def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form, forms: TriedForms) -> Weights | None:
+def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form, forms: TriedForms) -> _Weights | None:
     """Experts as the checkpoint has them in groups; None if it does not, or the first cannot be kept in this form.
 
     Raises:
@@ -150,7 +150,7 @@ def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form, forms: TriedForm
     if first[0] is None or forms.rows_of(first[0], form) is None:
         return None
 
-    def rows() -> Weights:
+    def rows() -> _Weights:
         for index, (groups, bias) in enumerate(itertools.chain([first], stored)):
             found = groups and forms.rows_of(groups, form)
             if not found:
@@ -160,7 +160,7 @@ def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form, forms: TriedForm
     return rows()
 
 
-def supports(gate_up: ExpertsRef, gating: Gating) -> bool:
+def supports_experts(gate_up: ExpertsRef, gating: Gating) -> bool:
     """Whether experts.c computes such experts."""
     inner = gate_up.matrix.out_features // 2
     sizes_fit = inner % 2 == 0 and (inner % PANEL == 0 or not gate_up.matrix.has_bias)

@@ -1,7 +1,4 @@
-"""Linear attention with steps of one token for each request computed in place; a wrapper of delta.c.
-
-Native recurrent layers for the CPU, which change states in place; wrappers of recurrent.c.
-"""
+"""Native recurrent layers for the CPU, which change states in place; they wrap delta.c and recurrent.c."""
 
 import ctypes
 
@@ -24,9 +21,14 @@ from weft.engine.layers.recurrence import (
 )
 from weft.engine.parts.mamba import Mamba2Mixer
 
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+# Lanes of a vector, and the largest sizes that the kernels have room for.
+_LANES, _MAX_SIZE, _MAX_KERNEL = 16, 256, 8
+
 
 class NativeDeltaRule(DeltaRule):
-    """Decodes by the native kernel; by torch what it cannot compute, and steps with prompts."""
+    """Linear attention: the native kernel computes decodes, torch what it cannot compute, and steps with prompts."""
 
     def __init__(self, library: NativeLibrary) -> None:
         """Take the function of a loaded library."""
@@ -49,12 +51,6 @@ class NativeDeltaRule(DeltaRule):
             outputs.data_ptr(),
         )
         return outputs
-
-
-_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-# Lanes of a vector, and the largest sizes that the kernels have room for.
-_LANES, _MAX_SIZE, _MAX_KERNEL = 16, 256, 8
 
 
 class _Requests(ctypes.Structure):

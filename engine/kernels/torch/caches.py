@@ -1,17 +1,8 @@
-"""The cache of states of fixed size: one tensor per layer, indexed by torch, on any device.
+"""All caches of a model in one object: each kind of cache has a backend that serves its groups.
 
-A step reads its states before its tokens and writes them afterwards. A new request reads zeros, so that a slot need not
-be cleared when it passes to another request.
-
-The caches of a module that runs request by request: one object of transformers for each request, found by its slot.
-
-A slot passes from one request to the next, and so do blocks. What a request that has gone away left behind is dropped
-at the latest when one of its blocks goes to another request. So all objects together never hold more tokens than there
-are blocks for, nor are there more of them than slots. Imports no transformers.
-
-All caches of a model in one object: each kind of cache has a backend that serves its groups.
-
-The runner begins a step here. The blocks of the model then reach their caches, by index, through the result.
+The runner begins a step with `Caches`. The blocks of the model then reach their caches, by index, through the result.
+States of fixed size, and what a module that runs request by request keeps, are held here; keys and values are held by
+the backends of attention. Imports no transformers.
 """
 
 import dataclasses
@@ -30,6 +21,9 @@ from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache
 
 class StateCache:
     """Owns the states of all recurrent layers, each (num_slots, *shape); slot 0 is the null slot, for padding.
+
+    A layer has one tensor, indexed by torch, on any device. A step reads its states before its tokens and writes them
+    afterwards. A new request reads zeros, so that a slot need not be cleared when it passes to another request.
 
     A graph finds the slots of its requests in memory that never moves. Its padding counts as new requests, so that
     nothing grows in the null slot.
@@ -130,7 +124,13 @@ class Context:
 
 
 class ContextBackend(AttentionBackend):
-    """Owns the contexts of all requests. Takes the place of attention, which these modules do themselves."""
+    """Owns the contexts of all requests. Takes the place of attention, which these modules do themselves.
+
+    A context holds one object of transformers, found by the request's slot. A slot passes from one request to the next,
+    and so do blocks. What a request that has gone away left behind is dropped at the latest when one of its blocks goes
+    to another request. So all objects together never hold more tokens than there are blocks for, nor are there more of
+    them than slots.
+    """
 
     name = "of the module, request by request"
     supports_graphs = False

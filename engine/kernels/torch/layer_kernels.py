@@ -1,24 +1,6 @@
-"""torch's linear layers: plain, cuBLAS for CUDA, oneDNN for bfloat16 on a CPU, fixed tiles for CUDA.
+"""torch's operations as kernels of a model, on any device: layers, experts, low-rank adapters and sampling.
 
-Fixed tiles are for `--deterministic`: a row's result then does not depend on the number of rows. cuBLAS chooses its
-kernel, and with it the order in which a row is summed, by the shape of the product. So every product has one shape:
-tiles of ROW_TILE rows, the last one padded. Sums that are split over the inner dimension may differ from tile to tile,
-so they are switched off.
-
-Experts by torch's own operations: the rows of one expert after those of another. Waits for the device.
-
-The kit that computes layers with torch's own operations, on any device.
-
-Low-rank adapters by torch's operations, adapter by adapter.
-
-Applies min-p, top-k and top-p as one floor per row: ids of at least that weight are kept.
-
-A floor is one of the row's own weights, or min-p. So ids that tie are kept or dropped together, and neither the order
-of a sort nor the other rows of the batch matter. Sorts whole rows. Weft's own samplers do not.
-
-Picks ids with torch's operations, on any device: temperature, filters and the draw, written plainly.
-
-Weft's own samplers are compared with it.
+They are the reference that Weft's own kernels are compared with, and serve where there is none.
 """
 
 from collections.abc import Sequence
@@ -27,7 +9,6 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Floats, Ints, RowMasks, SamplingBatch
@@ -50,9 +31,6 @@ from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 from weft.engine.sampling.edits import apply_penalties
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
-
-# Rows of a tile. With fewer, reading the weights takes longer than the arithmetic that padding adds.
-ROW_TILE = 128
 
 
 class TorchLinear(Linear):
@@ -122,8 +100,18 @@ class OnednnLinear(TorchLinear):
         return outputs
 
 
+ROW_TILE = 128
+"""Rows of a tile. With fewer, reading the weights takes longer than the arithmetic that padding adds."""
+
+
 class TiledLinear(TorchLinear):
-    """torch's linear layer, tile by tile."""
+    """torch's linear layer in fixed tiles of rows, for `--deterministic` on CUDA.
+
+    A row's result does not depend on the number of rows. cuBLAS chooses its kernel, and with it the order in which a
+    row is summed, by the shape of the product. So every product has one shape: tiles of ROW_TILE rows, the last one
+    padded. Sums that are split over the inner dimension may differ from tile to tile, so they are switched off
+    (`forbid_split_sums`).
+    """
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -145,7 +133,7 @@ def forbid_split_sums() -> None:
 
 
 class TorchExperts(Experts):
-    """The reference for all others."""
+    """Experts: the rows of one after those of another. Waits for the device."""
 
     def __init__(
         self,
@@ -188,7 +176,7 @@ class TorchExperts(Experts):
         return F.linear(inner, self.down[expert], None if self.down_bias is None else self.down_bias[expert])
 
 
-_KIT_NAMES = {
+_NAMES = {
     TorchLinear: "torch",
     OnednnLinear: "torch with oneDNN",
     TiledLinear: "torch in fixed tiles",
@@ -196,11 +184,11 @@ _KIT_NAMES = {
 
 
 class TorchKernels(LayerKernels):
-    """torch's operations, with one class of matrices."""
+    """Makes layers of torch's operations, with one class of matrices."""
 
     def __init__(self, linear: type[TorchLinear] = TorchLinear, name: str | None = None) -> None:
         """OneDNN's linear layer needs bfloat16 and a CPU with bfloat16 instructions. The name is for the log."""
-        self.name = name or _KIT_NAMES[linear]
+        self.name = name or _NAMES[linear]
         self._linear = linear
 
     @override
@@ -278,7 +266,7 @@ class TorchKernels(LayerKernels):
         def prepare(
             qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            assert cache is None, "this kit leaves writing K/V to the attention backend"
+            assert cache is None, "these kernels leave writing K/V to the attention backend"
             # Norm and rotation take queries and keys as one tensor: half as many operations.
             heads, values = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
             heads = rotate(norm(heads) if norm else heads, rotation)
@@ -320,7 +308,7 @@ def stack(ref: ExpertsRef, reader: WeightReader) -> tuple[torch.Tensor, torch.Te
 
 
 def torch_kernels(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKernels:
-    """The fastest such kit: with fixed tiles if deterministic, with oneDNN if the CPU has instructions for dtype."""
+    """The fastest of them: with fixed tiles if deterministic, with oneDNN if the CPU has instructions for dtype."""
     if is_deterministic:
         forbid_split_sums()
         return TorchKernels(TiledLinear)
@@ -337,7 +325,7 @@ def _has_onednn(dtype: torch.dtype) -> bool:
 
 
 class TorchSite(Site):
-    """The reference for all others."""
+    """Low-rank adapters, one after another."""
 
     def __init__(self, num_reserved_bytes: int) -> None:
         """Begin without adapters."""
@@ -358,35 +346,8 @@ class TorchSite(Site):
                 outputs[:, first : first + len(b)].index_add_(0, places, added)
 
 
-def weight_floors(weights: Tensor, top_ks: Ints, top_ps: Floats, min_ps: Floats) -> Tensor:
-    """The smallest weight that each row's filters keep.
-
-    top-p keeps the fewest ids, by falling weight, that reach top_p of what min-p and top-k leave, and always the most
-    probable one. Holtzman et al., "The curious case of neural text degeneration", 2020.
-
-    Args:
-        weights: (num_rows, vocab_size) float32; the largest of each row is 1.
-        top_ks: (num_rows,) 0 keeps all.
-        top_ps: (num_rows,) 1 keeps all.
-        min_ps: (num_rows,) 0 keeps all.
-
-    Returns:
-        (num_rows, 1) float32.
-    """
-    device, vocab_size = weights.device, weights.shape[-1]
-    last_kept = np.where(top_ks > 0, np.minimum(top_ks, vocab_size), vocab_size) - 1
-    top_p = to_device(top_ps, device)[:, None]
-    ordered = weights.sort(-1, descending=True).values
-    kth = ordered.gather(-1, to_device(last_kept, device)[:, None])
-    floors = torch.maximum(kth, to_device(min_ps, device)[:, None])
-    masses = (ordered * (ordered >= floors)).cumsum(-1, dtype=torch.float64)
-    num_before = (masses < top_p * masses[:, -1:]).sum(-1, keepdim=True)  # ids that do not reach the nucleus' mass
-    nucleus = ordered.gather(-1, num_before.clamp(max=vocab_size - 1))
-    return torch.where(top_p < 1, torch.maximum(floors, nucleus), floors)
-
-
-def pick_ids(logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Tensor:
-    """A `PickIds` for any device."""
+def pick_ids(logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:
+    """A `PickIds` for any device: temperature, filters and the draw, written plainly."""
     if masks is not None:
         masks.apply(logits)
     token_ids = logits.argmax(-1)  # the lowest id among equals
@@ -402,10 +363,10 @@ TORCH_SAMPLING = SamplingKit(apply_penalties, pick_ids)
 """For any device."""
 
 
-def _draw(logits: Tensor, batch: SamplingBatch, best: Tensor) -> Tensor:
+def _draw(logits: torch.Tensor, batch: SamplingBatch, best: torch.Tensor) -> torch.Tensor:
     """Steps 5 to 8 for every row, those of temperature 0 as well; best: (num_rows,) ids of the largest logits."""
 
-    def column(values: Floats) -> Tensor:
+    def column(values: Floats) -> torch.Tensor:
         return to_device(values, logits.device)[:, None]
 
     # The lower bound keeps rows where everything is banned from -inf - -inf = NaN.
@@ -419,7 +380,38 @@ def _draw(logits: Tensor, batch: SamplingBatch, best: Tensor) -> Tensor:
     return draw(weights, column(batch.uniforms))
 
 
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+def weight_floors(weights: torch.Tensor, top_ks: Ints, top_ps: Floats, min_ps: Floats) -> torch.Tensor:
+    """The smallest weight that each row's filters keep.
+
+    top-p keeps the fewest ids, by falling weight, that reach top_p of what min-p and top-k leave, and always the most
+    probable one. Holtzman et al., "The curious case of neural text degeneration", 2020.
+
+    A floor is one of the row's own weights, or min-p, and ids of at least that weight are kept. So ids that tie are
+    kept or dropped together, and neither the order of a sort nor the other rows of the batch matter. Sorts whole rows,
+    which Weft's own samplers do not.
+
+    Args:
+        weights: (num_rows, vocab_size) float32; the largest of each row is 1.
+        top_ks: (num_rows,) 0 keeps all.
+        top_ps: (num_rows,) 1 keeps all.
+        min_ps: (num_rows,) 0 keeps all.
+
+    Returns:
+        (num_rows, 1) float32.
+    """
+    device, vocab_size = weights.device, weights.shape[-1]
+    last_kept = np.where(top_ks > 0, np.minimum(top_ks, vocab_size), vocab_size) - 1
+    top_p = to_device(top_ps, device)[:, None]
+    falling = weights.sort(-1, descending=True).values
+    kth = falling.gather(-1, to_device(last_kept, device)[:, None])
+    floors = torch.maximum(kth, to_device(min_ps, device)[:, None])
+    masses = (falling * (falling >= floors)).cumsum(-1, dtype=torch.float64)
+    num_before = (masses < top_p * masses[:, -1:]).sum(-1, keepdim=True)  # ids that do not reach the nucleus' mass
+    nucleus = falling.gather(-1, num_before.clamp(max=vocab_size - 1))
+    return torch.where(top_p < 1, torch.maximum(floors, nucleus), floors)
+
+
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first id in vocabulary order whose cumulated weight exceeds uniform * total, so never one of weight 0.
 
     Args:

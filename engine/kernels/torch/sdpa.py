@@ -1,14 +1,12 @@
-"""Attention among the tokens of whole texts by torch's fused kernel: one call for all texts of one length.
+"""Attention by torch, on the CPU and on CUDA: the reference in plain operations, and whole texts by the fused kernel.
 
-For encoders, whose requests are computed whole in one step and whose keys and values no later step reads: nothing is
-cached, and nothing is padded.
-
-Computes reference attention in plain torch, request by request, on the CPU and on CUDA.
-
-It is the formula to read and to compare with. It also serves what no faster kernel of Weft's own serves: CUDA without
-Triton, and on a CPU float32, float16 and odd sizes of blocks and heads. Keys
+The reference goes request by request. It is the formula to read and to compare with. It also serves what no faster
+kernel of Weft's own serves: CUDA without Triton, and on a CPU float32, float16 and odd sizes of blocks and heads. Keys
 and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered. So values that
 other requests left in a block, NaN included, never reach a result.
+
+Whole texts are those of encoders, whose requests are computed in one step and whose keys and values no later step
+reads: nothing is cached, and nothing is padded. There is one call for all texts of one length.
 """
 
 from collections.abc import Iterator
@@ -56,18 +54,20 @@ def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[Equa
 def attend_to_texts(
     texts: tuple[EqualTexts, ...], queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: PagedKV
 ) -> torch.Tensor:
-    """Shapes as in `AttentionStep.attend`."""
+    """Attend among the tokens of each text; shapes as in `AttentionStep.attend`."""
     if len(texts) == 1:  # all tokens, in their order
         shape = texts[0].tokens.shape
         heads = [part.view(*shape, *part.shape[1:]) for part in (queries, keys, values)]
-        return _attend(heads, texts[0].is_seen, spec).flatten(0, 1)
+        return _attend_equal(heads, texts[0].is_seen, spec).flatten(0, 1)
     attended = queries.new_empty(*queries.shape[:2], values.shape[2])
     for each in texts:
-        attended[each.tokens] = _attend([part[each.tokens] for part in (queries, keys, values)], each.is_seen, spec)
+        attended[each.tokens] = _attend_equal(
+            [part[each.tokens] for part in (queries, keys, values)], each.is_seen, spec
+        )
     return attended
 
 
-def _attend(heads: list[torch.Tensor], is_seen: torch.Tensor | None, spec: PagedKV) -> torch.Tensor:
+def _attend_equal(heads: list[torch.Tensor], is_seen: torch.Tensor | None, spec: PagedKV) -> torch.Tensor:
     """Queries, keys and values (num_texts, length, their heads, head_dim) -> as the queries."""
     queries, keys, values = (part.transpose(1, 2) for part in heads)
     has_groups = queries.shape[1] != keys.shape[1]

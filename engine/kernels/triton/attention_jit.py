@@ -1,17 +1,12 @@
-"""Triton kernels of attention: attend to the paged cache, and merge the parts of split contexts.
+"""Triton kernels of attention: attend to the paged cache, of keys and values or of latents, and merge split contexts.
 
 Kernels follow the items of `attention_plan` and decide nothing themselves. So a captured graph computes another step
 once the items in device memory have changed. A block of the cache holds keys, then values, each (num_kv_heads,
-block_size, head_dim): what one K/V head reads is contiguous.
+block_size, head_dim): what one K/V head reads is contiguous. A latent is the key of all heads, and in its first part
+their value.
 
 Scores are multiplied by log2(e), so that exp2 can replace exp. Online softmax: Milakov and Gimelshein, 2018. Tiles: Dao
 et al., 2022. Split contexts, merged by log-sum-exp: Dao et al., Flash-Decoding, 2023.
-
-Triton kernels for latents, of which each is the key of all heads, and in its first part their value.
-
-They follow the items of `attention_plan`, as `attend_kernel` does; `merge_kernel` merges the parts. A latent is loaded
-once for the scores and the results of a tile's rows. Its size and that of the rotary part behind it are two powers of
-two, which one padded head would not be.
 """
 
 import triton
@@ -315,7 +310,9 @@ def attend_latents_kernel(
 ):
     """Attend with one tile of queries to one range of latents; the grid is items x tiles.
 
-    Rows are (token, head), token by token. If a token has more heads than a tile, it has NUM_TILES tiles.
+    Rows are (token, head), token by token. If a token has more heads than a tile, it has NUM_TILES tiles. A latent is
+    loaded once for the scores and the results of a tile's rows. Its size and that of the rotary part behind it are two
+    powers of two, which one padded head would not be.
     """
     follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_TILES) * 7

@@ -1,10 +1,9 @@
-"""The tiles that the attention kernel may have on a GPU: a short list by name for each kind of step.
+"""Sizes of the Triton attention for a GPU: the tiles that it may have, splits of the context, and room for metadata.
 
-Which is fastest has to be measured; without a measurement the first one is used. Every tile is one compilation, so a
-list has only tiles that registers and shared memory of the compiled code leave a reason to choose. Hopper and Blackwell
-read the operands of large products from shared memory; others read them from registers.
-
-Sizes of the Triton attention for a device: the chosen tiles, splits of the context, and room for metadata.
+Tiles are a short list by name for each kind of step. Which is fastest has to be measured; without a measurement the
+first one is used. Every tile is one compilation, so a list has only tiles that registers and shared memory of the
+compiled code leave a reason to choose. Hopper and Blackwell read the operands of large products from shared memory;
+others read them from registers.
 """
 
 from collections.abc import Sequence

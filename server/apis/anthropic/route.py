@@ -38,9 +38,9 @@ from weft.server.generate.events import (
     WholeChoice,
 )
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
 from weft.server.http.middleware import anthropic_error
-from weft.server.http.sse import Framing, TextEvent, early_headers_while_loading, encode_event
+from weft.server.http.sse import Framing, TextEvent, encode_event
 from weft.server.task.body import BodyRoute
 from weft.server.task.task import Task
 from weft.server.task.validation import ignored_header, renamed, renaming

@@ -29,8 +29,8 @@ from weft.server.errors import InvalidRequestError, UnsupportedParameterError
 from weft.server.formats.detection import OutputFormats
 from weft.server.generate.events import End, Event, Reasoning, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, get_context
-from weft.server.http.sse import TextEvent, early_headers_while_loading, encode_event
+from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
+from weft.server.http.sse import TextEvent, encode_event
 from weft.server.task.bodies import (
     AssistantMessage,
     ChatCompletion,

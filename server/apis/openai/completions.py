@@ -27,8 +27,8 @@ from weft.server.apis.openai.render import (
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.events import End, Event, Part, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, get_context
-from weft.server.http.sse import TextEvent, early_headers_while_loading, encode_event
+from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
+from weft.server.http.sse import TextEvent, encode_event
 from weft.server.task.bodies import Completion, CompletionBody, CompletionChoice, CompletionLogprobs
 from weft.server.task.body import BodyRoute
 from weft.server.task.fill_in import FillIn, fill_in

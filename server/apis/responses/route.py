@@ -38,8 +38,8 @@ from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
 from weft.server.generate.prompts import encode_chat
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import ServerContext, get_context
-from weft.server.http.sse import EventStream, early_headers_while_loading, with_early_headers
+from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
+from weft.server.http.sse import EventStream
 from weft.server.models.served_model import ServedModel
 from weft.server.store.transaction import Transaction
 from weft.server.task.body import BodyRoute

@@ -19,8 +19,9 @@ from tests.architectures.shrink import VOCAB_SIZE
 from weft.engine.cache.specs import group_layers
 from weft.engine.config import resolve
 from weft.engine.describe.config import ModelConfig, load_model_config
-from weft.engine.families.attention import AttentionSwitches, SizedFeedForward
+from weft.engine.families.attention import AttentionSwitches
 from weft.engine.families.registry import identify
+from weft.engine.families.switches import SizedFeedForward
 from weft.engine.kernels.choice import make_caches
 from weft.engine.kernels.cpu.library import runnable_variants
 from weft.engine.runner.dummy_batch import dummy_batch

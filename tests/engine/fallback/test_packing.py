@@ -19,7 +19,7 @@ IDS = torch.arange(4, 24).view(2, 10)
 def load(folder: Path, kit: CpuKernels | None) -> TransformersModel:
     config = load_fallback_config(folder, identify(folder))
     with torch.inference_mode():
-        return load_fallback(folder, config, device=torch.device("cpu"), dtype=torch.bfloat16, kit=kit)
+        return load_fallback(folder, config, device=torch.device("cpu"), dtype=torch.bfloat16, kernels=kit)
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels import choice as kernels
 from weft.engine.kernels.choice import (
     choose_graph_sampler,
-    choose_kit,
+    choose_kernels,
     choose_sampling,
     make_backend,
     make_caches,
     set_num_threads,
 )
 from weft.engine.kernels.cpu import library
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.torch.caches import Caches
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, CublasLinear, TiledLinear, TorchKernels
@@ -46,7 +46,7 @@ BF16, CPU = torch.bfloat16, torch.device("cpu")
 def choose(folder: Path, quantization: str = "none", dtype: str = "auto") -> LayerKernels:
     model = load_model_config(folder)
     options = EngineOptions(model=str(folder), device="cpu", quantization=quantization, dtype=dtype)
-    return choose_kit(model, engine_config.resolve(options, model))
+    return choose_kernels(model, engine_config.resolve(options, model))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -70,10 +70,10 @@ def test_quantization_on_a_gpu_needs_triton_and_what_it_multiplies(monkeypatch: 
     model, options = load_model_config(DEMO), EngineOptions(model=str(DEMO), device="cuda", quantization="int8")
     config = engine_config.resolve(options, model)
     with pytest.raises(ModelError, match="quantization int8 needs Triton and a C compiler"):
-        choose_kit(model, config)
+        choose_kernels(model, config)
     monkeypatch.setattr(kernels, "has_triton", lambda device: True)
     with pytest.raises(ModelError, match="quantization int8 needs packed_products triton, got torch"):
-        choose_kit(model, dataclasses.replace(config, kernels={"packed_products": "torch"}))
+        choose_kernels(model, dataclasses.replace(config, kernels={"packed_products": "torch"}))
 
 
 @pytest.mark.parametrize("component", ["experts", "adapters"])
@@ -85,7 +85,7 @@ def test_deterministic_is_refused_if_torch_computes_rows_together(
     model, options = load_model_config(DEMO), EngineOptions(model=str(DEMO), device="cuda", deterministic=True)
     config = engine_config.resolve(options, model)
     with pytest.raises(ModelError, match=f"^deterministic is for Weft's own {component}, and there is none"):
-        choose_kit(model, dataclasses.replace(config, kernels={component: "torch"}))
+        choose_kernels(model, dataclasses.replace(config, kernels={component: "torch"}))
 
 
 def test_int8_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_soft_capped_scores_are_native_as_well(checkpoint_folder: Callable[[str]
     quantization = "int8" if is_int8 else "none"
     options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
     config = engine_config.resolve(options, model)
-    assert isinstance(choose_kit(model, config), CpuKernels)
+    assert isinstance(choose_kernels(model, config), CpuKernels)
     assert (
         make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads).name
         == "native"
@@ -125,11 +125,11 @@ def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) 
     config = engine_config.resolve(options, model)
     groups = paged_groups(group_layers(decoder_spec(model).caches))
     if dtype == "bfloat16" and library.load() is not None:
-        assert isinstance(choose_kit(model, config), CpuKernels)
+        assert isinstance(choose_kernels(model, config), CpuKernels)
         assert make_backend(groups, 2, config, model.num_heads).name == "native"
     else:
         with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* needs dtype bfloat16"):
-            choose_kit(model, config)
+            choose_kernels(model, config)
         with pytest.raises(ModelError, match=r"^deterministic is for Weft's own attention"):
             make_backend(groups, 2, config, model.num_heads)
 
@@ -219,7 +219,7 @@ def choose_on_a_gpu(
     options = EngineOptions(model=str(DEMO), device="cuda", deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
     assert (choose_graph_sampler(config, 9) is None) != has_triton
-    return choose_kit(model, config), choose_sampling(config)
+    return choose_kernels(model, config), choose_sampling(config)
 
 
 def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ class MeasuringKit(CpuKernels):
 
 
 @pytest.mark.parametrize(("storage", "share"), [("bfloat16", 1.0), ("int8", 0.55), ("int4", 0.32)])
-def test_the_bytes_that_are_planned_are_those_that_are_taken(storage: KitStorage, share: float) -> None:
+def test_the_bytes_that_are_planned_are_those_that_are_taken(storage: WeightStorage, share: float) -> None:
     native = library.load()
     if native is None:
         pytest.skip("no native kernels on this machine")
@@ -296,7 +296,7 @@ def restored_threads() -> Iterator[None]:
 def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
-    kit = choose_kit(model, config)
+    kit = choose_kernels(model, config)
     caches = make_caches(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
     set_num_threads(kit, caches, choose_sampling(config), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, CpuKernels) else 3)

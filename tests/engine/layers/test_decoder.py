@@ -12,7 +12,7 @@ from tests.checkpoints import CHECKPOINTS, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, 
 from tests.engine.paged import PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
 from weft.engine.describe.config import load_model_config
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.layer_kernels import supports as has_native_layers
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.torch.caches import Caches, StateCache
@@ -120,7 +120,7 @@ def test_bfloat16_stays_close_to_float32(checkpoint_folder: Callable[[str], Path
 
 @pytest.mark.parametrize(("storage", "least"), [("bfloat16", 0.999), ("int8", 0.99)])
 def test_native_matrices_serve_gemma_2(
-    checkpoint_folder: Callable[[str], Path], library: NativeLibrary, storage: KitStorage, least: float
+    checkpoint_folder: Callable[[str], Path], library: NativeLibrary, storage: WeightStorage, least: float
 ) -> None:
     folder, prompts = checkpoint_folder("gemma2-wide"), make_prompts(40, 60)
     assert has_native_layers(load_model_config(folder), torch.bfloat16, CPU)

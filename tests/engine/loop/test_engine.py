@@ -15,8 +15,7 @@ from weft.engine.loop.grammars import PendingGrammars
 from weft.engine.loop.pending import RejectedError
 from weft.engine.request import Request
 from weft.engine.schedule.speculator import Speculator
-from weft.engine.schedule.step_budget import FIRST_TRIAL
-from weft.engine.schedule.step_cost import StepLoad
+from weft.engine.schedule.step_cost import FIRST_TRIAL, StepLoad
 from weft.engine.wire.messages import (
     AddRequest,
     CachePolicy,

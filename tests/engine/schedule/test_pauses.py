@@ -13,8 +13,7 @@ from weft.engine.cache.manager import KVCacheManager
 from weft.engine.loop.output_collector import collect
 from weft.engine.request import Request
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.schedule.step_budget import MAX_DELAY_S
-from weft.engine.schedule.step_cost import StepCostModel, StepLoad
+from weft.engine.schedule.step_cost import MAX_DELAY_S, StepCostModel, StepLoad
 
 FAST, SLOW, SLOWEST = (0.036, 0.0023), (0.15, 0.0052), (0.3, 0.02)
 """Seconds of a step, and of each of its tokens: two cores with AVX-512 and a model of 0.6 billion parameters, two that

@@ -1,6 +1,6 @@
 from random import Random
 
-from weft.engine.schedule.step_budget import END_OF_BURST, MAX_DELAY, MAX_DELAY_S, PromptBurst
+from weft.engine.schedule.step_cost import END_OF_BURST, MAX_DELAY, MAX_DELAY_S, PromptBurst
 
 STEP_S = 0.01
 

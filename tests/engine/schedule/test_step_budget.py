@@ -3,8 +3,8 @@ import logging
 import pytest
 
 from tests.engine.requests_for_tests import PerToken
-from weft.engine.schedule.step_budget import MAX_DELAY_S, SLOWDOWN, LatencyTarget, StepBudget
-from weft.engine.schedule.step_cost import StepCostModel, StepLoad
+from weft.engine.schedule.step_budget import SLOWDOWN, LatencyTarget, StepBudget
+from weft.engine.schedule.step_cost import MAX_DELAY_S, StepCostModel, StepLoad
 
 
 def budget(num_decodes: int, *, max_num_tokens: int = 1000, target_s: float = 0.1) -> StepBudget:

@@ -1,4 +1,4 @@
-from weft.engine.schedule.step_budget import FIRST_TRIAL, TokenBudget
+from weft.engine.schedule.step_cost import FIRST_TRIAL, TokenBudget
 
 
 def num_steps_until_it_grows(budget: TokenBudget, num_tokens: int) -> int:

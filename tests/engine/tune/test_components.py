@@ -350,7 +350,7 @@ def test_every_choice_for_few_rows_makes_a_kit(name: str, monkeypatch: pytest.Mo
     component = components._COMPONENTS["cuda"]["few_row_products"]("few_row_products", model, config)
     assert component is not None and component.fallback == "cublas" and name in component.names
     named = dataclasses.replace(config, kernels={**config.kernels, "few_row_products": name})
-    assert type(kernel_choice.choose_kit(model, named)).__name__ == "TritonKernels"
+    assert type(kernel_choice.choose_kernels(model, named)).__name__ == "TritonKernels"
 
 
 def test_the_block_with_experts_is_tried(tmp_path: Path) -> None:

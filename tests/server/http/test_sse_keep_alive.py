@@ -10,7 +10,8 @@ from starlette.types import Message
 
 from weft.server.apis.openai.render import DONE
 from weft.server.http import sse
-from weft.server.http.sse import EventStream, error_event, with_early_headers
+from weft.server.http.context import with_early_headers
+from weft.server.http.sse import EventStream, error_event
 from weft.server.settings import Settings
 
 PING = b": ping\n\n"

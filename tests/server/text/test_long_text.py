@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tokenizers_for_tests import byte_level, metaspace, sentencepiece, training_text, wordpiece
-from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
-from weft.server.text.tokenizer import CUT_TOKENS, SLICE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer, fitted
+from weft.server.text.text_tokenizer import (
+    CUT_TOKENS,
+    SLICE_CHARS,
+    USUAL_CHARS_PER_TOKEN,
+    TextTooLongError,
+    TokenRoom,
+    fitted,
+)
+from weft.server.text.tokenizer import Tokenizer
 
 TEXT = " ".join(training_text())
 

@@ -7,7 +7,7 @@ from tests.engine.given_weights import given_experts
 from tests.engine.kernels.cpu.test_layers import random
 from tests.engine.kernels.experts_reference import GATINGS, Weights, draw, exact, routes
 from weft.engine.families.experts import Gating
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.products import NativeExperts
 from weft.engine.kernels.torch.layer_kernels import TorchExperts
@@ -26,7 +26,7 @@ def experts_of(
     sizes: tuple[int, int, int],
     gating: Gating,
     *,
-    storage: KitStorage = "bfloat16",
+    storage: WeightStorage = "bfloat16",
     has_bias: bool = False,
 ) -> tuple[NativeExperts, Weights]:
     weights = draw(*sizes, torch.bfloat16, CPU, has_bias=has_bias)
@@ -52,7 +52,7 @@ def test_parity(library: NativeLibrary, sizes: tuple[int, int, int], num_chosen:
 
 @pytest.mark.parametrize("storage", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, storage: KitStorage) -> None:
+def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, storage: WeightStorage) -> None:
     torch.manual_seed(0)
     library.set_num_threads(num_threads)
     experts, _ = experts_of(library, (6, 160, 48), Gating(), storage=storage)

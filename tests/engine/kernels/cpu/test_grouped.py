@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tests.engine.given_weights import given, given_experts
 from tests.engine.kernels.cpu.test_layers import assert_close, random
 from weft.engine.families.experts import Gating
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary, runnable_variants
 from weft.engine.kernels.cpu.library import load as load_variant
@@ -140,7 +140,7 @@ def test_eight_bits_reach_the_largest_magnitude(library: NativeLibrary) -> None:
 
 
 @pytest.mark.parametrize(("storage", "form"), [("int8", INT8), ("int4", INT4)])
-def test_layers_are_made_of_such_matrices(library: NativeLibrary, storage: KitStorage, form: Form) -> None:
+def test_layers_are_made_of_such_matrices(library: NativeLibrary, storage: WeightStorage, form: Form) -> None:
     torch.manual_seed(0)
     kit, weight = CpuKernels(library, storage), random(96, 64) * 0.1
     kept = weights_of(round_rows(library, weight, form), form)

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.engine.quality import growth_of_perplexity, held_out_chats, log_probabilities
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.library import load
 
-MOST: dict[KitStorage, float] = {"int8": 0.001, "int4": 0.03}
+MOST: dict[WeightStorage, float] = {"int8": 0.001, "int4": 0.03}
 """Growth over all positions; 6 bits exceed that of int8."""
 
 

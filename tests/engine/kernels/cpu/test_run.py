@@ -13,7 +13,7 @@ from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.attention import NativeBackend, NativeStep
 from weft.engine.kernels.cpu.block_run import NativeRun
-from weft.engine.kernels.cpu.layer_kernels import CpuKernels, KitStorage
+from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.torch.caches import TorchStateStep
 from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, StepCaches, run_blocks
@@ -33,7 +33,7 @@ SPACE_HEADS, STATE_SIZE, KERNEL = 3, 16, 4
 class Kind:
     """What layers may differ in."""
 
-    storage: KitStorage = "bfloat16"
+    storage: WeightStorage = "bfloat16"
     has_head_norm: bool = True
     has_bias: bool = False
     has_mamba: bool = False

@@ -214,7 +214,7 @@ def test_products_are_tried_before_they_are_chosen(
 
     note = "activations are quantized in products of many rows) and kept so where they lie in groups, else in float16"
     if quantization == "none":
-        assert note in str(weights_note(model, config, kernel_choice.choose_kit(model, config)))
+        assert note in str(weights_note(model, config, kernel_choice.choose_kernels(model, config)))
     names = ["triton-fp8", "triton"] if quantization == "none" else ["triton"]
     assert [(verdict.candidate, verdict.fault) for verdict in settle().verdicts] == [(name, "") for name in names]
     multiply = PackedMatrix.multiply
