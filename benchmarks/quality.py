@@ -50,22 +50,30 @@ def forms(library: NativeLibrary, scratch: pathlib.Path) -> Iterator[tuple[str, 
     """Of each form its name, what computes the log-probabilities of `chats`, and bits of a weight in memory."""
     chats, _ = held_out_chats()
     for storage in ("int8", "int4"):
-        kit = CpuKernels(library, storage)
-        yield f"--quantization {storage}", lambda kit=kit: log_probabilities(kit, chats), bits(kit, FOLDER)
+        kernels = CpuKernels(library, storage)
+        yield (
+            f"--quantization {storage}",
+            lambda kernels=kernels: log_probabilities(kernels, chats),
+            bits(kernels, FOLDER),
+        )
     for name, title in NAMES.items():
         folder = scratch / name.replace(" ", "-")
         folder.mkdir()
         (OWN | LIBRARIES)[name](FOLDER, folder)
-        kit = CpuKernels(library, quantization=load_model_config(folder).quantization)
-        yield title, lambda kit=kit, folder=folder: log_probabilities(kit, chats, folder=folder), bits(kit, folder)
+        kernels = CpuKernels(library, quantization=load_model_config(folder).quantization)
+        yield (
+            title,
+            lambda kernels=kernels, folder=folder: log_probabilities(kernels, chats, folder=folder),
+            bits(kernels, folder),
+        )
     yield "--kv-cache-dtype fp8", lambda: log_probabilities(TorchKernels(), chats, Fp8Cache), 16.0
     yield "--kv-cache-dtype int8", lambda: log_probabilities(TorchKernels(), chats, Int8Cache), 16.0
 
 
-def bits(kit: CpuKernels, folder: pathlib.Path) -> float:
+def bits(kernels: CpuKernels, folder: pathlib.Path) -> float:
     """Bits of memory for each weight, those of tables and norms included."""
     spec = decoder_spec(load_model_config(folder))
-    return spec.weights_bytes(kit, torch.bfloat16) * 8 / spec.num_parameters
+    return spec.weights_bytes(kernels, torch.bfloat16) * 8 / spec.num_parameters
 
 
 def main() -> None:

@@ -146,8 +146,8 @@ def memory(name: str) -> float:
     config, library = load_model_config(made_folder(write(name))), load()
     assert library is not None, "Weft has no kernels for this machine"
     spec = decoder_spec(config)
-    kit = CpuKernels(library, quantization=config.quantization)
-    return spec.weights_bytes(kit, config.dtype) / (2 * spec.num_parameters)
+    kernels = CpuKernels(library, quantization=config.quantization)
+    return spec.weights_bytes(kernels, config.dtype) / (2 * spec.num_parameters)
 
 
 def table(figures: list[Figure]) -> Table:

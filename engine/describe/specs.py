@@ -73,7 +73,7 @@ class BlockSpec(PartSpec, ABC):
     """A block that is still to be built."""
 
     @abstractmethod
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         """Load it; its caches get the indices from first_cache on."""
 
 
@@ -81,7 +81,7 @@ class MixerSpec(PartSpec, ABC):
     """A mixer that is still to be built."""
 
     @abstractmethod
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         """Load it; its caches get the indices from first_cache on."""
 
 
@@ -89,10 +89,10 @@ class FeedForwardSpec(PartSpec, ABC):
     """A feed-forward layer that is still to be built."""
 
     @abstractmethod
-    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
         """Load it."""
 
-    def experts_bytes(self, kit: LayerKernels, dtype: torch.dtype) -> int:
+    def experts_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory of its experts; those of parts in it count there."""
         return 0
 
@@ -111,14 +111,14 @@ class NormSpec(PartSpec):
     bias: TensorRef | None = None
     is_layer_norm: bool = False
 
-    def build(self, kit: LayerKernels, reader: WeightReader) -> Layer:
-        """Load it; kits have norms with weights."""
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> Layer:
+        """Load it; kernels have norms with weights."""
         if self.weight is None:
             return self.build_by_torch(reader)
         weight = reader.tensor(self.weight)
         if self.is_layer_norm:
-            return kit.layer_norm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
-        return kit.norm(weight, self.eps)
+            return kernels.layer_norm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
+        return kernels.norm(weight, self.eps)
 
     def build_by_torch(self, reader: WeightReader) -> Layer:
         """Load it for inputs of any shape."""
@@ -132,9 +132,9 @@ class NormSpec(PartSpec):
         return norm_of_all_ranks(None if self.weight is None else reader.tensor(self.weight), self.eps)
 
 
-def build_norm(norm: NormSpec | None, kit: LayerKernels, reader: WeightReader) -> Layer:
+def build_norm(norm: NormSpec | None, kernels: LayerKernels, reader: WeightReader) -> Layer:
     """Load a norm; None leaves hidden states as they are."""
-    return norm.build(kit, reader) if norm else unchanged
+    return norm.build(kernels, reader) if norm else unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,13 @@ class OutputSpec(PartSpec):
     scale: float = 1.0
     is_partial: bool = False
 
-    def build(self, kit: LayerKernels, reader: WeightReader) -> Linear:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> Linear:
         """Load it."""
-        linear = kit.linear(self.matrix, reader)
+        linear = kernels.linear(self.matrix, reader)
         if self.is_partial:
             linear = LinearWithEpilogue(linear, of_all_ranks(unchanged))
         if self.norm is not None:
-            linear = LinearWithEpilogue(linear, self.norm.build(kit, reader))
+            linear = LinearWithEpilogue(linear, self.norm.build(kernels, reader))
         return linear if self.scale == 1.0 else LinearWithEpilogue(linear, scaled(unchanged, self.scale))
 
 
@@ -178,23 +178,23 @@ class HeadNormsSpec(PartSpec):
     is_last: bool = False
     is_partial: bool = False
 
-    def build(self, kit: LayerKernels, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Load norms and rotation."""
         if self._is_uniform:
             assert self.queries.weight is not None and self.keys.weight is not None
             weights = reader.tensor(self.queries.weight), reader.tensor(self.keys.weight)
             norm = HeadNorm(*weights, num_heads, num_kv_heads, self.queries.eps)
-            return kit.heads(norm, num_heads, num_kv_heads)
+            return kernels.heads(norm, num_heads, num_kv_heads)
         build = NormSpec.build_of_all_ranks if self.is_partial else NormSpec.build_by_torch
         layers = [build(norm, reader) for norm in (self.queries, self.keys)]
         queries, keys = map(over_all_heads, layers) if self.over_all else layers
         return NormedHeads(
-            kit.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last
+            kernels.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last
         )
 
     @property
     def _is_uniform(self) -> bool:
-        """Whether a kit's `heads` computes it: RMSNorm of every head with the same weights, before the rotation."""
+        """Whether `LayerKernels.heads` computes it: RMSNorm of every head, the same weights, before the rotation."""
         weight = self.queries.weight
         is_plain = weight is not None and len(weight.shape) == 1 and not weight.offset
         return is_plain and not (self.over_all or self.is_last or self.queries.is_layer_norm)
@@ -223,18 +223,18 @@ class AttentionSpec(MixerSpec):
     turns: bool = True
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         heads = (self.num_heads, self.cache.num_kv_heads)
         if self.head_norms:
-            prepare = self.head_norms.build(kit, reader, *heads)
-        elif self.turns or not self.cache.is_bidirectional:  # a kit's heads may also write K/V for later steps
-            prepare = kit.heads(None, *heads)
+            prepare = self.head_norms.build(kernels, reader, *heads)
+        elif self.turns or not self.cache.is_bidirectional:  # the kernels' heads may also write K/V for later steps
+            prepare = kernels.heads(None, *heads)
         else:
             prepare = unchanged_heads(*heads)
-        qkv = kit.linear(self.qkv, reader)
+        qkv = kernels.linear(self.qkv, reader)
         if self.clip is not None:
             qkv = LinearWithEpilogue(qkv, clamped(unchanged, self.clip))
-        output = self.output.build(kit, reader)
+        output = self.output.build(kernels, reader)
         sinks = reader.tensor(self.sinks) if self.sinks else None
         return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks)
 
@@ -248,9 +248,9 @@ class DenseSpec(FeedForwardSpec):
     output: OutputSpec
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader) -> FeedForward:
-        build_first = kit.gated if len(self.first.sizes) > 1 else kit.ungated
-        return GatedFeedForward(build_first(self.first, reader, self.activation), self.output.build(kit, reader))
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
+        build_first = kernels.gated if len(self.first.sizes) > 1 else kernels.ungated
+        return GatedFeedForward(build_first(self.first, reader, self.activation), self.output.build(kernels, reader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +263,12 @@ class PreNormSpec(BlockSpec):
     feed_forward: FeedForwardSpec | None
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         return PreNormBlock(
-            build_norm(self.mixer_norm, kit, reader),
-            self.mixer.build(kit, reader, first_cache) if self.mixer else None,
-            build_norm(self.feed_forward_norm, kit, reader),
-            self.feed_forward.build(kit, reader) if self.feed_forward else None,
+            build_norm(self.mixer_norm, kernels, reader),
+            self.mixer.build(kernels, reader, first_cache) if self.mixer else None,
+            build_norm(self.feed_forward_norm, kernels, reader),
+            self.feed_forward.build(kernels, reader) if self.feed_forward else None,
         )
 
 
@@ -282,10 +282,10 @@ class PostNormSpec(BlockSpec):
     feed_forward_norm: NormSpec
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        mixer = self.mixer.build(kit, reader, first_cache)
-        mixer_norm, feed_forward = self.mixer_norm.build(kit, reader), self.feed_forward.build(kit, reader)
-        return PostNormBlock(mixer, mixer_norm, feed_forward, self.feed_forward_norm.build(kit, reader))
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+        mixer = self.mixer.build(kernels, reader, first_cache)
+        mixer_norm, feed_forward = self.mixer_norm.build(kernels, reader), self.feed_forward.build(kernels, reader)
+        return PostNormBlock(mixer, mixer_norm, feed_forward, self.feed_forward_norm.build(kernels, reader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +298,12 @@ class ParallelSpec(BlockSpec):
     feed_forward: FeedForwardSpec
 
     @override
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         return ParallelBlock(
-            self.mixer_norm.build(kit, reader),
-            self.mixer.build(kit, reader, first_cache),
-            self.feed_forward_norm.build(kit, reader) if self.feed_forward_norm else None,
-            self.feed_forward.build(kit, reader),
+            self.mixer_norm.build(kernels, reader),
+            self.mixer.build(kernels, reader, first_cache),
+            self.feed_forward_norm.build(kernels, reader) if self.feed_forward_norm else None,
+            self.feed_forward.build(kernels, reader),
         )
 
 
@@ -366,12 +366,14 @@ class DecoderSpec(PartSpec):
         """Bytes of the checkpoint's tensors in dtype."""
         return self.num_parameters * dtype.itemsize
 
-    def weights_bytes(self, kit: LayerKernels, dtype: torch.dtype) -> int:
+    def weights_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory, from the shapes alone."""
         inner = self.matrices[:-1] if self.embedding else self.matrices
-        num_bytes = sum(kit.linear_bytes(matrix, dtype) for matrix in inner)
+        num_bytes = sum(kernels.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
-        num_bytes += sum(part.experts_bytes(kit, dtype) for part in _values(self) if isinstance(part, FeedForwardSpec))
+        num_bytes += sum(
+            part.experts_bytes(kernels, dtype) for part in _values(self) if isinstance(part, FeedForwardSpec)
+        )
         if self.positions is not None:
             num_types = self.token_types.out_features if self.token_types else 1
             num_bytes += num_types * self.positions.num_values * dtype.itemsize
@@ -380,5 +382,5 @@ class DecoderSpec(PartSpec):
         if self.embedding is None:
             return num_bytes
         if self.head is None:
-            return num_bytes + kit.tied_bytes(self.embedding, dtype)
-        return num_bytes + kit.linear_bytes(self.head, dtype) + self.embedding.num_values * dtype.itemsize
+            return num_bytes + kernels.tied_bytes(self.embedding, dtype)
+        return num_bytes + kernels.linear_bytes(self.head, dtype) + self.embedding.num_values * dtype.itemsize

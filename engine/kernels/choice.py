@@ -36,7 +36,7 @@ from weft.engine.lora.adapted_layers import MakeHead, SavedLimits, Site
 from weft.engine.lora.adapters import Adapters, MakeSite
 from weft.engine.lora.targets import Targets
 from weft.engine.sampling.edits import apply_penalties
-from weft.engine.sampling.sampler import GraphSampler, SamplingKit
+from weft.engine.sampling.sampler import GraphSampler, SamplingKernels
 from weft.engine.weights.reader import WeightRef
 from weft.engine.wire.errors import ModelError
 
@@ -308,7 +308,7 @@ def _tiles(config: EngineConfig, prompts: PromptAttention | None) -> TileNames:
     )
 
 
-def choose_sampling(config: EngineConfig) -> SamplingKit:
+def choose_sampling(config: EngineConfig) -> SamplingKernels:
     """Weft's own sampler, native on the CPU, Triton with its own penalties on CUDA, else torch's.
 
     Raises:
@@ -321,11 +321,11 @@ def choose_sampling(config: EngineConfig) -> SamplingKit:
         from weft.engine.kernels.triton.sampling import TritonSampler  # not installed without CUDA
         from weft.engine.kernels.triton.sampling_rows_jit import apply_penalties as triton_penalties
 
-        return SamplingKit(triton_penalties, TritonSampler())
+        return SamplingKernels(triton_penalties, TritonSampler())
     native = library.load() if device.type == "cpu" else None
     if named and not native:
         raise ModelError((_NOT_NATIVE if named == "native" else _NO_TRITON).format("sampler", named))
-    return SamplingKit(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
+    return SamplingKernels(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
 
 
 def choose_graph_sampler(config: EngineConfig, vocab_size: int) -> GraphSampler | None:
@@ -337,7 +337,7 @@ def choose_graph_sampler(config: EngineConfig, vocab_size: int) -> GraphSampler 
     return TritonGraphSampler(vocab_size)
 
 
-def set_num_threads(kernels: LayerKernels | None, caches: Caches, sampling: SamplingKit, number: int) -> None:
+def set_num_threads(kernels: LayerKernels | None, caches: Caches, sampling: SamplingKernels, number: int) -> None:
     """Set how many threads share the work of a model's layers, attention and sampler.
 
     kernels is None if transformers' module has its own.

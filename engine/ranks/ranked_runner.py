@@ -24,7 +24,7 @@ from weft.engine.layers.block import Model
 from weft.engine.lora.adapters import Adapters
 from weft.engine.ranks.ranks import PATIENCE_S, LoadAdapter, Ranks
 from weft.engine.runner.model_runner import Follower, LaunchedStep, ModelRunner
-from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.wire.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class RankedRunner(ModelRunner):
         caches: Caches,
         device: torch.device,
         draft_model: Follower | None,
-        sampling: SamplingKit,
+        sampling: SamplingKernels,
         adapters: Adapters | None = None,
         *,
         overlap: bool,

@@ -25,7 +25,7 @@ from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING
 from weft.engine.layers.block import Model
 from weft.engine.lora.adapters import Adapters
 from weft.engine.runner.cuda_graphs import ComputedStep, StepGraphs
-from weft.engine.sampling.sampler import SampleResult, SamplingKit, sample
+from weft.engine.sampling.sampler import SampleResult, SamplingKernels, sample
 from weft.engine.sampling.scores import LogprobTensors, pool, score, token_logprobs
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ModelRunner(Executor[LaunchedStep]):
         caches: Caches,
         device: torch.device,
         follower: Follower | None = None,
-        sampling: SamplingKit = TORCH_SAMPLING,
+        sampling: SamplingKernels = TORCH_SAMPLING,
         graphs: StepGraphs | None = None,
         adapters: Adapters | None = None,
     ) -> None:

@@ -38,7 +38,7 @@ PickIds = Callable[[Tensor, SamplingBatch, RowMasks | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingKit:
+class SamplingKernels:
     """The steps of `sample` for which a device may have kernels of Weft's own."""
 
     apply_penalties: ApplyPenalties
@@ -51,7 +51,7 @@ def sample(
     previous_token_ids: Tensor | None,
     masks: RowMasks | None = None,
     *,
-    kernels: SamplingKit,
+    kernels: SamplingKernels,
 ) -> SampleResult:
     """Pick one id for every row.
 

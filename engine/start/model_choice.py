@@ -51,7 +51,7 @@ class ModelPlan:
 
     Attributes:
         name: Of the layers, for the log.
-        kit: The kit that makes the layers, or only the matrices of transformers' module; None if that has its own.
+        kernels: What makes the layers, or only the matrices of transformers' module; None if that has its own.
         cache_specs: What each cache will keep.
         groups: The groups of caches; those of a pipeline stage are the groups of all stages, with its own layers.
         planned_groups: By which memory is planned: with as many layers as any stage has.
@@ -63,7 +63,7 @@ class ModelPlan:
     """
 
     name: str
-    kit: LayerKernels | None
+    kernels: LayerKernels | None
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
     load: Callable[[Path, Progress], LoadedModel]
@@ -114,19 +114,19 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         num_ranks, whole = options.tensor_parallel_size, decoder_spec(model)
         index, rank = divmod(config.rank, num_ranks)
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
-        sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kernels(model, config)
+        sharded, stage, kernels = shard(whole, rank, num_ranks), stages[index], choose_kernels(model, config)
         spec = stage.cut(sharded)
         _check_keys(whole.caches, config)
         check_cache(group_layers(spec.caches), config)
-        adapters = choose_adapters(model, config, kit, whole, stage.cut(whole))
-        adapted_kit = AdaptedKernels.around(kit, adapters) if adapters else kit
+        adapters = choose_adapters(model, config, kernels, whole, stage.cut(whole))
+        adapted_kernels = AdaptedKernels.around(kernels, adapters) if adapters else kernels
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
         return ModelPlan(
-            kit.name,
-            kit,
+            kernels.name,
+            kernels,
             spec.caches,
-            spec.weights_bytes(kit, config.dtype) + adapters_bytes,
-            partial(_load_native, model, config, adapted_kit, num_positions(config, spec.caches), stage),
+            spec.weights_bytes(kernels, config.dtype) + adapters_bytes,
+            partial(_load_native, model, config, adapted_kernels, num_positions(config, spec.caches), stage),
             stage.groups(sharded),
             largest_groups(sharded, stages),
             adapters,
@@ -145,15 +145,16 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     from weft.engine.fallback.config import FallbackConfig  # imports transformers
 
     assert isinstance(model, FallbackConfig)
-    linear_kit = choose_linear_kernels(config) if model.is_linear else None
+    linear_kernels = choose_linear_kernels(config) if model.is_linear else None
     _check_keys(model.cache_specs, config)
     check_cache(groups := group_layers(model.cache_specs), config)
+    products = linear_kernels.name if linear_kernels else "torch"
     return ModelPlan(
-        f"transformers, {linear_kit.name if linear_kit else 'torch'}{', request by request' * (model.calls is None)}",
-        linear_kit,
+        f"transformers, {products}{', request by request' * (model.calls is None)}",
+        linear_kernels,
         model.cache_specs,
         model.num_values * config.dtype.itemsize,
-        partial(_load_fallback, model, config, linear_kit),
+        partial(_load_fallback, model, config, linear_kernels),
         groups,
         groups,
     )
@@ -191,12 +192,12 @@ def plan_largest(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     return max((plan_model(model, replace(config, rank=rank)) for rank in ranks), key=lambda plan: plan.weights_bytes)
 
 
-def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKernels | None) -> str | None:
+def weights_note(model: ModelFacts, config: EngineConfig, kernels: LayerKernels | None) -> str | None:
     """How a quantized checkpoint has its weights, and how they are kept in memory; None for other checkpoints."""
     if (
         not isinstance(model, ModelConfig)
         or model.quantization is None
-        or kit is None
+        or kernels is None
         or config.options.load_format == "dummy"
     ):
         return None
@@ -204,30 +205,34 @@ def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKernels | No
         kept = f"kept in {config.options.quantization}"
     else:
         quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
-        is_kept = quantization.has_groups if kit.keeps_floats else kit.keeps_groups and quantization.has_integers
-        which = "they lie" if kit.keeps_floats else "they are integers or fp4"
+        is_kept = (
+            quantization.has_groups if kernels.keeps_floats else kernels.keeps_groups and quantization.has_integers
+        )
+        which = "they lie" if kernels.keeps_floats else "they are integers or fp4"
         how = "in 8 bits" if quantization.rounds_tables else f"so where {which} in groups, else in {dtype}"
         kept = f"kept {how if is_kept else f'in {dtype}'}"
-    activations = f"activations are {'quantized in products of many rows' if kit.rounds_inputs else 'not quantized'}"
+    activations = (
+        f"activations are {'quantized in products of many rows' if kernels.rounds_inputs else 'not quantized'}"
+    )
     return f"stored as {model.quantization.described(activations)} and {kept}"
 
 
 def _load_native(
     model: ModelConfig,
     config: EngineConfig,
-    kit: LayerKernels,
+    kernels: LayerKernels,
     num_positions: int,
     stage: Stage,
     folder: Path,
     progress: Progress,
 ) -> Decoder:
-    note = weights_note(model, config, kit)
+    note = weights_note(model, config, kernels)
     if note and config.rank == 0:
         logger.info("weights are %s", note)
     return load_weights(
         folder,
         model,
-        kit,
+        kernels,
         device=config.device,
         dtype=config.dtype,
         max_model_len=num_positions,
@@ -238,7 +243,7 @@ def _load_native(
 
 
 def _load_fallback(
-    model: "FallbackConfig", config: EngineConfig, kit: LayerKernels | None, folder: Path, progress: Progress
+    model: "FallbackConfig", config: EngineConfig, kernels: LayerKernels | None, folder: Path, progress: Progress
 ) -> "TransformersModel | RequestModel":
     """Load transformers' module, and compare it with itself over Weft's cache."""
     from weft.engine.fallback import parity
@@ -250,7 +255,7 @@ def _load_fallback(
         model,
         device=config.device,
         dtype=config.dtype,
-        kernels=kit,
+        kernels=kernels,
         load_format=config.options.load_format,
         progress=progress,
     )

@@ -102,7 +102,7 @@ def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     sizes, scales = (plan.num_blocks, config, facts.num_heads, plan.num_states), chosen.kv_scales(config.model)
     caches = make_caches(chosen.groups, *sizes, scales)
     asked = config.options.kernels.get("threads")
-    set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or num_threads))
+    set_num_threads(chosen.kernels, caches, TORCH_SAMPLING, int(asked or num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
     parts = model, caches, config.device
     runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters)

@@ -118,7 +118,7 @@ def _print(options: EngineOptions) -> None:
     matrices = f", matrices in {options.quantization}" * (options.quantization != "none")
     cache = f", KV cache in {options.kv_cache_dtype}" * (options.kv_cache_dtype != "auto")
     print(f"device       {config.device.type}, {dtype}{matrices}{cache}")
-    if note := weights_note(model, config, sizes.chosen.kit):
+    if note := weights_note(model, config, sizes.chosen.kernels):
         print(f"weights are  {note}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")

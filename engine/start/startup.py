@@ -35,7 +35,7 @@ from weft.engine.ranks.ranks import Ranks, least_of_ranks, share_cores
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.dummy_batch import largest_batch
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
-from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
@@ -111,14 +111,14 @@ def start(
     caches = make_caches(chosen.groups, *sizes, scales)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     draft_caches = _draft_caches(draft, plan, config.draft_model) if draft and config.draft_model else None
-    note, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
+    note, sampling = weights_note(model_config, config, chosen.kernels), choose_sampling(config)
     weights = note and note + "; K and V have scales" * bool(scales)
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
-    cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
+    cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kernels, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, tuner, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
@@ -150,7 +150,7 @@ def _runner(
     caches: Caches,
     config: EngineConfig,
     draft_model: DraftModel | None,
-    sampling: SamplingKit,
+    sampling: SamplingKernels,
     adapters: Adapters | None,
     means: Ranks | StepGraphs | None,
 ) -> ModelRunner:
@@ -186,7 +186,7 @@ def _draft_model(
     draft: DraftCheckpoint | None,
     model: "LoadedModel | None",
     caches: Caches | None,
-    sampling: SamplingKit,
+    sampling: SamplingKernels,
     kv: KVCacheManager,
 ) -> DraftModel | None:
     """A runner of its own around the loaded draft model, if there is one."""

@@ -123,9 +123,9 @@ class AttentionTrials(Trials):
 
     def _trial(self, config: EngineConfig, rounded: torch.dtype) -> Trial:
         """Attend with the kernels of config, to K/V that are first rounded to a dtype."""
-        kit = choose_kernels(self._model, config)
+        kernels = choose_kernels(self._model, config)
         backend = make_backend(self._groups, self._steps.num_blocks, config, self._model.num_heads)
-        heads, dtype = [self._heads(kit, config.dtype, group.spec) for group in self._groups], config.dtype
+        heads, dtype = [self._heads(kernels, config.dtype, group.spec) for group in self._groups], config.dtype
         last: list[AttentionStep] = []
 
         def outputs() -> list[torch.Tensor]:
@@ -154,7 +154,7 @@ class AttentionTrials(Trials):
         by_size = {rotation.size(-1): rotation for rotation in (*others, first)}
         return [by_size.get(group.spec.head_dim, first) for group in self._groups]
 
-    def _heads(self, kit: LayerKernels, dtype: torch.dtype, spec: PagedKV) -> HeadLayer:
+    def _heads(self, kernels: LayerKernels, dtype: torch.dtype, spec: PagedKV) -> HeadLayer:
         model, norm = self._model, None
         if model.switches.qk_norm == QKNorm():  # others are torch's, whatever is settled
             generator = torch.Generator().manual_seed(0)
@@ -162,7 +162,7 @@ class AttentionTrials(Trials):
             weights *= _head_norm(spec)
             queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
             norm = HeadNorm(queries, keys, num_heads(model, spec), spec.num_kv_heads, model.rms_norm_eps)
-        return kit.heads(norm, num_heads(model, spec), spec.num_kv_heads)
+        return kernels.heads(norm, num_heads(model, spec), spec.num_kv_heads)
 
     def _attend(
         self,
@@ -239,11 +239,11 @@ class BlockTrials(Trials):
     def reference(self) -> Judge:
         return relative_errors(self._trial(TorchKernels(), _reference_config(self._config)).outputs())
 
-    def _trial(self, kit: LayerKernels, config: EngineConfig) -> Trial:
+    def _trial(self, kernels: LayerKernels, config: EngineConfig) -> Trial:
         source = RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
         source.head_norm = next((_head_norm(s) for s in self._spec.caches if isinstance(s, PagedKV)), 1.0)
         reader = DenseReader(source, config.device, config.dtype, 0)
-        blocks = kit.fuse([self._spec.build(kit, reader, 0)])
+        blocks = kernels.fuse([self._spec.build(kernels, reader, 0)])
         groups = group_layers(self._spec.caches)
         num_caches = len(self._shapes) if self._are_separate else 1
         sizes = self._steps.num_blocks, config, self._model.num_heads

@@ -30,7 +30,7 @@ class Given:
 
 
 def given(weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple[WeightRef, Given]:
-    """What kits take: `kit.linear(*given(weight))`."""
+    """What kernels take: `kernels.linear(*given(weight))`."""
     reader = Given(weight, bias)
     return reader.ref, reader
 
@@ -49,7 +49,7 @@ class GivenExperts(Given):
 
 
 class OneAfterAnother:
-    """A reader of the matrices of experts, in the order in which a kit asks for them."""
+    """A reader of the matrices of experts, in the order in which kernels ask for them."""
 
     def __init__(self, *given: GivenExperts) -> None:
         self._given = iter(given)
@@ -64,6 +64,6 @@ def given_experts(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> tuple[ExpertsRef, ExpertsRef, Any]:
-    """What kits take: `kit.experts(*given_experts(gate_up, down), gating)`."""
+    """What kernels take: `kernels.experts(*given_experts(gate_up, down), gating)`."""
     first, second = GivenExperts(gate_up, gate_up_bias), GivenExperts(down, down_bias)
     return first.experts_ref, second.experts_ref, OneAfterAnother(first, second)

@@ -44,14 +44,14 @@ def held_out_chats() -> tuple[list[np.ndarray], torch.Tensor]:
 
 
 def log_probabilities(
-    kit: LayerKernels,
+    kernels: LayerKernels,
     chats: list[np.ndarray],
     change: Callable[[AttentionStep], AttentionStep] = lambda step: step,
     folder: Path = FOLDER,
 ) -> torch.Tensor:
     """(tokens of all chats, vocab_size): what comes next, with attention that may be changed."""
     config = load_model_config(folder)
-    decoder = load_weights(folder, config, kit, device=CPU, dtype=torch.bfloat16, max_model_len=1024)
+    decoder = load_weights(folder, config, kernels, device=CPU, dtype=torch.bfloat16, max_model_len=1024)
     groups = group_layers(decoder.cache_specs)
     num_blocks = sum(-(-len(chat) // 16) for chat in chats) + 1
     paged = PagedRequests(num_blocks, 16, (None,))

@@ -29,7 +29,7 @@ from weft.engine.layers.recurrence import (
 from weft.engine.layers.rotary import rotate
 from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 from weft.engine.sampling.edits import apply_penalties
-from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 
 
@@ -359,7 +359,7 @@ def pick_ids(logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None)
     return token_ids
 
 
-TORCH_SAMPLING = SamplingKit(apply_penalties, pick_ids)
+TORCH_SAMPLING = SamplingKernels(apply_penalties, pick_ids)
 """For any device."""
 
 

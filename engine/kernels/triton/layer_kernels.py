@@ -1,4 +1,4 @@
-"""The kit for CUDA: matrices by cuBLAS, and one Triton kernel for everything between two matrices.
+"""The kernels for CUDA: matrices by cuBLAS, and one Triton kernel for everything between two matrices.
 
 In most families a layer is eight launches besides attention: two norms, four matrices, the heads, the activation. The
 sum with the residual needs no launch: cuBLAS adds it as it writes a matrix's outputs, which moves less memory than
@@ -52,7 +52,7 @@ _STORED: dict[str, Form] = {"int8": Form("int8"), "int4": Form("int4", 32, has_z
 
 
 class TritonKernels(TorchKernels):
-    """torch's kit with Triton kernels between the matrices, and for few rows in their place."""
+    """torch's kernels with Triton kernels between the matrices, and for few rows in their place."""
 
     def __init__(
         self,

@@ -28,12 +28,12 @@ PROMPTS = [list(range(3, 20)), list(range(30, 35))]
 
 
 def build(
-    folder: Path, kit: LayerKernels, reader: WeightReader | None = None, spec: DecoderSpec | None = None
+    folder: Path, kernels: LayerKernels, reader: WeightReader | None = None, spec: DecoderSpec | None = None
 ) -> Decoder:
     config = load_model_config(folder)
     rotaries = make_rotaries(config, MAX_MODEL_LEN, FLOAT, CPU)
     reader = reader or DenseReader(CheckpointSource(folder, CPU), CPU, FLOAT, 1)
-    return build_decoder(spec or decoder_spec(config), config, kit, reader, rotaries, FLOAT)
+    return build_decoder(spec or decoder_spec(config), config, kernels, reader, rotaries, FLOAT)
 
 
 @torch.inference_mode()
@@ -106,8 +106,8 @@ class ConvolutionSpec(BlockSpec):
     norm: NormSpec
     matrix: WeightRef
 
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        return Convolution(self.norm.build(kit, reader), kit.linear(self.matrix, reader))
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+        return Convolution(self.norm.build(kernels, reader), kernels.linear(self.matrix, reader))
 
 
 @dataclass(frozen=True)

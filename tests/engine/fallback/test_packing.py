@@ -16,14 +16,14 @@ from weft.engine.wire.messages import EngineOptions
 IDS = torch.arange(4, 24).view(2, 10)
 
 
-def load(folder: Path, kit: CpuKernels | None) -> TransformersModel:
+def load(folder: Path, kernels: CpuKernels | None) -> TransformersModel:
     config = load_fallback_config(folder, identify(folder))
     with torch.inference_mode():
-        return load_fallback(folder, config, device=torch.device("cpu"), dtype=torch.bfloat16, kernels=kit)
+        return load_fallback(folder, config, device=torch.device("cpu"), dtype=torch.bfloat16, kernels=kernels)
 
 
 @pytest.fixture
-def kit() -> CpuKernels:
+def kernels() -> CpuKernels:
     native = library.load()
     if native is None:
         pytest.skip("no native kernels on this machine")
@@ -39,10 +39,10 @@ def kit() -> CpuKernels:
     ],
 )
 def test_packed_matrices_give_the_same_logits_and_replace_the_plain_ones(
-    tmp_path: Path, kit: CpuKernels, name: str, num_left: int
+    tmp_path: Path, kernels: CpuKernels, name: str, num_left: int
 ) -> None:
     folder = write(name, tmp_path)
-    plain, packed = load(folder, None), load(folder, kit)
+    plain, packed = load(folder, None), load(folder, kernels)
     with torch.inference_mode():
         expected, got = plain.plain_logits(IDS), packed.plain_logits(IDS)
     assert (got - expected).square().mean().sqrt() < 0.03 * expected.std()
@@ -54,16 +54,16 @@ def test_packed_matrices_give_the_same_logits_and_replace_the_plain_ones(
 
 @pytest.mark.parametrize(("name", "is_packed"), [("phi3", True), ("qwen3_moe", False), ("gpt2", False)])
 def test_a_module_with_other_matrices_stays_as_it_is(
-    tmp_path: Path, kit: CpuKernels, name: str, is_packed: bool
+    tmp_path: Path, kernels: CpuKernels, name: str, is_packed: bool
 ) -> None:
     facts = read_model(write(name, tmp_path), "transformers")
     options = EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16", max_model_len=64)
     chosen = plan_model(facts, engine_config.resolve(options, facts))
-    assert isinstance(chosen.kit, CpuKernels) == is_packed
+    assert isinstance(chosen.kernels, CpuKernels) == is_packed
     chosen.load(tmp_path, lambda done, total: None)  # with its comparison
 
 
 def test_float32_stays_as_it_is(tmp_path: Path) -> None:
     facts = read_model(write("phi3", tmp_path), "transformers")
     options = EngineOptions(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=64)
-    assert plan_model(facts, engine_config.resolve(options, facts)).kit is None
+    assert plan_model(facts, engine_config.resolve(options, facts)).kernels is None

@@ -147,16 +147,18 @@ def test_a_common_mixture_stays_packed(tmp_path: Path) -> None:
     checkpoint = Checkpoint("llama", LARGE | {"num_hidden_layers": 2})
     file, plain = gguf_files.write_model(tmp_path / "model", "llama", checkpoint, q4_k_m)
     config = load_model_config(folder := made_folder(file))
-    kit, prompts = CpuKernels(native, quantization=config.quantization), make_prompts(40)
+    kernels, prompts = CpuKernels(native, quantization=config.quantization), make_prompts(40)
     reference = load_reference(plain)
     with torch.inference_mode():
         expected = reference(prompts[0][None]).logits[0]
-    logits = Runner(folder, kit, BF16).run(prompts, 40)[0].float()
+    logits = Runner(folder, kernels, BF16).run(prompts, 40)[0].float()
     of_plain = Runner(plain, CpuKernels(native), BF16).run(prompts, 40)[0].float()
     assert (logits - expected).norm() < 2 * (of_plain - expected).norm()  # inputs are rounded, too
     spec = decoder_spec(config)
-    decoder = load_weights(folder, config, kit, device=CPU, dtype=BF16, max_model_len=64)
-    assert decoder.weights_bytes == spec.weights_bytes(kit, BF16) < 0.5 * spec.weights_bytes(CpuKernels(native), BF16)
+    decoder = load_weights(folder, config, kernels, device=CPU, dtype=BF16, max_model_len=64)
+    assert (
+        decoder.weights_bytes == spec.weights_bytes(kernels, BF16) < 0.5 * spec.weights_bytes(CpuKernels(native), BF16)
+    )
     assert {str(config.quantization)} <= {"Q4_K and Q6_K (GGUF)", "Q6_K and Q4_K (GGUF)"}
 
 

@@ -33,7 +33,7 @@ from weft.engine.kernels.triton.prompts import FlashAttention2
 from weft.engine.layers.block import Layer
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import load_weights
-from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.start.model_choice import ModelPlan, plan_model
 from weft.engine.weights.reader import WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
@@ -212,7 +212,7 @@ def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(m
 
 def choose_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, has_triton: bool, is_deterministic: bool = False
-) -> tuple[LayerKernels, SamplingKit]:
+) -> tuple[LayerKernels, SamplingKernels]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels, "has_triton", lambda device: has_triton)
     model = load_model_config(DEMO)
@@ -223,8 +223,8 @@ def choose_on_a_gpu(
 
 
 def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=False)
-    assert isinstance(kit, TorchKernels)
+    made, sampling = choose_on_a_gpu(monkeypatch, has_triton=False)
+    assert isinstance(made, TorchKernels)
     assert sampling is TORCH_SAMPLING
     monkeypatch.setattr(library, "load", lambda: None)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu"), load_model_config(DEMO))
@@ -234,24 +234,24 @@ def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.Monk
 
 @needs_triton
 def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=True)
-    assert kit.name == "Triton and cuBLAS"
-    assert isinstance(kit.linear(*given(torch.zeros(2, 3))), CublasLinear)
+    made, sampling = choose_on_a_gpu(monkeypatch, has_triton=True)
+    assert made.name == "Triton and cuBLAS"
+    assert isinstance(made.linear(*given(torch.zeros(2, 3))), CublasLinear)
     assert type(sampling.pick_ids).__name__ == "TritonSampler"
     assert sampling.apply_penalties.__module__ == "weft.engine.kernels.triton.sampling_rows_jit"
 
 
 @needs_triton
 def test_deterministic_layers_on_a_gpu_have_fixed_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.engine.kernels.triton import layer_kernels as triton_kit
+    from weft.engine.kernels.triton import layer_kernels as triton_kernels
 
     forbidden: list[bool] = []
-    monkeypatch.setattr(triton_kit, "forbid_split_sums", lambda: forbidden.append(True))
-    kit, _ = choose_on_a_gpu(monkeypatch, has_triton=True, is_deterministic=True)
-    assert kit.name == "Triton and cuBLAS in fixed tiles"
+    monkeypatch.setattr(triton_kernels, "forbid_split_sums", lambda: forbidden.append(True))
+    made, _ = choose_on_a_gpu(monkeypatch, has_triton=True, is_deterministic=True)
+    assert made.name == "Triton and cuBLAS in fixed tiles"
     assert forbidden == [True]
     ref, reader = given(torch.zeros(2, 3))
-    assert all(isinstance(linear, TiledLinear) for linear in (kit.linear(ref, reader), kit.tied(ref, reader)[1]))
+    assert all(isinstance(linear, TiledLinear) for linear in (made.linear(ref, reader), made.tied(ref, reader)[1]))
 
 
 class MeasuringKit(CpuKernels):
@@ -276,12 +276,12 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(storage: WeightStor
     native = library.load()
     if native is None:
         pytest.skip("no native kernels on this machine")
-    model, kit = load_model_config(DEMO), MeasuringKit(native, storage)
-    load_weights(DEMO, model, kit, device=CPU, dtype=BF16, max_model_len=64)
+    model, made = load_model_config(DEMO), MeasuringKit(native, storage)
+    load_weights(DEMO, model, made, device=CPU, dtype=BF16, max_model_len=64)
     spec = decoder_spec(model)
     num_values = sum(matrix.out_features * matrix.in_features for matrix in spec.matrices)
-    assert spec.weights_bytes(kit, BF16) == kit.num_bytes + (spec.num_parameters - num_values) * 2
-    assert kit.num_bytes <= 2.01 * share * num_values
+    assert spec.weights_bytes(made, BF16) == made.num_bytes + (spec.num_parameters - num_values) * 2
+    assert made.num_bytes <= 2.01 * share * num_values
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def restored_threads() -> Iterator[None]:
 def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
-    kit = choose_kernels(model, config)
+    made = choose_kernels(model, config)
     caches = make_caches(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
-    set_num_threads(kit, caches, choose_sampling(config), 3)
-    assert torch.get_num_threads() == (1 if isinstance(kit, CpuKernels) else 3)
+    set_num_threads(made, caches, choose_sampling(config), 3)
+    assert torch.get_num_threads() == (1 if isinstance(made, CpuKernels) else 3)

@@ -30,7 +30,7 @@ class Runner:
     """A decoder over a paged cache that keeps the logits of every token."""
 
     def __init__(
-        self, folder: Path, kit: LayerKernels | None = None, dtype: torch.dtype = torch.float32, **changes: object
+        self, folder: Path, kernels: LayerKernels | None = None, dtype: torch.dtype = torch.float32, **changes: object
     ) -> None:
         """Compute a checkpoint whose configuration is changed."""
         config = load_model_config(folder)
@@ -38,7 +38,7 @@ class Runner:
         switches = dataclasses.replace(config.switches, **{n: v for n, v in changes.items() if n not in own})  # type: ignore[arg-type]
         config = dataclasses.replace(config, **own, switches=switches)  # type: ignore[arg-type]
         self.decoder: Decoder = load_weights(
-            folder, config, kit or TorchKernels(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
+            folder, config, kernels or TorchKernels(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
         )
         groups = group_layers(self.decoder.cache_specs)
         states = {i: CacheGroup(g.spec, g.layers) for i, g in enumerate(groups) if isinstance(g.spec, StateSpec)}

@@ -46,14 +46,14 @@ def load(
     folder: Path,
     dtype: torch.dtype = torch.float32,
     progress: Progress = lambda done, total: None,
-    kit: TorchKernels | None = None,
+    kernels: TorchKernels | None = None,
     seed: int = 0,
     load_format: LoadFormat = "auto",
 ) -> Decoder:
     return load_weights(
         folder,
         load_model_config(folder),
-        kit or TorchKernels(),
+        kernels or TorchKernels(),
         device=CPU,
         dtype=dtype,
         max_model_len=32,
@@ -76,16 +76,16 @@ def change(folder: Path, changes: Callable[[dict[str, torch.Tensor]], None]) -> 
 
 
 def test_tensors_end_up_fused_in_the_dtype_asked_for(folder: Path) -> None:
-    kit = RecordingKit()
-    load(folder, torch.float16, kit=kit)
+    kernels = RecordingKit()
+    load(folder, torch.float16, kernels=kernels)
     tensors = load_file(folder / "model.safetensors")
     prefix = "model.layers.0."
-    table, qkv, _, gate_up = kit.weights[:4]
+    table, qkv, _, gate_up = kernels.weights[:4]
     assert torch.equal(
         gate_up, torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]).half()
     )
     assert torch.equal(qkv, torch.cat([tensors[f"{prefix}self_attn.{part}_proj.weight"] for part in "qkv"]).half())
-    assert len(kit.weights) == 4 * load_model_config(folder).num_layers + 1
+    assert len(kernels.weights) == 4 * load_model_config(folder).num_layers + 1
     assert torch.equal(table, tensors["model.embed_tokens.weight"].half())
 
 
@@ -107,12 +107,12 @@ def test_parameters_are_counted_as_transformers_does(checkpoint_folder: Callable
 
 def test_norms_around_one_are_float32_beside_weights_of_16_bits(checkpoint_folder: Callable[[str], Path]) -> None:
     """A weight of 1.003 is 1 in bfloat16, and one of 0.003 is not 0."""
-    kit, folder = RecordingKit(), checkpoint_folder("gemma2")
-    decoder = load(folder, torch.bfloat16, kit=kit)
+    kernels, folder = RecordingKit(), checkpoint_folder("gemma2")
+    decoder = load(folder, torch.bfloat16, kernels=kernels)
     tensors = load_file(folder / "model.safetensors")
-    assert len(kit.norms) == 4 * 4 + 1
-    assert torch.equal(kit.norms[0], 1 + tensors["model.norm.weight"].bfloat16().float())
-    assert decoder.weights_bytes == sum(tensor.nbytes for tensor in (*kit.weights, *kit.norms))
+    assert len(kernels.norms) == 4 * 4 + 1
+    assert torch.equal(kernels.norms[0], 1 + tensors["model.norm.weight"].bfloat16().float())
+    assert decoder.weights_bytes == sum(tensor.nbytes for tensor in (*kernels.weights, *kernels.norms))
 
 
 def test_a_packed_copy_of_a_tied_head_counts(folder: Path) -> None:
@@ -178,18 +178,18 @@ def test_files_that_are_missing_or_broken(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama2", "gemma2"])
 def test_dummy_norms_scale_by_one(checkpoint_folder: Callable[[str], Path], name: str) -> None:
-    kit = RecordingKit()
-    load(checkpoint_folder(name), kit=kit, load_format="dummy")
-    assert kit.norms and all(torch.equal(weight, torch.ones(48)) for weight in kit.norms)
+    kernels = RecordingKit()
+    load(checkpoint_folder(name), kernels=kernels, load_format="dummy")
+    assert kernels.norms and all(torch.equal(weight, torch.ones(48)) for weight in kernels.norms)
 
 
 def test_dummy_weights_are_the_same_for_the_same_seed(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
     def gate_up(seed: int) -> torch.Tensor:
-        kit = RecordingKit()
-        load(folder, kit=kit, load_format="dummy", seed=seed)
-        return kit.weights[1]
+        kernels = RecordingKit()
+        load(folder, kernels=kernels, load_format="dummy", seed=seed)
+        return kernels.weights[1]
 
     assert torch.equal(gate_up(1), gate_up(1))
     assert not torch.equal(gate_up(1), gate_up(2))

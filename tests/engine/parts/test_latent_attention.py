@@ -79,7 +79,7 @@ def test_a_token_keeps_one_latent_and_the_rotary_part_of_its_key(tmp_path: Path)
 
 def test_native_layers_compute_what_torch_does(tmp_path: Path, library: NativeLibrary) -> None:
     write(tmp_path, CONFIGS["low-rank queries, neighbours, biases"])
-    plain, native = (Runner(tmp_path, kit, torch.bfloat16) for kit in (TorchKernels(), CpuKernels(library)))
+    plain, native = (Runner(tmp_path, kernels, torch.bfloat16) for kernels in (TorchKernels(), CpuKernels(library)))
     exact = Runner(tmp_path).run(PROMPTS, 64)
     for own, others, right in zip(native.run(PROMPTS, 7), plain.run(PROMPTS, 7), exact, strict=True):
         assert (own - right).abs().mean() < 1.2 * (others - right).abs().mean() + 1e-3

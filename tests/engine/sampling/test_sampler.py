@@ -15,7 +15,7 @@ from weft.engine.kernels.cpu.library import load, runnable_variants
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, draw, pick_ids
 from weft.engine.sampling import sampler
 from weft.engine.sampling.edits import apply_penalties
-from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit, uniforms
+from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKernels, uniforms
 from weft.engine.sampling.scores import token_logprobs
 
 INF = float("inf")
@@ -39,7 +39,7 @@ class Sample(Protocol):
 @pytest.fixture(params=list(WAYS))
 def sample(request: pytest.FixtureRequest) -> Sample:
     """`sample` by torch, and by each instruction set that this machine runs."""
-    return partial(sampler.sample, kernels=SamplingKit(apply_penalties, WAYS[request.param]))
+    return partial(sampler.sample, kernels=SamplingKernels(apply_penalties, WAYS[request.param]))
 
 
 def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:

@@ -215,7 +215,7 @@ def two_crowded_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     for module in (warm_up, settle):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
     monkeypatch.setattr(
-        startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
+        startup, "set_num_threads", lambda kernels, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
     )
     torch.set_num_threads(2)
 

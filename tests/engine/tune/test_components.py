@@ -178,7 +178,7 @@ def test_what_exists_but_cannot_compute_the_model_is_refused_with_the_reason() -
 
 
 class ShiftedNorms(CpuKernels):
-    """A kit that was compiled wrongly: a value of each row is off by half."""
+    """Kernels that were compiled wrongly: a value of each row is off by half."""
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         norm = super().norm(weight, eps)
@@ -341,7 +341,7 @@ def test_torch_attends_to_all_or_to_nothing() -> None:
 
 @needs_triton
 @pytest.mark.parametrize("name", [*kernel_choice.FEW_ROWS])
-def test_every_choice_for_few_rows_makes_a_kit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_choice_for_few_rows_makes_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fallback of this component had a name that nothing knew."""
     monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
     model = load_model_config(DEMO)

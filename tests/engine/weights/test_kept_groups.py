@@ -61,16 +61,16 @@ def test_answers_and_bytes(native: library.NativeLibrary, tmp_path: Path, kind: 
     (tmp_path / "quantized").mkdir()
     plain = WRITE[name](tmp_path / "base", folder := tmp_path / "quantized")
     config = load_model_config(folder)
-    kit = CpuKernels(native, quantization=config.quantization)
+    kernels = CpuKernels(native, quantization=config.quantization)
     reference, prompts = load_reference(plain), make_prompts(40)
     with torch.inference_mode():
         expected = reference(prompts[0][None]).logits[0]
-    logits = Runner(folder, kit, BF16).run(prompts, 40)[0].float()
+    logits = Runner(folder, kernels, BF16).run(prompts, 40)[0].float()
     of_plain = Runner(plain, CpuKernels(native), BF16).run(prompts, 40)[0].float()
     assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.998
     assert (logits - expected).norm() < 3 * (of_plain - expected).norm()  # inputs are rounded, too
     spec = decoder_spec(config)
-    assert spec.weights_bytes(kit, BF16) < 0.7 * spec.weights_bytes(CpuKernels(native), BF16)
+    assert spec.weights_bytes(kernels, BF16) < 0.7 * spec.weights_bytes(CpuKernels(native), BF16)
 
 
 @pytest.mark.parametrize("name", [*OWN, *LIBRARIES])
@@ -89,8 +89,8 @@ def test_the_plan_is_what_matrices_take(native: library.NativeLibrary, root: Pat
             sizes.append((ref.names, self.linear_bytes(ref, BF16), taken))
             return built
 
-    kit = Counted(native, quantization=config.quantization)
-    load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
+    kernels = Counted(native, quantization=config.quantization)
+    load_weights(folder, config, kernels, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
     wrong = [size for size in sizes if not 0.9 < size[1] / size[2] <= 1]  # outputs are packed in panels
     if name == "pack order":  # its config.json does not say that the head is plain
         wrong = wrong[1:]
@@ -118,18 +118,18 @@ def test_experts_that_do_not_stay_packed_are_planned_so(
                 taken.append(built.gate_up.nbytes + built.down.nbytes)
             return built
 
-    kit, spec = Counted(native, quantization=config.quantization), decoder_spec(config)
-    load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
+    kernels, spec = Counted(native, quantization=config.quantization), decoder_spec(config)
+    load_weights(folder, config, kernels, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
     assert spec.embedding is not None
-    others = sum(kit.linear_bytes(matrix, BF16) for matrix in spec.matrices) + 2 * spec.embedding.num_values
+    others = sum(kernels.linear_bytes(matrix, BF16) for matrix in spec.matrices) + 2 * spec.embedding.num_values
     others += sum(tensor.num_bytes(BF16) for tensor in spec.tensors)
-    assert spec.weights_bytes(kit, BF16) == others + sum(taken)
+    assert spec.weights_bytes(kernels, BF16) == others + sum(taken)
 
 
 def test_a_matrix_that_is_scaled_while_it_is_read_is_planned_plain(native: library.NativeLibrary) -> None:
-    kit = CpuKernels(native, quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
+    kernels = CpuKernels(native, quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
     ref = WeightRef(("m",), (64,), 64)
-    assert kit.linear_bytes(ref, BF16) < kit.linear_bytes(replace(ref, scales=(0.5,)), BF16) == 64 * 64 * 2
+    assert kernels.linear_bytes(ref, BF16) < kernels.linear_bytes(replace(ref, scales=(0.5,)), BF16) == 64 * 64 * 2
 
 
 def test_the_plan_of_random_weights_is_that_of_plain_ones(native: library.NativeLibrary, root: Path) -> None:

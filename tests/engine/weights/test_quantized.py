@@ -274,8 +274,8 @@ def test_the_plan_and_the_log_say_how_weights_are_kept(
     facts, other = read_model(folder, "auto"), read_model(plain, "auto")
     config = engine_config.resolve(given, facts)
     planned, plan_of_other = plan_model(facts, config), plan_model(other, config)
-    assert weights_note(facts, config, planned.kit) == note
-    assert weights_note(other, config, planned.kit) is None
+    assert weights_note(facts, config, planned.kernels) == note
+    assert weights_note(other, config, planned.kernels) is None
     assert planned.weights_bytes == plan_of_other.weights_bytes
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(given))))
     assert report.main("plan") == 0

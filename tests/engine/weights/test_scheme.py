@@ -22,6 +22,6 @@ def test_the_note_is_what_the_plan_counts(root: Path, name: str) -> None:
     facts, other = read_model(folder, "auto"), read_model(plain, "auto")
     config = engine_config.resolve(options, facts)
     planned = plan_model(facts, config)
-    note = weights_note(facts, config, planned.kit)
+    note = weights_note(facts, config, planned.kernels)
     assert note is not None
     assert note.endswith("kept in bfloat16") == (planned.weights_bytes == plan_model(other, config).weights_bytes)

@@ -142,28 +142,28 @@ def test_eight_bits_reach_the_largest_magnitude(library: NativeLibrary) -> None:
 @pytest.mark.parametrize(("storage", "form"), [("int8", INT8), ("int4", INT4)])
 def test_layers_are_made_of_such_matrices(library: NativeLibrary, storage: WeightStorage, form: Form) -> None:
     torch.manual_seed(0)
-    kit, weight = CpuKernels(library, storage), random(96, 64) * 0.1
+    kernels, weight = CpuKernels(library, storage), random(96, 64) * 0.1
     kept = weights_of(round_rows(library, weight, form), form)
     inputs = random(5, 64)
     gate, up = F.linear(rounded(inputs, 32), kept).chunk(2, dim=1)
-    assert_close(kit.gated(*given(weight), "silu")(inputs), F.silu(gate) * up)
-    embedding, head = kit.tied(*given(weight))
+    assert_close(kernels.gated(*given(weight), "silu")(inputs), F.silu(gate) * up)
+    embedding, head = kernels.tied(*given(weight))
     assert_close(embedding(torch.arange(96)), kept)
     assert_close(head(inputs), torch.cat((gate, up), dim=1))
     narrow = random(16, 34)
-    assert torch.equal(kit.linear(*given(narrow))(random(1, 34) * 0), torch.zeros(1, 16).bfloat16())
+    assert torch.equal(kernels.linear(*given(narrow))(random(1, 34) * 0), torch.zeros(1, 16).bfloat16())
 
 
 def test_experts_are_as_their_matrices_alone(library: NativeLibrary) -> None:
     torch.manual_seed(0)
-    kit, num_experts = CpuKernels(library, "int4"), 5
+    kernels, num_experts = CpuKernels(library, "int4"), 5
     gate_up, down = random(num_experts, 128, 96) * 0.1, random(num_experts, 96, 64) * 0.1
-    experts = kit.experts(*given_experts(gate_up, down, None, None), Gating())
+    experts = kernels.experts(*given_experts(gate_up, down, None, None), Gating())
     inputs, ids = random(23, 96), torch.randint(0, num_experts, (23, 1))
     sums = torch.zeros(23, 96).bfloat16()
     experts.add_to(sums, inputs, ids, torch.ones(23, 1))
     alone = [
-        kit.linear(*given(down[e]))(kit.gated(*given(gate_up[e]), "silu")(inputs[row : row + 1]))
+        kernels.linear(*given(down[e]))(kernels.gated(*given(gate_up[e]), "silu")(inputs[row : row + 1]))
         for row, e in enumerate(ids[:, 0].tolist())
     ]
     assert torch.equal(sums, torch.cat(alone))

@@ -39,16 +39,16 @@ class Kind:
     has_mamba: bool = False
 
 
-def make_mamba(kit: CpuKernels, weight: Callable[..., torch.Tensor], cache: int, *, has_norm: bool) -> Mamba2Mixer:
+def make_mamba(kernels: CpuKernels, weight: Callable[..., torch.Tensor], cache: int, *, has_norm: bool) -> Mamba2Mixer:
     width, channels = SPACE_HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM + 2 * STATE_SIZE
     parameters = (-torch.rand(SPACE_HEADS), torch.randn(SPACE_HEADS), torch.randn(SPACE_HEADS))
     return Mamba2Mixer(
-        kit.linear(*given(weight(width + channels + SPACE_HEADS, HIDDEN), None)),
+        kernels.linear(*given(weight(width + channels + SPACE_HEADS, HIDDEN), None)),
         (width, channels, SPACE_HEADS),
-        kit.convolution(weight(channels, KERNEL), torch.randn(channels), has_silu=True),
-        kit.state_space(StateSpace(HEAD_DIM, STATE_SIZE, 1, *parameters)),
-        kit.norm(torch.rand(width).bfloat16(), 1e-4) if has_norm else None,
-        kit.linear(*given(weight(HIDDEN, width), None)),
+        kernels.convolution(weight(channels, KERNEL), torch.randn(channels), has_silu=True),
+        kernels.state_space(StateSpace(HEAD_DIM, STATE_SIZE, 1, *parameters)),
+        kernels.norm(torch.rand(width).bfloat16(), 1e-4) if has_norm else None,
+        kernels.linear(*given(weight(HIDDEN, width), None)),
         cache,
     )
 
@@ -69,7 +69,9 @@ def begin_states(states: dict[int, torch.Tensor], batch: Batch) -> TorchStateSte
     return TorchStateStep(states, dict.fromkeys(states, slots), is_new, batch.query_start_locs)
 
 
-def make_block(kit: CpuKernels, kind: Kind, index: int, activation: str = "silu", inner: int = INNER) -> PreNormBlock:
+def make_block(
+    kernels: CpuKernels, kind: Kind, index: int, activation: str = "silu", inner: int = INNER
+) -> PreNormBlock:
     def weight(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape) * shape[-1] ** -0.5).bfloat16()
 
@@ -82,21 +84,21 @@ def make_block(kit: CpuKernels, kind: Kind, index: int, activation: str = "silu"
     norm = HeadNorm(scale(HEAD_DIM), scale(HEAD_DIM), HEADS, KV_HEADS, 1e-5) if kind.has_head_norm else None
     num_values = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     attention = Attention(
-        qkv=kit.linear(*given(weight(num_values, HIDDEN), bias(num_values))),
-        heads=kit.heads(norm, HEADS, KV_HEADS),
-        o=kit.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
+        qkv=kernels.linear(*given(weight(num_values, HIDDEN), bias(num_values))),
+        heads=kernels.heads(norm, HEADS, KV_HEADS),
+        o=kernels.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
         head_dim=HEAD_DIM,
         cache=index,
     )
     mixer: Mixer = attention
     if kind.has_mamba:
-        mamba = make_mamba(kit, weight, NUM_LAYERS + 2 * index, has_norm=kind.storage != "bfloat16")
+        mamba = make_mamba(kernels, weight, NUM_LAYERS + 2 * index, has_norm=kind.storage != "bfloat16")
         mixer = ParallelMixers((attention, mamba), (HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM))
     feed_forward = GatedFeedForward(
-        gated=kit.gated(*given(weight(2 * inner, HIDDEN)), activation),
-        down=kit.linear(*given(weight(HIDDEN, inner), bias(HIDDEN))),
+        gated=kernels.gated(*given(weight(2 * inner, HIDDEN)), activation),
+        down=kernels.linear(*given(weight(HIDDEN, inner), bias(HIDDEN))),
     )
-    return PreNormBlock(kit.norm(scale(HIDDEN), 1e-6), mixer, kit.norm(scale(HIDDEN), 1e-6), feed_forward)
+    return PreNormBlock(kernels.norm(scale(HIDDEN), 1e-6), mixer, kernels.norm(scale(HIDDEN), 1e-6), feed_forward)
 
 
 def make_backend(library: NativeLibrary) -> NativeBackend:
@@ -118,9 +120,9 @@ def make_backend(library: NativeLibrary) -> NativeBackend:
 @pytest.mark.parametrize("rows", ["all", "some", "none"])
 def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind: Kind, rows: str) -> None:
     torch.manual_seed(0)
-    kit = CpuKernels(library, kind.storage)
-    blocks = [make_block(kit, kind, index) for index in range(NUM_LAYERS)]
-    fused = kit.fuse(blocks)
+    kernels = CpuKernels(library, kind.storage)
+    blocks = [make_block(kernels, kind, index) for index in range(NUM_LAYERS)]
+    fused = kernels.fuse(blocks)
     assert [type(block) for block in fused] == [NativeRun]
     backends = make_backend(library), make_backend(library)
     states = make_states(3), make_states(3)
@@ -151,11 +153,11 @@ def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind
 
 def test_blocks_that_are_not_alike_stay_apart(library: NativeLibrary) -> None:
     """A run ends at a part that is not native, and where a size changes."""
-    kit = CpuKernels(library)
-    blocks = [make_block(kit, Kind(), index) for index in range(2)]
-    blocks.append(make_block(kit, Kind(), 2, activation="gelu_pytorch_tanh"))
-    blocks += [make_block(kit, Kind(), 3), make_block(kit, Kind(), 4, inner=2 * INNER)]
-    assert [type(block) for block in kit.fuse(blocks)] == [NativeRun, PreNormBlock, NativeRun, NativeRun]
+    kernels = CpuKernels(library)
+    blocks = [make_block(kernels, Kind(), index) for index in range(2)]
+    blocks.append(make_block(kernels, Kind(), 2, activation="gelu_pytorch_tanh"))
+    blocks += [make_block(kernels, Kind(), 3), make_block(kernels, Kind(), 4, inner=2 * INNER)]
+    assert [type(block) for block in kernels.fuse(blocks)] == [NativeRun, PreNormBlock, NativeRun, NativeRun]
 
 
 class Passing:
@@ -177,9 +179,9 @@ class Passing:
 
 def test_attention_of_another_kind_is_called_block_by_block(library: NativeLibrary) -> None:
     torch.manual_seed(0)
-    kit = CpuKernels(library)
-    blocks = [make_block(kit, Kind(), index) for index in range(2)]
+    kernels = CpuKernels(library)
+    blocks = [make_block(kernels, Kind(), index) for index in range(2)]
     assert not isinstance(Passing(), NativeStep)
     hidden, rotation = torch.randn(5, HIDDEN).bfloat16(), torch.randn(5, 2, HEAD_DIM).bfloat16()
     step = BlockStep((rotation,), StepCaches(Passing()))
-    assert run_blocks(kit.fuse(blocks), hidden.clone(), step).equal(run_blocks(blocks, hidden.clone(), step))
+    assert run_blocks(kernels.fuse(blocks), hidden.clone(), step).equal(run_blocks(blocks, hidden.clone(), step))

@@ -109,21 +109,21 @@ class Packed:
 def test_a_matrix_of_a_wrong_form_is_kept_plain(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     groups, ref, inputs = draw(Form(4, 32, True)), WeightRef(("m",), (200,), 288), torch.randn(3, 288).bfloat16()
-    kit, plain = CpuKernels(broken(library), quantization=FOUR_BITS), CpuKernels(library)
-    assert kit.linear_bytes(ref, BF16) < 0.4 * plain.linear_bytes(ref, BF16)
-    linear = kit.linear(ref, cast(Any, Packed(groups)))
+    kernels, plain = CpuKernels(broken(library), quantization=FOUR_BITS), CpuKernels(library)
+    assert kernels.linear_bytes(ref, BF16) < 0.4 * plain.linear_bytes(ref, BF16)
+    linear = kernels.linear(ref, cast(Any, Packed(groups)))
     assert torch.equal(linear(inputs), plain.linear(*given(groups.dequantize(BF16)))(inputs))
-    assert kit.linear_bytes(ref, BF16) == plain.linear_bytes(ref, BF16)
+    assert kernels.linear_bytes(ref, BF16) == plain.linear_bytes(ref, BF16)
 
 
 def test_experts_of_a_wrong_form_are_kept_plain(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     groups, ref = draw(Form(4, 32, True), 64, 64), ExpertsRef(WeightRef(("m",), (64,), 64), 2)
-    kit, plain = CpuKernels(broken(library), quantization=FOUR_BITS), CpuKernels(library)
+    kernels, plain = CpuKernels(broken(library), quantization=FOUR_BITS), CpuKernels(library)
     experts, right = (
-        cast(NativeExperts, of.experts(ref, ref, cast(Any, Packed(groups)), Gating())) for of in (kit, plain)
+        cast(NativeExperts, of.experts(ref, ref, cast(Any, Packed(groups)), Gating())) for of in (kernels, plain)
     )
     inputs = torch.randn(3, 64).bfloat16()
     assert torch.equal(experts.first(1, inputs), right.first(1, inputs))
     assert torch.equal(experts.second(1, inputs), right.second(1, inputs))
-    assert kit.experts_bytes(ref, ref, Gating(), BF16) == plain.experts_bytes(ref, ref, Gating(), BF16)
+    assert kernels.experts_bytes(ref, ref, Gating(), BF16) == plain.experts_bytes(ref, ref, Gating(), BF16)

@@ -64,8 +64,8 @@ class RecurrentSpec(BlockSpec):
     matrix: WeightRef
     state: StateSpec
 
-    def build(self, kit: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        return Recurrent(self.norm.build(kit, reader), kit.linear(self.matrix, reader), first_cache)
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+        return Recurrent(self.norm.build(kernels, reader), kernels.linear(self.matrix, reader), first_cache)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def numbers_of_rows(device: torch.device, dtype: torch.dtype) -> list[int]:
     return [rows for rows in range(1, MAX_ROWS + 2) if not is_broken or not 2 < rows <= MAX_ROWS]
 
 
-def make_kit(device: torch.device) -> TritonKernels:
+def make_kernels(device: torch.device) -> TritonKernels:
     return TritonKernels(few_rows=MAX_ROWS, is_dependent=supports_dependent_launch(device))
 
 
@@ -73,7 +73,7 @@ def check_gated(device: torch.device, dtype: torch.dtype) -> None:
         weight = source.draw(2 * size, in_features, scale=in_features**-0.5)
         bias, hidden = source.draw(2 * size, scale=0.1), source.draw(num_rows, in_features, scale=3.0)
         gate, up = F.linear(hidden.double(), weight.double(), bias.double()).chunk(2, dim=1)
-        layer = make_kit(device).gated(*given(weight, bias), activation)
+        layer = make_kernels(device).gated(*given(weight, bias), activation)
         assert_close(layer(hidden), ACTIVATIONS[activation](gate) * up)
 
 
@@ -134,19 +134,23 @@ def check_block(device: torch.device, dtype: torch.dtype) -> None:
     qkv = source.draw((num_heads + 2 * num_kv_heads) * head_dim, hidden_size, scale=0.1)
     o, down = source.draw(hidden_size, num_heads * head_dim, scale=0.1), source.draw(hidden_size, size, scale=0.1)
     gate_up, norms = source.draw(2 * size, hidden_size, scale=0.1), source.draw(2, hidden_size)
-    kits = TritonKernels(), make_kit(device)
+    each = TritonKernels(), make_kernels(device)
     blocks = []
-    for kit in kits:
+    for kernels in each:
         attention = Attention(
-            kit.linear(*given(qkv)), kit.heads(None, num_heads, num_kv_heads), kit.linear(*given(o)), head_dim, 0
+            kernels.linear(*given(qkv)),
+            kernels.heads(None, num_heads, num_kv_heads),
+            kernels.linear(*given(o)),
+            head_dim,
+            0,
         )
-        forward = GatedFeedForward(kit.gated(*given(gate_up), "silu"), kit.linear(*given(down)))
-        blocks.append(PreNormBlock(kit.norm(norms[0], 1e-6), attention, kit.norm(norms[1], 1e-6), forward))
-    single, fused = blocks[0], kits[1].fuse(blocks[1:])[0]
+        forward = GatedFeedForward(kernels.gated(*given(gate_up), "silu"), kernels.linear(*given(down)))
+        blocks.append(PreNormBlock(kernels.norm(norms[0], 1e-6), attention, kernels.norm(norms[1], 1e-6), forward))
+    single, fused = blocks[0], each[1].fuse(blocks[1:])[0]
     assert isinstance(fused, PreNormBlock)
     norms_left = [isinstance(norm, TritonNorm) for norm in (fused.mixer_norm, fused.feed_forward_norm)]
     assert norms_left == [dtype == torch.float16] * 2
-    assert kits[0].fuse([single]) == [single]
+    assert each[0].fuse([single]) == [single]
     rotation = source.draw(MAX_ROWS + 1, 2, 1, head_dim)
     for num_rows in numbers_of_rows(device, dtype)[::2]:
         step = BlockStep((rotation[:num_rows],), StepCaches(OwnValues(), None))
@@ -163,8 +167,12 @@ def check_early_starts(device: torch.device) -> None:
     norm_weight, start = source.draw(size), source.draw(MAX_ROWS, size)
 
     def run(num_rows: int, *, is_dependent: bool) -> torch.Tensor:
-        kit = TritonKernels(few_rows=MAX_ROWS, is_dependent=is_dependent)
-        norm, gated, linear = kit.norm(norm_weight, 1e-6), kit.gated(*given(gate_up), "silu"), kit.linear(*given(down))
+        kernels = TritonKernels(few_rows=MAX_ROWS, is_dependent=is_dependent)
+        norm, gated, linear = (
+            kernels.norm(norm_weight, 1e-6),
+            kernels.gated(*given(gate_up), "silu"),
+            kernels.linear(*given(down)),
+        )
         hidden = start[:num_rows].clone()
         for _ in range(50):
             linear.add_to(hidden, gated(norm(hidden)))

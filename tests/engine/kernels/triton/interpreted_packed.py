@@ -84,12 +84,12 @@ class Counted(TritonKernels):
 def compare(folder: Path, plain: Path, num_packed: int) -> None:
     """Logits are near those of the weights that are meant, in float32."""
     prompts, config = make_prompts(11), load_model_config(folder)
-    kit = Counted(quantization=config.quantization)
+    kernels = Counted(quantization=config.quantization)
     with torch.inference_mode():
         expected = load_reference(plain)(prompts[0][None]).logits[0]
-    logits = Runner(folder, kit, torch.float16).run(prompts, 8)[0].float()
+    logits = Runner(folder, kernels, torch.float16).run(prompts, 8)[0].float()
     parity.assert_near(logits, expected.double(), 5e-3)
-    assert kit.num_packed == num_packed
+    assert kernels.num_packed == num_packed
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -137,13 +137,13 @@ def test_ranks_have_their_parts(tmp_path: Path) -> None:
     """Of 96 inputs in groups of 32 a rank of two begins inside of a group, on the border of a run, as it is planned."""
     (folder := tmp_path / "own").mkdir()
     OWN["gptq zeros"](written.write_base(tmp_path / "base"), folder)
-    kit = TritonKernels(quantization=load_model_config(folder).quantization)
+    kernels = TritonKernels(quantization=load_model_config(folder).quantization)
     for rank in range(2):
         for ref in matrices(folder, rank, 2):
-            found = kit._packed(ref, reader(folder))
-            if kit.packed_form(ref):
+            found = kernels._packed(ref, reader(folder))
+            if kernels.packed_form(ref):
                 assert isinstance(found, PackedLinear)
-                assert found.matrix.nbytes == kit.linear_bytes(replace(ref, has_bias=False), torch.float16)
+                assert found.matrix.nbytes == kernels.linear_bytes(replace(ref, has_bias=False), torch.float16)
                 part = reader(folder).dense(ref)[0]
                 unpacked = found.matrix.unpack(torch.float32, num_rows=len(part))
                 torch.testing.assert_close(unpacked, part, atol=0, rtol=1e-3)
@@ -152,24 +152,28 @@ def test_ranks_have_their_parts(tmp_path: Path) -> None:
 def test_experts_of_ranks_stay_packed(tmp_path: Path) -> None:
     """If a rank began inside of a group, they were dequantized, and took four times the memory that was planned."""
     model = load_model_config(folder := write_gpt_oss(tmp_path, 96))
-    kit = TritonKernels(quantization=model.quantization)
+    kernels = TritonKernels(quantization=model.quantization)
     experts = [ref for ref in shard(decoder_spec(model), 1, 2).weights if isinstance(ref, ExpertsRef)]
     for gate_up, down in zip(experts[::2], experts[1::2], strict=True):
         taken = 0
         for ref in (gate_up, down):
-            found = kit.packed_experts(ref, reader(folder))
+            found = kernels.packed_experts(ref, reader(folder))
             assert found is not None
             taken += sum(part.nbytes for part in found if part is not None)
             weight, _ = next(iter(reader(folder).experts(ref)))
             torch.testing.assert_close(found[0].unpack(torch.float32, num_rows=len(weight)), weight, atol=0, rtol=1e-3)
-        assert taken == kit.experts_bytes(gate_up, down, Gating(), torch.float32)
+        assert taken == kernels.experts_bytes(gate_up, down, Gating(), torch.float32)
 
 
 def test_a_matrix_that_is_scaled_while_it_is_read_is_planned_plain() -> None:
     """No reader has its groups; it was planned at a quarter of what it takes."""
-    kit = TritonKernels(quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
+    kernels = TritonKernels(quantization=Quantization("gptq", "GPTQ", ((re.compile(""), Scheme(4, 32)),)))
     ref = WeightRef(("m",), (64,), 64)
-    assert kit.linear_bytes(ref, torch.float16) < kit.linear_bytes(replace(ref, scales=(0.5,)), torch.float16) == 8192
+    assert (
+        kernels.linear_bytes(ref, torch.float16)
+        < kernels.linear_bytes(replace(ref, scales=(0.5,)), torch.float16)
+        == 8192
+    )
 
 
 def test_parts_begin_at_multiples_of_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,12 +141,12 @@ def check_linear(device: torch.device, dtype: torch.dtype) -> None:
 
 def check_rows_are_alone(device: torch.device, dtype: torch.dtype) -> None:
     """A token's outputs are the same, bit for bit, whatever stands beside it."""
-    source, kit = Source(device, dtype), TritonKernels()
+    source, kernels = Source(device, dtype), TritonKernels()
     hidden, qkv = source.draw(9, 640), source.draw(9, 8, 64)
     rotation = RotaryTable(RopeConfig(1e4), 64, 9, dtype, device).gather(torch.arange(9, device=device))
     norm, heads = (
-        kit.norm(source.draw(640), 1e-6),
-        kit.heads(HeadNorm(hidden[0, :64], hidden[1, :64], 4, 2, 1e-6), 4, 2),
+        kernels.norm(source.draw(640), 1e-6),
+        kernels.heads(HeadNorm(hidden[0, :64], hidden[1, :64], 4, 2, 1e-6), 4, 2),
     )
     normed, queries = norm(hidden), heads(qkv.clone(), rotation, None)[0]
     for row in range(9):

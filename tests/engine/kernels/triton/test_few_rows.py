@@ -109,16 +109,16 @@ def decoder(num_layers: int, few_rows: int) -> Decoder:
     def draw(*shape: int) -> torch.Tensor:
         return torch.ones(shape, dtype=torch.bfloat16)
 
-    kit = TritonKernels(few_rows=few_rows)
+    kernels = TritonKernels(few_rows=few_rows)
     blocks = []
     for _ in range(num_layers):
-        heads = kit.heads(None, 4, 2)
-        attention = Attention(kit.linear(*given(draw(128, 64))), heads, kit.linear(*given(draw(64, 64))), 16, 0)
-        forward = GatedFeedForward(kit.gated(*given(draw(192, 64)), "silu"), kit.linear(*given(draw(64, 96))))
-        blocks.append(PreNormBlock(kit.norm(draw(64), 1e-6), attention, kit.norm(draw(64), 1e-6), forward))
-    embedding, head = kit.tied(*given(draw(256, 64)))
+        heads = kernels.heads(None, 4, 2)
+        attention = Attention(kernels.linear(*given(draw(128, 64))), heads, kernels.linear(*given(draw(64, 64))), 16, 0)
+        forward = GatedFeedForward(kernels.gated(*given(draw(192, 64)), "silu"), kernels.linear(*given(draw(64, 96))))
+        blocks.append(PreNormBlock(kernels.norm(draw(64), 1e-6), attention, kernels.norm(draw(64), 1e-6), forward))
+    embedding, head = kernels.tied(*given(draw(256, 64)))
     rotaries = (RotaryTable(RopeConfig(1e4), 16, 32, torch.bfloat16, torch.device("cpu")),)
-    return Decoder(embedding, kit.fuse(blocks), kit.norm(draw(64), 1e-6), head, rotaries, (), 0)
+    return Decoder(embedding, kernels.fuse(blocks), kernels.norm(draw(64), 1e-6), head, rotaries, (), 0)
 
 
 @needs_triton
