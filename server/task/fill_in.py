@@ -1,4 +1,7 @@
-"""DOCSTRING."""
+"""`suffix`: builds fill-in-the-middle prompts, for models whose vocabulary has tokens for them.
+
+The tokens tell the family.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a request asks for besides sampling and text: cache, shared blocks, suffix, tier, deadline, beam search.
+"""What a request asks for besides sampling and text: cache, shared blocks, tier, deadline, beam search.
 
 Each part reads its fields of the body, checks them, and returns what the task holds or the engine takes.
 
@@ -8,7 +8,6 @@ Each part reads its fields of the body, checks them, and returns what the task h
 - `kv_transfer_params`: one server computes a prompt, another one continues it. The blocks go through the folder that
   both share, and are found there by their content. So the servers need to tell each other nothing about where blocks
   are, and any server that shares the folder may continue the prompt.
-- `suffix`: a fill-in-the-middle prompt, for models whose vocabulary has tokens for it.
 - `service_tier`, `priority`: who is served before others.
 - `use_beam_search`: the engine does the search. It returns whole choices at the end, best first.
 """
