@@ -286,6 +286,8 @@ def write_latents_kernel(
     tl.store(cache + slot * KEY_DIM + dims, values.to(cache.dtype.element_ty), mask=dims < KEY_DIM)
 
 
+# A latent is loaded once for the scores and the results of a tile's rows. Its size and that of the rotary part behind it
+# are two powers of two, which one padded head would not be.
 @triton.jit
 def attend_latents_kernel(
     queries: tl.tensor,
@@ -310,9 +312,7 @@ def attend_latents_kernel(
 ):
     """Attend with one tile of queries to one range of latents; the grid is items x tiles.
 
-    Rows are (token, head), token by token. If a token has more heads than a tile, it has NUM_TILES tiles. A latent is
-    loaded once for the scores and the results of a tile's rows. Its size and that of the rotary part behind it are two
-    powers of two, which one padded head would not be.
+    Rows are (token, head), token by token; a token with more heads than a tile has NUM_TILES of them.
     """
     follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_TILES) * 7
