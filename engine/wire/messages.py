@@ -268,6 +268,10 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     pooling: Pooling | None = None
     request_id: int = msgspec.field(default_factory=_request_ids.__next__)
 
+    def again(self, guidance: Guidance) -> "AddRequest":
+        """A new request that differs in its guidance."""
+        return msgspec.structs.replace(self, guidance=guidance, request_id=next(_request_ids))
+
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
     """Stop a request and free its blocks; no output follows. `index` None means all its choices."""

@@ -125,6 +125,8 @@ def _guided_part(key: str, value: Any, may_close: bool, *, has_members: bool) ->
     return value
 
 
+ANY_KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+"""The name of an argument of a tool that declares none and takes any."""
 _ANY_TEXT = "/(?s:.*)/"
 _LARK_ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
 

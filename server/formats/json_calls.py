@@ -60,12 +60,14 @@ class JsonCalls(ToolFormat):
         named = [trigger for trigger in triggers if trigger is not None]
         not_first = "{" if None in triggers else ""
         has_text = wanted.content is None and not wanted.is_required
-        lines = [f"arguments_{index}: {lark.arguments(tool)}" for index, tool in enumerate(wanted.tools)]
+        numbers: dict[str, int] = {}  # of equal rules, as of free arguments, the first stands for all
+        firsts = [numbers.setdefault(lark.arguments(tool), index) for index, tool in enumerate(wanted.tools)]
+        lines = [f"arguments_{index}: {rule}" for rule, index in numbers.items()]
         answers = [] if wanted.is_required else [wanted.content or "text"]
         if has_text:
             lines.append(f"text: TEXT\nTEXT: {lark.text_without(named, not_first)}")
         for index, layout in enumerate(self.layouts):
-            lines += self._calls(index, layout, wanted)
+            lines += self._calls(index, layout, wanted, firsts)
             answers.append(f"opened_{triggers.index(layout.trigger)} calls_{index}")
         for index, trigger in enumerate(triggers):
             if trigger is not None and has_text:
@@ -74,8 +76,8 @@ class JsonCalls(ToolFormat):
                 lines.append(f"opened_{index}: {wanted.mark(trigger) if trigger else ''}")
         return "\n".join([f"answer: {' | '.join(answers)}", *lines, ""])
 
-    def _calls(self, index: int, layout: Layout, wanted: AnswerRules) -> list[str]:
-        """Rules for the calls of one layout, after its trigger."""
+    def _calls(self, index: int, layout: Layout, wanted: AnswerRules, rules: Sequence[int]) -> list[str]:
+        """Rules for the calls of one layout, after its trigger; `rules` has the number of each tool's arguments."""
 
         def mark(text: str) -> str:
             return "/[0-9]{1,4}/" if text == INDEX else wanted.mark(text)
@@ -88,7 +90,7 @@ class JsonCalls(ToolFormat):
             calls = [spell(tool.name + layout.middle) for tool in wanted.tools]
             first = spell((layout.opening + layout.before).removeprefix(layout.trigger))
             between = spell(layout.between + layout.before)
-        names = " | ".join(f"{call} arguments_{number}" for number, call in enumerate(calls))
+        names = " | ".join(f"{call} arguments_{number}" for call, number in zip(calls, rules, strict=True))
         more = f"({between} call_{index})*" if wanted.allows_many else ""
         return [
             f"call_{index}: ({names}) {spell(layout.after)}",

@@ -66,11 +66,17 @@ class OutputParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. If it is strict, a part of its schema that cannot be enforced is an error."""
+    """A function that the model may call. If it is strict, a part of its schema that cannot be enforced is an error.
+
+    Attributes:
+        parameters: The schema that is enforced: that of the declaration if it is strict, else what is left of it.
+        at: Path of the schema in the body.
+    """
 
     name: str
     parameters: dict[str, Any]
     is_strict: bool = False
+    at: str = ""
 
 
 Mark = Callable[[str], str]

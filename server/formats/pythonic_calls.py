@@ -215,6 +215,8 @@ def _arguments(rule: str, tool: Tool) -> str:
     """Define the rule: keywords and the bracket after them, and one more rule for what may follow each keyword."""
     properties = tool.parameters.get("properties") or {}
     required = tool.parameters.get("required") or ()
+    if not properties and tool.parameters.get("additionalProperties") is True:
+        return f'{rule}: ({rule}_0 (", " {rule}_0)*)? ")"\n{rule}_0: {lark.ANY_KEY} "=" {_value({}, tool)}\n'
     lines: list[str] = []
     firsts: list[str] = []
     for i, (key, value) in enumerate(properties.items()):

@@ -161,6 +161,9 @@ class XmlFormat(ToolFormat):
                 value = f"{rule}_{i}"
                 rules.append(self._text(value, mark, within))
             parts.append(f"({head} {value}){'?' if is_optional else ''}")
+        if "properties" not in tool.parameters and tool.parameters.get("additionalProperties") is True:
+            before, after = self._spell("\n" + self.key_tags[0], mark), self.key_tags[1] + self.value_tags[0]
+            parts.append(f"({before} {lark.ANY_KEY} {self._spell(after, mark)} text)*")
         ends = self.ends[:-1] if self.is_section else self.ends
         parts.append(self._spell("".join(f"\n{end}" for end in ends), mark))
         return [f"{rule}: {' '.join(parts)}\n", *rules]

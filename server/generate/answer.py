@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from weft.engine.wire.messages import AddRequest, FinishReason, RequestOutput, TokensOutput
+from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensOutput
 from weft.server.errors import (
     ApiError,
     DeadlineError,
@@ -35,6 +35,7 @@ class Answer:
 
     Attributes:
         prompts: What the engine reported about each prompt.
+        lost: Paths of what the engine could not enforce of schemas.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Answer:
             cached_block_size: Tokens per block; 0 if the prefix cache is not used.
         """
         self.prompts = [PromptReport(prompt) for prompt in prompts]
+        self.lost: list[str] = []
         self._requests = requests
         self._choices = choices
         self._timer = timer
@@ -62,6 +64,15 @@ class Answer:
         self._unfinished = FinishReason.ABORT  # counted for choices that have not finished at close
         self._is_open = False
         self._num_accepted = self._num_rejected = 0  # predicted ids
+
+    @property
+    def guidance(self) -> Guidance:
+        """What the engine is told of the outputs."""
+        return self._requests[0].guidance
+
+    def guide(self, guidance: Guidance) -> None:
+        """Replace the guidance of an answer that was rejected."""
+        self._requests = [request.again(guidance) for request in self._requests]
 
     async def open(self, engine_client: EngineClient) -> None:
         """Send every prompt and wait until all are accepted. If one is rejected, abort the others.

@@ -6,13 +6,12 @@ continues a text prompt is content only.
 """
 
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.engine.wire.messages import FinishReason, Guidance, ReasoningBudget
-from weft.server.errors import GrammarError, InvalidRequestError, JsonSchemaError
+from weft.server.errors import InvalidRequestError
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.grammar import literal
 from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Piece, ToolFormat, joined
@@ -135,19 +134,6 @@ def _budget(formats: OutputFormats, block: ReasoningBlock, max_tokens: int | Non
         return None
     begin_id, end_id = formats.reasoning_ids
     return ReasoningBudget(max_tokens, end_id, begin_id if block is ReasoningBlock.NOT_BEGUN else None)
-
-
-@contextmanager
-def naming_the_grammar(wishes: OutputWishes) -> Generator[None, None, None]:
-    """If the engine rejects the grammar, name the field that asked for it."""
-    try:
-        yield
-    except GrammarError as error:
-        structure, use = wishes.structure, wishes.use
-        is_schema = structure.is_schema if structure else use is not None
-        param = structure.param if structure else use.param if use else None
-        kind = JsonSchemaError if is_schema else GrammarError
-        raise kind(f"{param}: {error.message}", param=param) from None
 
 
 class _Read(NamedTuple):

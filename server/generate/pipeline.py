@@ -9,21 +9,23 @@ answer has exactly one reader, which closes it, even if the client disconnects b
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.wire.messages import AddRequest, CachePolicy, Pin, TokensInput
+from weft.engine.wire.messages import AddRequest, CachePolicy, Guidance, Pin, TokensInput
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Renderer, Report, WholeChoice
-from weft.server.generate.output_plan import OutputPlan, ParsedChoice, naming_the_grammar, plan_output
+from weft.server.generate.loosening import open_loosening
+from weft.server.generate.output_plan import OutputPlan, ParsedChoice, plan_output
 from weft.server.generate.prompts import PromptEncoder
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
-from weft.server.task.task import Chat, Prompt, Task, Texts
+from weft.server.task.task import Chat, OutputWishes, Prompt, Task, Texts
 from weft.server.task.validation import ignored_header
 
 NUM_PRIMING_IDS = 8
@@ -43,7 +45,7 @@ async def respond(
         ApiError: A prompt does not fit, or the engine rejected it. For a whole answer, also if generation failed.
     """
     answer, renderer = await open_answer(task, request, context, new_renderer)
-    headers = ignored_header(task.ignored)
+    headers = ignored_header([*task.ignored, *answer.lost])
     if task.is_stream:
         return EventStream(
             answer.rendered(renderer.stream),
@@ -68,8 +70,7 @@ async def complete(task: Task, request: Request, context: ServerContext) -> tupl
         ApiError: As `respond`.
     """
     _, answer = await new_answer(task, request, context)
-    with naming_the_grammar(task.wishes):
-        await answer.open(task.model.engine_client)
+    await accepted(answer, task, context)
     try:
         return await answer.whole(task.num_choices), answer
     finally:
@@ -85,9 +86,24 @@ async def open_answer(
     # A renderer may decode the prompts of texts, to echo them.
     size = sum(len(prompt.token_ids) for prompt in prompts) if isinstance(task.input, Texts) else 0
     renderer = await context.workers.run(size, new_renderer, answer)
-    with naming_the_grammar(task.wishes):
-        await answer.open(task.model.engine_client)
+    await accepted(answer, task, context)
     return answer, renderer
+
+
+async def accepted(answer: Answer, task: Task, context: ServerContext) -> None:
+    """Wait until the engine has accepted a new answer.
+
+    Raises:
+        ApiError: It rejected a prompt, or nothing that it can follow is left of the grammar.
+    """
+    prompt, prediction = answer.prompts[0].prompt, answer.guidance.prediction_token_ids
+
+    def guide(wishes: OutputWishes) -> Guidance:
+        return plan_output(replace(task, wishes=wishes), prompt.token_ids, prediction).guidance
+
+    await open_loosening(
+        answer, task.model.engine_client, task.wishes, partial(context.workers.run_light, task.size, guide)
+    )
 
 
 async def new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:

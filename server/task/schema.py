@@ -191,7 +191,8 @@ class GuidedBody(GenerationBody):
     guided_grammar: Text | None = None
 
 
-ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
+"""Longer than OpenAI's 64 characters: agents put the name of an MCP server before that of its tool."""
 
 
 class FunctionDefinition(WireModel):

@@ -4,7 +4,7 @@ A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from pydantic import ValidationError
 from weft.server.errors import InvalidRequestError, JsonSchemaError, shown
 from weft.server.formats import grammar as lark
 from weft.server.formats.grammar import SchemaError, guided_schema
+from weft.server.json_schema.loosen import loosened
+from weft.server.json_schema.shrink import fitted
+from weft.server.task.enforced import freed, reported
 from weft.server.task.schema import GuidedBody, ResponseFormat, StructuralTag, StructuredOutputs, TaggedStructure
 from weft.server.task.validation import required
 
@@ -25,10 +28,18 @@ _LARK_START = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The grammar that the text of an answer must follow. `param` is the field that asks for it."""
+    """The grammar that the text of an answer must follow.
+
+    Attributes:
+        param: The field that asks for it.
+        loose: The schema that the grammar enforces; None: it is enforced whole, or there is none.
+        lost: Paths of what the schema asks for and the grammar does not enforce.
+    """
 
     grammar: dict[str, Any]
     param: str
+    loose: dict[str, Any] | None = None
+    lost: Sequence[str] = ()
 
     @property
     def is_schema(self) -> bool:
@@ -102,13 +113,28 @@ def _fields(
 def json_structure(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
     """The structure of a JSON schema, which stands at `param` in the body.
 
+    Args:
+        is_lenient: Leave out what a grammar cannot express.
+
     Raises:
-        JsonSchemaError: The schema cannot be followed.
+        JsonSchemaError: The schema cannot be followed, or is none.
     """
+    if is_lenient:
+        made = loosened(schema)
+        if made.wrong:
+            raise JsonSchemaError(f"{param}{made.wrong[0]}", param=param)
+        [schema] = fitted([made.schema], [True])
+        lost = [*made.lost, *([] if schema is made.schema else [freed(schema)])]
+        return loose_structure(schema, param, reported("the answer", param, lost))
     try:
-        return Structure({"json_schema": guided_schema(schema, is_lenient=is_lenient)}, param)
+        return Structure({"json_schema": guided_schema(schema)}, param)
     except SchemaError as error:
         raise JsonSchemaError(f"{param}: {error}", param=param) from None
+
+
+def loose_structure(loose: dict[str, Any], param: str, lost: Sequence[str]) -> Structure:
+    """The structure of a schema that was loosened."""
+    return Structure({"json_schema": guided_schema(loose, is_lenient=True)}, param, loose, lost)
 
 
 def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:

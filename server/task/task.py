@@ -88,6 +88,11 @@ class OutputWishes:
     prediction: str = ""
 
     @property
+    def lost(self) -> list[str]:
+        """Paths of what schemas ask for and the grammar does not enforce."""
+        return [*(self.use.lost if self.use else ()), *(self.structure.lost if self.structure else ())]
+
+    @property
     def variables(self) -> dict[str, object]:
         """The variables that a chat template needs for it."""
         return {**self.thinking.template_kwargs, **({"tools": self.use.shown} if self.use else {})}

@@ -5,13 +5,14 @@ The input of a custom tool is text. The model sees it as a function with one str
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
 from weft.server.formats.grammar import SchemaError, guided_schema
 from weft.server.formats.parser import Tool
 from weft.server.task.bodies import ChatCompletionBody
+from weft.server.task.enforced import enforceable
 from weft.server.task.schema import (
     FunctionDefinition,
     GrammarDefinition,
@@ -22,7 +23,7 @@ from weft.server.task.schema import (
 )
 from weft.server.task.validation import required
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 CUSTOM_INPUT = "input"
 """Name of the one argument of a custom tool."""
 
@@ -48,6 +49,7 @@ class ToolUse:
         custom_names: Names of the tools whose input is text.
         is_legacy: The tools were declared as `functions`, so the answer has `function_call`.
         hosted: The tools that this server calls itself, by the name that the model knows.
+        lost: Paths of what the schemas ask for and the grammar does not enforce.
     """
 
     shown: list[dict[str, Any]]
@@ -57,6 +59,7 @@ class ToolUse:
     custom_names: frozenset[str] = frozenset()
     is_legacy: bool = False
     hosted: Mapping[str, HostedTool] = field(default_factory=dict)
+    lost: Sequence[str] = ()
 
     @property
     def param(self) -> str:
@@ -79,9 +82,12 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
         return None
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
-    check_functions(functions, "tools", ".function")
+    steps = {"function": "function.parameters", "custom": "custom.format"}
+    paths = [f"tools[{i}].{steps[tool.type]}" for i, tool in enumerate(body.tools)]
+    check_functions(functions, "tools", paths)
     kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
-    return use_of(functions, kinds, _chosen(body.tool_choice, kinds), is_parallel=body.parallel_tool_calls is not False)
+    choice = _chosen(body.tool_choice, kinds)
+    return use_of(functions, paths, kinds, choice, is_parallel=body.parallel_tool_calls is not False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +100,47 @@ class Choice:
 
 
 def use_of(
-    functions: Sequence[FunctionDefinition], kinds: Mapping[str, str], choice: Choice, *, is_parallel: bool
+    functions: Sequence[FunctionDefinition],
+    paths: Sequence[str],
+    kinds: Mapping[str, str],
+    choice: Choice,
+    *,
+    is_parallel: bool,
 ) -> ToolUse | None:
-    """Put checked declarations and the choice together; None if no tool may be called. `kinds` maps names to kinds."""
+    """Put checked declarations and the choice together; None if no tool may be called.
+
+    Args:
+        paths: Where the schema of each function is.
+        kinds: Maps names to kinds.
+    """
     if not choice.names:
         return None
+    named = [(each, path) for each, path in zip(functions, paths, strict=True) if each.name in choice.names]
+    tools, lost = enforceable([_tool(function, path) for function, path in named])
     return ToolUse(
         shown=[_shown(function) for function in functions],
-        tools=[_tool(function) for function in functions if function.name in choice.names],
+        tools=tools,
         is_required=choice.is_required,
         allows_many=is_parallel and not choice.is_one,
         custom_names=frozenset(name for name, kind in kinds.items() if kind == "custom"),
+        lost=lost,
     )
 
 
 def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -> ToolUse | None:
     if body.tools is not None:
         raise InvalidRequestError("functions is the old name of tools: send only one of them", param="functions")
-    check_functions(functions, "functions", "")
+    paths = [f"functions[{i}].parameters" for i in range(len(functions))]
+    check_functions(functions, "functions", paths)
     if body.function_call == "none":
         return None
-    callable_functions = functions
+    names = frozenset(function.name for function in functions)
+    choice = Choice(names)
     if isinstance(body.function_call, NamedTool):
         check_declared(body.function_call.name, [function.name for function in functions], "function_call.name")
-        callable_functions = [function for function in functions if function.name == body.function_call.name]
-    return ToolUse(
-        shown=[_shown(function) for function in functions],
-        tools=[_tool(function) for function in callable_functions],
-        is_required=isinstance(body.function_call, NamedTool),
-        allows_many=False,
-        is_legacy=True,
-    )
+        choice = Choice(frozenset({body.function_call.name}), is_required=True, is_one=True)
+    use = use_of(functions, paths, {}, choice, is_parallel=False)
+    return replace(use, is_legacy=True) if use else None
 
 
 def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
@@ -159,24 +175,18 @@ def custom_function(
     return FunctionDefinition(name=name, description=description, parameters=parameters, strict=True)
 
 
-def check_functions(
-    functions: Sequence[FunctionDefinition], param: str, step: str, places: Sequence[int] | None = None
-) -> None:
-    """Check the number, the names and the schemas.
-
-    Args:
-        step: Leads from an entry of the list to its function.
-        places: Where in the list the functions are; None: they are the whole list.
-    """
+def check_functions(functions: Sequence[FunctionDefinition], param: str, paths: Sequence[str]) -> None:
+    """Check the number, the names and, of strict ones, the schemas. `paths`: where the schema of each function is."""
     if not 1 <= len(functions) <= MAX_TOOLS:
         raise InvalidRequestError(f"{param} must hold 1 to {MAX_TOOLS} tools, got {len(functions)}", param=param)
     seen: set[str] = set()
-    for i, function in zip(places or range(len(functions)), functions, strict=True):
+    for path, function in zip(paths, functions, strict=True):
         if function.name in seen:
-            at = f"{param}[{i}]"
+            at = path.partition(".")[0]
             raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)
         seen.add(function.name)
-        _check_parameters(function, f"{param}[{i}]{step}.parameters")
+        if function.strict:
+            _check_parameters(function, path)
 
 
 def _check_parameters(function: FunctionDefinition, at: str) -> None:
@@ -228,5 +238,5 @@ def _shown(function: FunctionDefinition) -> dict[str, Any]:
     return {"type": "function", "function": declared}
 
 
-def _tool(function: FunctionDefinition) -> Tool:
-    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict))
+def _tool(function: FunctionDefinition, at: str) -> Tool:
+    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict), at)

@@ -12,6 +12,7 @@ answers cannot hold, are refused in any member. Every field is one of four kinds
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -179,7 +180,8 @@ def _path(at: Any) -> str:
 
 
 MAX_REPORTED = 32
-"""Most names in the header. Proxies limit its length."""
+MAX_REPORTED_CHARS = 2048
+"""Most names in the header, and their length together. Proxies limit it."""
 
 _NOTHING: tuple[object, ...] = (None,)
 
@@ -305,7 +307,9 @@ def ignored_fields(
 
 def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     """The `x-ignored-params` header, or no header. The names are the caller's text, so they are escaped."""
-    names = [quote(name[:64], safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
+    names = [quote(name[:128], safe="[]._-$", errors="replace")[:128] for name in islice(ignored, MAX_REPORTED)]
+    lengths = accumulate(len(name) + 1 for name in names)
+    names = [name for name, length in zip(names, lengths, strict=True) if length <= MAX_REPORTED_CHARS]
     return {"x-ignored-params": ",".join(names)} if names else {}
 
 

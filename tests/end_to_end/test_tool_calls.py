@@ -140,7 +140,7 @@ def test_a_tool_with_a_schema_beyond_grammars_is_callable_unless_it_is_strict(cl
     assert json.loads(call["arguments"])["a"] in (1, 2)
     with pytest.raises(openai.BadRequestError) as error:
         plain(client, tools=[{"type": "function", "function": {**function, "strict": True}}], **asked)
-    assert (error.value.code, error.value.param) == ("invalid_json_schema", "tools")
+    assert (error.value.code, error.value.param) == ("invalid_json_schema", "tools[0].function.parameters")
 
 
 def test_custom_tools_take_text_that_follows_their_regex(client: openai.OpenAI) -> None:

@@ -183,7 +183,7 @@ RENAMED: Mapping[str, str] = {
     r"^(temperature|top_k|top_p|min_p|seed|stop|presence_penalty|frequency_penalty)(?=$|\[)": r"options.\1",
     r"^repetition_penalty": "options.repeat_penalty",
     r"^max_tokens": "options.num_predict",
-    r"^response_format.*": "format",
+    r"^response_format(\.json_schema\.schema)?": "format",
     r"^reasoning_effort": "think",
 }
 """Beginnings of paths in the bodies made here, and what the caller calls them."""
@@ -248,7 +248,7 @@ def _shared_fields(body: OllamaBody, max_model_len: int) -> dict[str, Any]:
     num_predict = options.num_predict
     format: dict[str, Any] | None = None
     if isinstance(body.format, dict):
-        format = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.format, "strict": True}}
+        format = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.format}}
     elif body.format:
         format = {"type": "json_object"}
     return {

@@ -15,7 +15,6 @@ from weft.server.apis.responses.input import InputItem
 from weft.server.apis.responses.mcp_client import McpConnection, is_installed
 from weft.server.apis.responses.schema import ApprovalFilter, McpTool, ResponseItem, ResponseTool, ToolFilter
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError, UnsupportedValueError, shown
-from weft.server.formats.grammar import SchemaError, guided_schema
 from weft.server.settings import HeaderName, HeaderValue, McpServer, Settings
 from weft.server.task.schema import FunctionDefinition
 from weft.server.task.tool_use import MAX_TOOLS, HostedTool
@@ -221,7 +220,7 @@ def hosted_functions(listings: Sequence[Listing], own_names: set[str]) -> list[H
             name = _free_name(tool.name, listing.use.label, taken)
             taken.add(name)
             told = "\n".join(filter(None, (listing.use.description, tool.description)))
-            function = FunctionDefinition(name=name, description=told or None, parameters=_parameters(tool))
+            function = FunctionDefinition(name=name, description=told or None, parameters=tool.input_schema)
             hosted = HostedTool(listing.use.label, tool.name, listing.use.needs_approval(tool))
             result.append(HostedFunction(function, hosted))
     return result
@@ -231,15 +230,6 @@ def _free_name(name: str, label: str, taken: set[str]) -> str:
     fit = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:64] or "_"
     names = itertools.chain([fit], (f"{label[:24]}_{fit[:32]}_{i}" for i in itertools.count(1)))
     return next(name for name in names if name not in taken)
-
-
-def _parameters(tool: McpTool) -> dict[str, object]:
-    """The schema that the model follows; any object if the server's own cannot be enforced."""
-    try:
-        guided_schema(tool.input_schema)
-    except (SchemaError, RecursionError):
-        return {"type": "object"}
-    return tool.input_schema if tool.input_schema.get("type", "object") == "object" else {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,9 @@ def _tool_use(body: ResponseBody, hosted: HostedTools) -> ToolUse | None:
         return None
     own = {i: tool for i, tool in enumerate(body.tools) if tool.type != "mcp"}
     functions = [_function(tool, f"tools[{i}]") for i, tool in own.items()]
+    paths = [f"tools[{i}].{'parameters' if tool.type == 'function' else 'format'}" for i, tool in own.items()]
     if functions or len(body.tools) > MAX_TOOLS:
-        check_functions(functions, "tools", "", [*own])
+        check_functions(functions, "tools", paths)
     kinds = {function.name: tool.type for function, tool in zip(functions, own.values(), strict=True)}
     by_name = {each.function.name: each.tool for each in hosted.functions}
     labels = sorted({tool.server_label or "" for tool in body.tools if tool.type == "mcp"})
@@ -107,6 +108,7 @@ def _tool_use(body: ResponseBody, hosted: HostedTools) -> ToolUse | None:
         raise InvalidRequestError("tool_choice requires a call, but no MCP server listed a tool", param="tool_choice")
     use = use_of(
         [*functions, *(each.function for each in hosted.functions)],
+        [*paths, *(f"{each.tool.label}.{each.tool.name}.input_schema" for each in hosted.functions)],
         kinds,
         choice,
         is_parallel=body.parallel_tool_calls is not False,

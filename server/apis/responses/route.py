@@ -136,8 +136,9 @@ async def count_input_tokens(
 async def _in_background(
     task: Task, request: Request, context: ServerContext, open_: Open, own: list[dict[str, Any]]
 ) -> Response:
-    tenant, headers = tenant_of(request), ignored_header(task.ignored)
+    tenant = tenant_of(request)
     answer, renderer = await open_(replace(task, is_stream=True, deadline=None))
+    headers = ignored_header([*task.ignored, *answer.lost])
     assert isinstance(renderer, ResponseRenderer)
     try:
         response = renderer.response
@@ -171,8 +172,9 @@ async def _kept(
     task: Task, request: Request, context: ServerContext, open_: Open, own: list[dict[str, Any]]
 ) -> Response:
     """Answer, and store the response or what it adds to its conversation before its end is sent."""
-    tenant, headers = tenant_of(request), ignored_header(task.ignored)
+    tenant = tenant_of(request)
     answer, renderer = await open_(task)
+    headers = ignored_header([*task.ignored, *answer.lost])
     assert isinstance(renderer, ResponseRenderer)
 
     async def keep() -> None:

@@ -32,8 +32,7 @@ from weft.server.apis.responses.render import ResponseRenderer
 from weft.server.apis.responses.schema import McpTool, ResponseBody, ResponseItem, ResponseObject
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import CallClosed, Counts, End, Event, PromptReport
-from weft.server.generate.output_plan import naming_the_grammar
-from weft.server.generate.pipeline import new_answer
+from weft.server.generate.pipeline import accepted, new_answer
 from weft.server.http.context import ServerContext
 from weft.server.task.task import Task
 from weft.server.task.tool_use import HostedTool
@@ -95,6 +94,11 @@ class ToolRounds:
         self._answers: list[Answer] = []
         self.num_calls = 0
         """Calls of tools that were made: what they did is not undone if the answer fails."""
+
+    @property
+    def lost(self) -> list[str]:
+        """Paths of what the engine could not enforce of schemas so far."""
+        return [path for answer in self._answers for path in answer.lost]
 
     async def open(self) -> None:
         """Let the engine accept the first round, unless calls come before it.
@@ -204,8 +208,7 @@ class ToolRounds:
     async def _open_round(self, task: Task) -> None:
         self._task = task
         _, answer = await new_answer(task, self._request, self._context)
-        with naming_the_grammar(task.wishes):
-            await answer.open(task.model.engine_client)
+        await accepted(answer, task, self._context)
         self._answers.append(answer)
 
 

@@ -95,7 +95,7 @@ def test_only_a_strict_function_is_taken_literally(strict: bool | None) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": []}, "tools", "1 to 128 tools, got 0"),
+        ({"tools": []}, "tools", "1 to 1024 tools, got 0"),
         ({"tools": tools(TIME, TIME)}, "tools[1]", "'time' a second time"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ({"tools": [{"type": "custom"}]}, "tools[0].custom", "is required"),
@@ -155,8 +155,35 @@ def test_a_grammar_inside_json_is_refused_by_name() -> None:
         ({"properties": {"a": {"type": 5}}}, "type cannot be 5"),
     ],
 )
-def test_a_schema_that_is_none_is_said_of_its_tool(parameters: dict[str, Any], said: str) -> None:
+def test_a_schema_that_is_none_is_said_of_its_tool_if_it_is_strict(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(JsonSchemaError) as raised:
-        read(tools=tools(TIME, {"name": "bad", "parameters": parameters}))
+        read(tools=tools(TIME, {"name": "bad", "parameters": parameters, "strict": True}))
     assert raised.value.param == "tools[1].function.parameters"
     assert said in raised.value.message
+    use = read(tools=tools(TIME, {"name": "bad", "parameters": parameters}))
+    assert use is not None
+    assert use.shown[1]["function"]["parameters"] == parameters  # the model reads it as it was declared
+    assert use.lost[0].startswith("tools[1].function.parameters.")
+
+
+def test_a_long_name_and_many_tools_are_taken() -> None:
+    many = [{"name": f"mcp__a-server.of-somebody__{'x' * 200}_{i}"} for i in range(1024)]
+    use = read(tools=tools(*many))
+    assert use is not None
+    assert names(use) == [each["name"] for each in many]
+    with pytest.raises(InvalidRequestError, match="1 to 1024 tools, got 1025"):
+        read(tools=tools(*many, {"name": "more"}))
+    with pytest.raises(ValueError, match="name"):
+        read(tools=tools({"name": "x" * 257}))
+
+
+def test_only_what_may_be_called_is_reported() -> None:
+    bad = {
+        "name": "bad",
+        "parameters": {"type": "object", "properties": {"x": {"not": {}}, "y": {"not": {"const": 1}}}},
+    }
+    named = {"type": "function", "function": {"name": "time"}}
+    for choice, lost in (("auto", ["tools[1].function.parameters.properties.y.not"]), (named, [])):
+        use = read(tools=tools(TIME, bad), tool_choice=choice)
+        assert use is not None
+        assert use.lost == lost

@@ -122,7 +122,10 @@ def test_more_output_than_the_context_holds_is_cut_there(site: Any) -> None:
         ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "got 'web_search_20250305'"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema is required"),
-        ({"tools": [{"name": "a", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: type must be"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "string"}, "strict": True}]},
+            "tools[0].input_schema: type must be",
+        ),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is required"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens must be at least 1, got 0"),

@@ -229,3 +229,82 @@ def test_tokenize_shows_tools_to_the_template(site: Any) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "chat_template_kwargs": {"x": 1}}
     assert site.call("POST", "/tokenize", json=body).status == 200
     assert site.tokenizer.variables == {"x": 1, "tools": TOOLS}
+
+
+LOOKAHEAD = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?!/)", "maxLength": 9}}}
+LOST = "properties.x.pattern"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "at"),
+    [
+        (
+            "/v1/chat/completions",
+            {"tools": [*TOOLS, {"type": "function", "function": {"name": "bad", "parameters": LOOKAHEAD}}]},
+            "tools[1].function.parameters",
+        ),
+        ("/v1/chat/completions", {"functions": [{"name": "bad", "parameters": LOOKAHEAD}]}, "functions[0].parameters"),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": LOOKAHEAD}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 9, "tools": [{"name": "bad", "input_schema": LOOKAHEAD}]},
+            "tools[0].input_schema",
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": [{"type": "function", "name": "bad", "parameters": LOOKAHEAD}]},
+            "tools[0].parameters",
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": LOOKAHEAD}}},
+            "text.format.schema",
+        ),
+        (
+            "/api/chat",
+            {"stream": False, "tools": [{"type": "function", "function": {"name": "bad", "parameters": LOOKAHEAD}}]},
+            "tools[0].function.parameters",
+        ),
+        ("/api/chat", {"stream": False, "format": LOOKAHEAD}, "format"),
+    ],
+)
+def test_every_api_reports_what_a_grammar_cannot_enforce(site: Any, path: str, body: dict[str, Any], at: str) -> None:
+    messages = {} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "Hi"}]}
+    reply = site.call("POST", path, json={**messages, **body})
+    assert reply.status == 200, reply.text
+    assert reply.headers["x-ignored-params"] == f"{at}.{LOST}"
+    grammar = site.engine.asked[0].guidance.grammar
+    assert "(?!" not in grammar and "maxLength" in grammar
+
+
+def test_a_schema_of_an_answer_that_is_none_is_refused(site: Any) -> None:
+    wanted = {"name": "n", "schema": {"type": "object", "properties": {"x": {"type": "teapot"}}}}
+    error = site.chat(response_format={"type": "json_schema", "json_schema": wanted}).error
+    assert (error["code"], error["param"]) == ("invalid_json_schema", "response_format.json_schema.schema")
+    assert error["message"] == 'response_format.json_schema.schema.properties.x.type cannot be "teapot"'
+
+
+def test_a_refused_grammar_is_sent_again_looser(site: Any) -> None:
+    """One tool that the compiler alone finds fault with ended every request that declared it."""
+    bad = {"type": "function", "function": {"name": "bad", "parameters": {"type": "object", "properties": {"x": {}}}}}
+    seen: list[str] = []
+    generate = site.engine.generate
+
+    async def refuse_once(request: Any) -> Any:
+        seen.append(request.guidance.grammar)
+        if len(seen) == 1:
+            lines = json.loads(request.guidance.grammar)["grammars"][0]["lark_grammar"].splitlines()
+            line = next(i for i, line in enumerate(lines) if line.startswith("arguments_1")) + 1
+            raise rejection(RejectReason.GRAMMAR, f"the grammar cannot be used: at {line}(5): no value is left")
+        return await generate(request)
+
+    site.engine.generate = refuse_once
+    reply = site.chat(tools=[*TOOLS, bad])
+    assert (reply.status, len(seen)) == (200, 2)
+    assert reply.headers["x-ignored-params"] == "tools[1].function.parameters"
+    assert '"city"' in json.loads(seen[1])["grammars"][0]["lark_grammar"]
+    assert site.tokenizer.variables["tools"] == [*TOOLS, bad]

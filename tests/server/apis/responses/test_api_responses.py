@@ -230,7 +230,11 @@ USER = {"role": "user", "content": "Hi"}
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
-        ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools[0].parameters", "invalid_json_schema"),
+        (
+            {"tools": [{**WEATHER, "parameters": {"type": "string"}, "strict": True}]},
+            "tools[0].parameters",
+            "invalid_json_schema",
+        ),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]", "invalid_value"),
         (
             {"tools": [{**CODE, "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}]},

@@ -479,9 +479,31 @@ def test_no_more_servers_and_tools_than_the_bounds(site: Any) -> None:
     """26,000 equal names took minutes on the event loop, and as many labels opened as many connections."""
     error = refusal(site, tools=[mcp(f"s{i}", server_url=url_of_tools(site)) for i in range(17)])
     assert (error["param"], "at most 16 tools of type mcp" in error["message"]) == ("tools", True)
-    tools = [{"name": "a", "input_schema": {}} for _ in range(129)]
+    tools = [{"name": "a", "input_schema": {}} for _ in range(1025)]
     error = refusal(site, input=[{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "tools", "tools": tools}])
-    assert (error["param"], "at most 128 tools, got 129" in error["message"]) == ("input[0].tools", True)
+    assert (error["param"], "at most 1024 tools, got 1025" in error["message"]) == ("input[0].tools", True)
+
+
+def test_a_schema_that_is_none_loosens_that_tool_alone(site: Any) -> None:
+    """A server whose tool had such a schema was of no use: each request that named the server got 400."""
+    schemas = {
+        "odd": {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)"}, "n": {"type": "int"}}},
+        "none": {"type": "array", "properties": 5},
+        "good": {"type": "object", "properties": {"x": {"type": "string", "maxLength": 7}}},
+    }
+    listed = [{"name": name, "input_schema": schema} for name, schema in schemas.items()]
+    listing = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "tools", "tools": listed}
+    reply = site.call(
+        "POST", "/v1/responses", json={"tools": [mcp()], "input": [listing, {"role": "user", "content": "Hi"}]}
+    )
+    assert reply.status == 200
+    assert (
+        reply.headers["x-ignored-params"]
+        == "tools.odd.input_schema.properties.x.pattern,tools.none.input_schema.properties,tools.none.input_schema.type"
+    )
+    grammar = site.engine.asked[0].guidance.grammar
+    assert "maxLength" in grammar and "integer" in grammar
+    assert [tool["function"]["parameters"] for tool in site.tokenizer.variables["tools"]] == [*schemas.values()]
 
 
 def url_of_tools(site: Any) -> str:

@@ -1,0 +1,273 @@
+"""Loosens a JSON schema until a grammar can follow it: leaves out what cannot be enforced, and says what that was.
+
+Schemas of tools come from people who never met a grammar: with look-around in patterns, types of other languages,
+references to nowhere. What is left out is the smallest thing: a keyword, else the schema that holds it; what is deeper
+than MAX_NESTING levels is free. The values that the result allows include all that the schema allows, except where the
+schema allows none.
+
+References of the result are `#/$defs/0` and so on, and `$defs` holds just their targets, so any part may be taken out
+together with `$defs`. The same schema always gives the same result. O(values), of which at most MAX_PARTS are read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from weft.server.json_schema.keywords import (
+    FREE_OBJECT,
+    LENGTH_KEYS,
+    NUMBER_KEYS,
+    TEXT_KEYS,
+    TYPE_KEYS,
+    VALUE_KEYS,
+    Notes,
+    Schema,
+    read_bounds,
+    read_lengths,
+    read_text,
+    read_type,
+    read_values,
+    types_in,
+)
+from weft.server.json_schema.patterns import portable, prefix_of
+from weft.server.json_schema.references import MAX_NESTING, References, ends
+
+MAX_PARTS = 2**14
+"""Most schemas inside one schema. What comes after them is free."""
+MAX_REFERENCES = 1024
+_MAX_ROUNDS = 64
+
+_UNENFORCED = (
+    *("not", "if", "contains", "uniqueItems", "propertyNames", "dependencies", "dependentRequired"),
+    *("dependentSchemas", "$dynamicRef", "$recursiveRef"),
+)
+_UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+_BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "$ref", "if"))
+"""Beside these, what is evaluated depends on the value."""
+_OBJECT_KEYS = frozenset(
+    ("properties", "required", "additionalProperties", "patternProperties", "unevaluatedProperties")
+)
+_ARRAY_KEYS = frozenset(("items", "prefixItems", "additionalItems", "unevaluatedItems"))
+_MORE_MEMBERS = ("if", "dependentSchemas", "anyOf", "oneOf", "allOf", "$ref")
+"""What may name members that `properties` does not."""
+_RARE = frozenset((*_UNENFORCED, *_UNEVALUATED, *_MORE_MEMBERS, "nullable"))
+_READERS = ((TYPE_KEYS, read_type), (VALUE_KEYS, read_values), (NUMBER_KEYS, read_bounds), (LENGTH_KEYS, read_lengths),
+            (TEXT_KEYS, read_text))  # fmt: skip
+_NOTHING_ASKED: tuple[object, ...] = (None, False, {}, [])
+
+
+@dataclass(frozen=True, slots=True)
+class Loosened:
+    """A schema that a grammar can follow; see `Notes` for `lost` and `wrong`."""
+
+    schema: Schema
+    lost: Sequence[str]
+    wrong: Sequence[str]
+
+
+def loosened(schema: Schema) -> Loosened:
+    """Loosen a schema."""
+    walk = _Walk(schema)
+    root = walk.read(schema, "", 0)
+    walk.read_definitions()
+    result = root if isinstance(root, dict) else {}
+    for _ in range(MAX_REFERENCES):  # formats look for the members of the root in the root
+        if result.keys() != {"$ref"}:
+            break
+        target = walk.definitions[result["$ref"].removeprefix("#/$defs/")]
+        result = target if isinstance(target, dict) else {}
+    if walk.definitions:
+        result = {**result, "$defs": walk.definitions}
+    return Loosened(result, walk.notes.lost, walk.notes.wrong)
+
+
+def loosened_arguments(schema: Schema) -> Loosened:
+    """Loosen the schema of a tool's arguments, which are an object: if it is of another type, any object."""
+    made = loosened(schema)
+    if "object" not in (types_in(made.schema) or ["object"]):
+        return Loosened(FREE_OBJECT, [*made.lost, ".type"], made.wrong)
+    if made.lost and made.schema.keys() <= {"type", "$defs"}:
+        return replace(made, schema=FREE_OBJECT)
+    return replace(made, schema={**made.schema, "type": "object"}) if "type" in made.schema else made
+
+
+class _Walk:
+    """Reads one schema. The targets of its references are read after it, each once."""
+
+    def __init__(self, root: Schema) -> None:
+        self.notes = Notes()
+        self.definitions: dict[str, Any] = {}
+        self._references = References(root)
+        self._names: dict[str, str] = {}  # of the definitions, by the path of what they define
+        self._waiting: list[tuple[str, Any, str]] = []
+        self._num_parts = 0
+        self._readers = (
+            (_OBJECT_KEYS, self._object),
+            (_ARRAY_KEYS, self._array),
+            (_BRANCHES, self._branches_of),
+            (_BRANCHES, self._reference),
+        )
+
+    def read(self, value: Any, at: str, depth: int) -> Any:
+        """A loosened schema: an object, or a boolean."""
+        if isinstance(value, bool):
+            return value
+        if value is None:
+            return {}
+        if isinstance(value, str):
+            value = {"type": value}
+        self._num_parts += 1
+        if not isinstance(value, dict) or depth > MAX_NESTING or self._num_parts > MAX_PARTS:
+            if self._num_parts <= MAX_PARTS + 1:
+                self.notes.lost.append(at)
+            if not isinstance(value, dict):
+                self.notes.wrong.append(f"{at} must be a schema")
+            return {}
+        out: Schema = {}
+        for keys, read in _READERS:
+            if not keys.isdisjoint(value):
+                read(value, out, self.notes, at)
+        for keys, read_parts in self._readers:
+            if not keys.isdisjoint(value):
+                read_parts(value, out, at, depth)
+        if not _RARE.isdisjoint(value):
+            return self._with_rare(value, out, at)
+        return out
+
+    def _with_rare(self, value: Schema, out: Schema, at: str) -> Schema:
+        """The schema after what few schemas have."""
+        for key in _UNENFORCED:
+            if value.get(key) not in _NOTHING_ASKED:
+                self.notes.lose(at, key)
+        for key in _UNEVALUATED:
+            if value.get(key, True) is not True and not _BRANCHES.isdisjoint(value):
+                self.notes.lose(at, key)
+        has_lost = any(value.get(key) is not None and key not in out for key in _MORE_MEMBERS)
+        if has_lost and "properties" in out:
+            out.setdefault("additionalProperties", True)
+        if value.get("nullable") is True and out and not {"type", "enum"} & out.keys():
+            return {"anyOf": [out, {"type": "null"}]}
+        return out
+
+    def read_definitions(self) -> None:
+        """Read what references point to, and free those that no value could ever end."""
+        while self._waiting:
+            name, target, at = self._waiting.pop()
+            self.definitions[name] = self.read(target, at, 2)
+        finite: set[str] = set()
+        for _ in range(_MAX_ROUNDS):
+            new = {name for name, part in self.definitions.items() if name not in finite and ends(part, finite)}
+            if not new:
+                break
+            finite |= new
+        paths = {name: path for path, name in self._names.items()}
+        for name in [name for name in self.definitions if name not in finite]:
+            self.definitions[name] = {}
+            self.notes.refuse(paths[name].removeprefix("#").replace("/", "."), "$ref", paths[name])
+
+    def _object(self, given: Schema, out: Schema, at: str, depth: int) -> None:
+        members = given.get("properties")
+        if isinstance(members, dict):
+            read = {name: self.read(part, f"{at}.properties.{name}", depth + 2) for name, part in members.items()}
+            out["properties"] = read
+        elif members is not None:
+            self.notes.refuse(at, "properties", members)
+        others = _others(given, "additionalProperties", "unevaluatedProperties")
+        if isinstance(others, bool | dict):
+            out["additionalProperties"] = self.read(others, f"{at}.additionalProperties", depth + 1)
+        elif others is not None:
+            self.notes.refuse(at, "additionalProperties", others)
+        self._patterns(given, out, at, depth)
+        self._required(given, out, at)
+
+    def _patterns(self, given: Schema, out: Schema, at: str, depth: int) -> None:
+        patterns = given.get("patternProperties")
+        if patterns is None or patterns == {}:
+            return
+        if not isinstance(patterns, dict):
+            self.notes.refuse(at, "patternProperties", patterns)
+            return
+        path = f"{at}.patternProperties"
+        read = {pattern: portable(pattern) for pattern in patterns}
+        prefixes = [prefix_of(pattern) for pattern in patterns]
+        is_apart = len(patterns) == 1 or not any(
+            a is None or b is None or a.startswith(b) or b.startswith(a) for a, b in combinations(prefixes[:64], 2)
+        )
+        kept = {key: written for key, written in read.items() if written is not None and is_apart and len(read) <= 64}
+        for key in read:
+            if key not in kept:
+                self.notes.lose(path, key)
+        if len(kept) < len(read):  # members of these names are allowed, whatever they hold
+            out["additionalProperties"] = True
+        if kept:
+            parts = {key: self.read(patterns[key], f"{path}.{key}", depth + 2) for key in kept}
+            out["patternProperties"] = {written: parts[key] for key, written in kept.items()}
+
+    def _required(self, given: Schema, out: Schema, at: str) -> None:
+        """Read `required`: names, or, as in draft 3, a boolean in the member itself."""
+        members, names = out.get("properties", {}), given.get("required")
+        listed = names if isinstance(names, list) else [names] if isinstance(names, str) else []
+        found = [name for name in listed if isinstance(name, str)]
+        if len(found) < len(listed) or not isinstance(names, list | str | bool | None):
+            self.notes.refuse(at, "required", names)
+        for name in members:
+            part = given["properties"][name]
+            if isinstance(part, dict) and part.get("required") is True:
+                found.append(name)
+        is_closed = out.get("additionalProperties") is False and "patternProperties" not in out
+        for name in [name for name in found if is_closed and name not in members]:
+            self.notes.refuse(at, "required", name)
+            found.remove(name)
+        for name in found:
+            if members.get(name) is False:
+                self.notes.refuse(f"{at}.properties", name, False)
+                members[name] = {}
+        if found:
+            out["required"] = list(dict.fromkeys(found))
+
+    def _array(self, given: Schema, out: Schema, at: str, depth: int) -> None:
+        items, first = _others(given, "items", "unevaluatedItems"), given.get("prefixItems")
+        if isinstance(items, list):  # as before draft 2020
+            first, items = items, given.get("additionalItems")
+        if isinstance(first, list):
+            out["prefixItems"] = [self.read(part, f"{at}.prefixItems[{i}]", depth + 2) for i, part in enumerate(first)]
+        elif first is not None:
+            self.notes.refuse(at, "prefixItems", first)
+        if items is not None:
+            out["items"] = self.read(items, f"{at}.items", depth + 1)
+        if out.get("items") is False and out.get("minItems", 0) > len(out.get("prefixItems", ())):
+            self.notes.refuse(at, "minItems", out.pop("minItems"))
+
+    def _branches_of(self, given: Schema, out: Schema, at: str, depth: int) -> None:
+        for key in ("anyOf", "oneOf", "allOf"):
+            parts = given.get(key)
+            if parts is None or (parts == [] and key == "allOf"):
+                continue
+            read = []
+            if isinstance(parts, list):
+                read = [self.read(part, f"{at}.{key}[{i}]", depth + 2) for i, part in enumerate(parts)]
+            if read and not (all if key != "allOf" else any)(part is False for part in read):
+                out[key] = read
+            else:
+                self.notes.refuse(at, key, parts)
+
+    def _reference(self, given: Schema, out: Schema, at: str, depth: int) -> None:
+        reference = given.get("$ref")
+        if reference is None:
+            return
+        found = self._references.find(reference) if isinstance(reference, str) else None
+        if found is None or len(self._names) >= MAX_REFERENCES:
+            self.notes.refuse(at, "$ref", reference)
+            return
+        target, path = found
+        if path not in self._names:
+            name = self._names[path] = str(len(self._names))
+            self._waiting.append((name, target, path.removeprefix("#").replace("/", ".")))
+        out["$ref"] = f"#/$defs/{self._names[path]}"
+
+
+def _others(given: Schema, key: str, unevaluated: str) -> Any:
+    """The schema of what is not named; without branches, both keywords mean the same."""
+    value = given.get(key)
+    return given.get(unevaluated) if value is None and _BRANCHES.isdisjoint(given) else value

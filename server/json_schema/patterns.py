@@ -1,0 +1,258 @@
+r"""Rewrites a regular expression of JSON Schema (ECMA 262) as `llguidance` reads it (Rust's regex-syntax), if it can.
+
+The two differ in letters, not in meaning: `[^]`, `\cA` and a lone brace are spelled otherwise. Look-around, word
+boundaries, references back and an anchor inside a text have no counterpart, since an automaton keeps no history.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_PATTERN_CHARS = 8192
+_MAX_GROUPS = 40  # inside one another
+_MAX_REPEATS = 2**16
+_LAST_CODE = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+
+_ESCAPE = re.compile(
+    r"""\\(?:
+      (?P<set>[dDwWsS]|[pP](?:[A-Z]|\{\^?(?P<property>[A-Za-z_=]+)\}))
+    | (?P<letter>[afnrtv])
+    | c(?P<control>[A-Za-z])
+    | (?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|[xuU]\{(?P<code>[0-9a-fA-F]{1,6})\}|(?P<nul>0)(?![0-9]))
+    | (?P<sign>[ !-/:;=?@\[-`{-~])
+    )""",
+    re.VERBOSE,
+)
+_REPEAT = re.compile(r"(?:[*+?]|\{(\d{1,6})(,(\d{1,6})?)?\})\??")
+_OPENING = re.compile(r"\((?:\?(?:P?<[^=!<>][^<>]{0,99}>|:|[isu]{1,3}:))?(?!\?)")
+_NAMED_CLASS = re.compile(r"\[:\^?(?:alpha|digit|alnum|upper|lower|space|punct|xdigit|word):\]")
+_CODES = (("\\x{:02x}", 0x100), ("\\u{:04x}", 0x10000), ("\\U{:08x}", _LAST_CODE + 1))
+_LETTERS = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+_CATEGORIES = re.compile(
+    r"(?:gc=|General_Category=)?(?:L[ultmo]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?|Z[slp]?|C[cfno]?"
+    r"|Letter|(?:Uppercase|Lowercase)_Letter|Mark|Number|Decimal_Number|Punctuation|Symbol|Separator|Other)"
+    r"|Alphabetic|Uppercase|Lowercase|White_Space|Emoji|ASCII|Any"
+    r"|(?:sc=|scx=|Script=|Script_Extensions=)?"
+    r"(?:Latin|Greek|Cyrillic|Armenian|Hebrew|Arabic|Devanagari|Thai|Hangul|Hiragana|Katakana|Han)"
+)
+
+
+class _NoCounterpart(Exception):
+    """Something in the pattern cannot be expressed, or the pattern is no regular expression."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One piece of a sequence: its text, or for a group its opening and alternatives; and how often it repeats."""
+
+    text: str
+    repeat: str = ""
+    alternatives: list[list["_Part"]] = field(default_factory=list)
+
+    @property
+    def is_anchor(self) -> bool:
+        return self.text in ("^", "$")
+
+
+def portable(pattern: str) -> str | None:
+    """The same expression as `llguidance` reads it; None if there is none, or the pattern is broken."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        return None
+    try:
+        reader = _Reader(pattern)
+        flags = reader.flags()
+        alternatives = reader.alternatives(0)
+        if reader.rest:
+            return None
+        _check_anchors(alternatives, is_first=True, is_last=True)
+    except _NoCounterpart:
+        return None
+    return flags + "|".join(map(_written, alternatives))
+
+
+def prefix_of(pattern: str) -> str | None:
+    """The text that everything which matches begins with, if that is all that the pattern asks for; else None."""
+    literal = re.fullmatch(r"\^((?:[^\\^$.|?*+()\[\]{}]|\\[-_./ ])+)(?:\.\*\$?)?", pattern)
+    return literal[1].replace("\\", "") if literal else None
+
+
+def _check_anchors(alternatives: list[list[_Part]], *, is_first: bool, is_last: bool) -> None:
+    """Anchors may stand only where nothing can be before them, or behind them."""
+    for parts in alternatives:
+        for index, part in enumerate(parts):
+            first = is_first and all(before.text == "^" for before in parts[:index])
+            last = is_last and all(behind.text == "$" for behind in parts[index + 1 :])
+            if part.is_anchor and (part.repeat or not (first if part.text == "^" else last)):
+                raise _NoCounterpart
+            once = not part.repeat
+            _check_anchors(part.alternatives, is_first=first and once, is_last=last and once)
+
+
+def _written(parts: list[_Part]) -> str:
+    return "".join(
+        f"{part.text}{'|'.join(map(_written, part.alternatives))}){part.repeat}"
+        if part.alternatives
+        else part.text + part.repeat
+        for part in parts
+    )
+
+
+class _Reader:
+    """Reads a pattern from left to right, once. O(characters)."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+
+    @property
+    def rest(self) -> bool:
+        """Whether something is left."""
+        return self._at < len(self._pattern)
+
+    def flags(self) -> str:
+        """Flags for the whole pattern, as Python writes them at its start."""
+        found = re.match(r"\(\?[isu]{1,3}\)", self._pattern)
+        self._at = found.end() if found else 0
+        return found[0] if found else ""
+
+    def alternatives(self, depth: int) -> list[list[_Part]]:
+        """Everything up to the end of the group, or of the pattern."""
+        if depth > _MAX_GROUPS:
+            raise _NoCounterpart
+        found: list[list[_Part]] = [[]]
+        while self.rest and self._pattern[self._at] != ")":
+            if self._pattern[self._at] == "|":
+                self._at += 1
+                found.append([])
+            else:
+                found[-1].append(self._part(depth))
+        return found
+
+    def _part(self, depth: int) -> _Part:
+        char = self._pattern[self._at]
+        if char in "*+?":
+            raise _NoCounterpart  # nothing to repeat
+        if char == "(":
+            part = self._group(depth)
+        elif char == "[":
+            part = _Part(self._class())
+        elif char == "\\":
+            part = _Part(self._escape())
+        else:
+            self._at += 1
+            part = _Part("\\" + char if char in "{}]" else char)
+        part.repeat = self._repeat()
+        return part
+
+    def _group(self, depth: int) -> _Part:
+        opening = self._take(_OPENING)[0]
+        # Nothing refers to a group, so its name does not matter.
+        part = _Part(opening if opening[-1] == ":" else "(", alternatives=self.alternatives(depth + 1))
+        if not self.rest:
+            raise _NoCounterpart
+        self._at += 1
+        return part
+
+    def _repeat(self) -> str:
+        found = _REPEAT.match(self._pattern, self._at)
+        if found is None:
+            if self._pattern.startswith("{,", self._at):
+                raise _NoCounterpart  # a text to some, a number of repeats to others
+            return ""
+        least, most = int(found[1] or 0), int(found[3] or 0)
+        self._at = found.end()
+        is_again = _REPEAT.match(self._pattern, self._at) is not None
+        if is_again or max(least, most) > _MAX_REPEATS or (found[3] and least > most):
+            raise _NoCounterpart
+        return found[0]
+
+    def _take(self, expected: re.Pattern[str]) -> re.Match[str]:
+        found = expected.match(self._pattern, self._at)
+        if found is None:
+            raise _NoCounterpart
+        self._at = found.end()
+        return found
+
+    def _escape(self) -> str:
+        for anchor, names in (("^", "A"), ("$", "zZ")):
+            if self._pattern[self._at + 1 : self._at + 2] in tuple(names):
+                self._at += 2
+                return anchor
+        return self._escaped()[0]
+
+    def _escaped(self) -> tuple[str, int | None]:
+        """An escape as it is written, and its code; None if it stands for several characters."""
+        found = self._take(_ESCAPE)
+        if found["set"]:
+            if found["property"] and not _CATEGORIES.fullmatch(found["property"]):
+                raise _NoCounterpart
+            return found[0], None
+        if found["sign"]:
+            return found[0], ord(found["sign"])
+        if found["letter"]:
+            return found[0], _LETTERS[found["letter"]]
+        code = ord(found["control"]) % 32 if found["control"] else 0
+        for name in ("x", "u", "code"):
+            code = int(found[name], 16) if found[name] else code
+        if code in _SURROGATES:
+            code = self._pair(code)
+        if code > _LAST_CODE:
+            raise _NoCounterpart
+        return next(form.format(code) for form, size in _CODES if code < size), code
+
+    def _pair(self, high: int) -> int:
+        """The character of two surrogates, as languages of UTF-16 spell it."""
+        low = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self._pattern, self._at)
+        if low is None or high >= 0xDC00:
+            raise _NoCounterpart
+        self._at = low.end()
+        return 0x10000 + ((high - 0xD800) << 10) + (int(low[1], 16) - 0xDC00)
+
+    def _class(self) -> str:
+        """A class, in which Rust takes brackets, ampersands and tildes as signs of its own."""
+        start = "[^" if self._pattern.startswith("[^", self._at) else "["
+        self._at += len(start)
+        members = list(self._members())
+        if not members:
+            if start == "[^":
+                return "(?s:.)"
+            raise _NoCounterpart  # matches nothing
+        return f"{start}{''.join(members)}]"
+
+    def _members(self) -> Iterator[str]:
+        while True:
+            text, code = self._member()
+            if not text:
+                return
+            if not self._pattern.startswith("-", self._at) or self._pattern.startswith("-]", self._at):
+                yield text
+                continue
+            self._at += 1
+            last, last_code = self._member()
+            if not last:
+                raise _NoCounterpart
+            if code is None or last_code is None:  # beside a set, the dash is a dash
+                yield f"{text}\\-{last}"
+            elif code <= last_code:
+                yield f"{text}-{last}"
+            else:
+                raise _NoCounterpart
+
+    def _member(self) -> tuple[str, int | None]:
+        """The next character or set of a class, and its code; "" at the end."""
+        if not self.rest:
+            raise _NoCounterpart
+        char = self._pattern[self._at]
+        if named := _NAMED_CLASS.match(self._pattern, self._at):
+            self._at = named.end()
+            return named[0], None
+        if char == "\\":
+            if self._pattern.startswith("\\b", self._at):
+                self._at += 2
+                return "\\x08", 8
+            return self._escaped()
+        self._at += 1
+        if char == "]":
+            return "", None
+        return ("\\" + char if char in "[&~-^" else char), ord(char)
