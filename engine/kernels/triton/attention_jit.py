@@ -286,8 +286,8 @@ def write_latents_kernel(
     tl.store(cache + slot * KEY_DIM + dims, values.to(cache.dtype.element_ty), mask=dims < KEY_DIM)
 
 
-# A latent is loaded once for the scores and the results of a tile's rows. Its size and that of the rotary part behind it
-# are two powers of two, which one padded head would not be.
+# A latent is loaded once for the scores and the results of a tile's rows. Its size and that of the rotary part behind
+# it are two powers of two, which one padded head would not be.
 @triton.jit
 def attend_latents_kernel(
     queries: tl.tensor,
