@@ -104,7 +104,7 @@ async def read_task(
         uses_cache=uses_cache(body.prompt_cache_options),
         stores_prompt=stores_prompt(body, model.engine_info),
         is_stream=bool(body.stream),
-        ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
+        ignored=[*wishes.left_out, *(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
     )
 
 

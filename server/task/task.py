@@ -80,12 +80,17 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputWishes:
-    """What the output must contain. `prediction` is text that it will probably contain."""
+    """What the output must contain. `prediction` is text that it will probably contain.
+
+    `left_out` names what was sent and does not reach the model: tools that nobody here hosts, reasoning that cannot be
+    read.
+    """
 
     use: ToolUse | None = None
     structure: Structure | None = None
     thinking: Thinking = field(default_factory=Thinking)
     prediction: str = ""
+    left_out: Sequence[str] = ()
 
     @property
     def variables(self) -> dict[str, object]:

@@ -37,6 +37,19 @@ class HostedTool:
 
 
 @dataclass(frozen=True, slots=True)
+class QualifiedName:
+    """A tool of a namespace. Templates and models know one name for each tool, so they are shown `flat`."""
+
+    namespace: str
+    name: str
+
+    @property
+    def flat(self) -> str:
+        """Both names in one, joined by two underscores, as agents do where there are no namespaces."""
+        return f"{self.namespace.rstrip('_')}__{self.name.lstrip('_')}"
+
+
+@dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request, and how they may be called.
 
@@ -48,6 +61,7 @@ class ToolUse:
         custom_names: Names of the tools whose input is text.
         is_legacy: The tools were declared as `functions`, so the answer has `function_call`.
         hosted: The tools that this server calls itself, by the name that the model knows.
+        qualified: The tools of namespaces, by the name that the model knows.
     """
 
     shown: list[dict[str, Any]]
@@ -57,6 +71,7 @@ class ToolUse:
     custom_names: frozenset[str] = frozenset()
     is_legacy: bool = False
     hosted: Mapping[str, HostedTool] = field(default_factory=dict)
+    qualified: Mapping[str, QualifiedName] = field(default_factory=dict)
 
     @property
     def param(self) -> str:

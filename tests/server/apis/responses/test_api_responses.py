@@ -207,7 +207,6 @@ USER = {"role": "user", "content": "Hi"}
     [
         ({"input": []}, "input", "invalid_value"),
         ({"input": 3}, "input", "invalid_type"),
-        ({"input": [USER, {"type": "computer_call", "id": "c"}]}, "input[1].type", "unsupported_value"),
         ({"input": None}, "input", "invalid_value"),
         ({"input": [{"call_id": "x"}]}, "input[0].type", "unsupported_value"),
         (
@@ -228,7 +227,7 @@ USER = {"role": "user", "content": "Hi"}
             "input[1].call_id",
             "invalid_value",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
         ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools[0].parameters", "invalid_json_schema"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]", "invalid_value"),
