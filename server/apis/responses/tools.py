@@ -15,8 +15,10 @@ from weft.server.apis.responses.schema import (
     ResponseBody,
     ResponseTool,
     ResponseToolChoice,
+    ToolFormat,
 )
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
+from weft.server.formats.lark_regex import NotRegularError, lark_regex
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
 from weft.server.task.tool_use import (
     MAX_TOOLS,
@@ -29,6 +31,7 @@ from weft.server.task.tool_use import (
     chosen_word,
     custom_function,
     use_of,
+    with_grammar,
 )
 from weft.server.task.validation import required
 
@@ -56,7 +59,8 @@ def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tupl
         if body.tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
         return None, []
-    declared, left_out = [*_declared(body.tools)], _left_out(body.tools, strict=strict)
+    left_out = _left_out(body.tools, strict=strict)
+    declared = [*_declared(body.tools, left_out)]
     functions = [each.function for each in declared]
     if functions or len(body.tools) > MAX_TOOLS:
         check_functions(functions, "tools", "", [each.index for each in declared])
@@ -96,16 +100,29 @@ def _left_out(tools: Sequence[ResponseTool], *, strict: bool, at: str = "") -> l
                     param=f"{path}.type",
                 )
             left_out.append(f"{path}.type={tool.type}")
+        elif not strict and tool.type == "custom" and tool.format and not _can_be_followed(tool.format):
+            left_out.append(f"{path}.format.definition")
     return left_out
 
 
-def _declared(tools: Sequence[ResponseTool]) -> Iterator[_Declared]:
+def _can_be_followed(format: ToolFormat) -> bool:
+    if format.syntax != "lark" or format.definition is None:
+        return True
+    try:
+        lark_regex(format.definition)
+    except NotRegularError:
+        return False
+    return True
+
+
+def _declared(tools: Sequence[ResponseTool], left_out: Sequence[str]) -> Iterator[_Declared]:
     """The tools that the client runs. The first one of a namespace is described with the namespace."""
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
         _check_members(tool, at)
         if tool.type in _CALLED_BY_NAME:
-            yield _Declared(_function(tool, required(tool.name, f"{at}.name"), at), tool.type, i, None)
+            function = _function(tool, required(tool.name, f"{at}.name"), at, left_out)
+            yield _Declared(function, tool.type, i, None)
         if tool.type != "namespace":
             continue
         namespace, introduction = required(tool.name, f"{at}.name"), tool.description
@@ -116,7 +133,8 @@ def _declared(tools: Sequence[ResponseTool]) -> Iterator[_Declared]:
                 qualified = QualifiedName(namespace, required(inner.name, f"{inner_at}.name"))
                 described = "\n".join(text for text in (introduction, inner.description) if text) or None
                 shown_tool = inner.model_copy(update={"description": described})
-                yield _Declared(_function(shown_tool, qualified.flat, inner_at), inner.type, i, qualified)
+                function = _function(shown_tool, qualified.flat, inner_at, left_out)
+                yield _Declared(function, inner.type, i, qualified)
                 introduction = None
 
 
@@ -127,7 +145,7 @@ def _check_members(tool: ResponseTool, at: str) -> None:
             raise InvalidRequestError(message, param=f"{at}.{member}")
 
 
-def _function(tool: ResponseTool, name: str, at: str) -> FunctionDefinition:
+def _function(tool: ResponseTool, name: str, at: str, left_out: Sequence[str]) -> FunctionDefinition:
     """A tool as a function with this name for the model, which may be longer than a name on the wire."""
     if tool.type == "function":
         return FunctionDefinition.model_construct(
@@ -136,7 +154,9 @@ def _function(tool: ResponseTool, name: str, at: str) -> FunctionDefinition:
     grammar = None
     if tool.format is not None and tool.format.type == "grammar":
         required(tool.format.syntax, f"{at}.format.syntax")
-        required(tool.format.definition, f"{at}.format.definition")
+        definition = required(tool.format.definition, f"{at}.format.definition")
+        if f"{at}.format.definition" in left_out:  # the model is told what the input must be; nothing enforces it
+            return custom_function(name, with_grammar(tool.description, definition), None, f"{at}.format")
         grammar = GrammarDefinition.model_validate(tool.format.model_dump(include={"syntax", "definition"}))
     return custom_function(name, tool.description, grammar, f"{at}.format")
 

@@ -231,11 +231,6 @@ USER = {"role": "user", "content": "Hi"}
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
         ({"tools": [{**WEATHER, "parameters": {"type": "string"}}]}, "tools[0].parameters", "invalid_json_schema"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]", "invalid_value"),
-        (
-            {"tools": [{**CODE, "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}]},
-            "tools[0].format.syntax",
-            "unsupported_value",
-        ),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name", "invalid_value"),
         ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "unsupported_value"),

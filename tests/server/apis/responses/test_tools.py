@@ -67,6 +67,18 @@ def test_a_qualified_name_may_be_longer_than_a_name_on_the_wire() -> None:
     assert [each.name for each in use.tools] == ["n" * 64 + "__" + "f" * 64]
 
 
+def test_a_grammar_that_cannot_be_followed_is_shown_to_the_model_all_the_same() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"'}
+    tool = {"type": "custom", "name": "lisp", "format": grammar}
+    use, left_out = read(tool)
+    assert left_out == ["tools[0].format.definition"]
+    assert use.tools[0].parameters["properties"] == {"input": {"type": "string"}}
+    assert use.shown[0]["function"]["description"].endswith(grammar["definition"])
+    with pytest.raises(UnsupportedValueError) as found:
+        read(tool, strict=True)
+    assert found.value.param == "tools[0].format.definition"
+
+
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
