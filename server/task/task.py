@@ -141,7 +141,7 @@ class Task:
     @property
     def num_reserved(self) -> int | None:
         """Tokens that the context must hold beside the prompt; None: one, and as many more as there is room for."""
-        return None if self.fits_context else self.sampling.max_tokens
+        return None if self.fits_context and self.sampling.max_tokens else self.sampling.max_tokens
 
     @property
     def continues_prompt(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from weft.server.apis.responses.other_items import as_text, call_id_of, called, is_call, is_output, output_text
+from weft.server.apis.responses.other_items import call_id_of, called, is_call, is_output, output_text
 from weft.server.apis.responses.schema import OtherItem, ResponseBody, ResponseItem, ResponsePart
 from weft.server.apis.responses.stored import FIRST_INPUT, all_items, chain, find_items, item_id
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
@@ -21,6 +21,7 @@ from weft.server.formats.parser import ToolFormat
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.task.bodies import FunctionCall
+from weft.server.task.foreign import foreign_text
 from weft.server.task.messages import PART_SEPARATOR, call_of, fit_call_ids, function_call
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
 from weft.server.task.schema import PromptCacheOptions
@@ -177,7 +178,9 @@ class Messages:
             self._call(id, call_of(*called(item)))
         else:
             turn = self._turn(("tool_calls",))
-            turn["content"] = PART_SEPARATOR.join(text for text in (turn["content"], as_text(item)) if text)
+            turn["content"] = PART_SEPARATOR.join(
+                text for text in (turn["content"], foreign_text(item.type, item.members)) if text
+            )
 
     def _message(self, item: ResponseItem, at: str) -> None:
         role = _member(item, "role", at)

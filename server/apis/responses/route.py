@@ -43,7 +43,7 @@ from weft.server.errors import ApiError, InvalidRequestError
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
-from weft.server.generate.prompts import encode_chat
+from weft.server.generate.prompts import encode_chat, num_prompt_tokens
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
 from weft.server.http.sse import EventStream
@@ -289,8 +289,8 @@ async def read_chat(
     note_left_out(wishes.left_out)
     chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
     if body.truncation == "auto":
-        room = model.engine_info.max_model_len - (1 if max_tokens is None else max_tokens)
-        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, TokenRoom(max(0, room))))
+        room = TokenRoom(num_prompt_tokens(model.engine_info.max_model_len, max_tokens, is_bound=not strict))
+        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, room))
     return chat, wishes
 
 
