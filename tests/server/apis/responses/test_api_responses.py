@@ -247,7 +247,6 @@ USER = {"role": "user", "content": "Hi"}
         ),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
         ({"max_tool_calls": 0}, "max_tool_calls", "invalid_value"),
-        ({"max_output_tokens": 5000}, "input", "context_length_exceeded"),
         ({"input": "x" * 2000}, "input", "context_length_exceeded"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"include": ["everything"]}, "include[0]", "invalid_value"),
