@@ -2,8 +2,8 @@
 
 The items are the body's own and those of its conversation, or of the responses before it. Reasoning, a message of the
 assistant and calls that follow each other are one turn, so they become one message. Items of other types become calls
-and their outputs, or text (`weft.server.apis.responses.other_items`). Reasoning that was sealed elsewhere is left out
-and reported. A compaction that was sealed elsewhere is refused: it is the conversation itself.
+and their outputs, or text (`weft.server.task.foreign`). Reasoning that was sealed elsewhere is left out and reported. A
+compaction that was sealed elsewhere is refused: it is the conversation itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from weft.server.apis.responses.other_items import call_id_of, called, is_call, is_output, output_text
 from weft.server.apis.responses.schema import OtherItem, ResponseBody, ResponseItem, ResponsePart
 from weft.server.apis.responses.stored import FIRST_INPUT, all_items, chain, find_items, item_id
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
@@ -171,11 +170,11 @@ class Messages:
                 raise UnsupportedValueError(f"{at} must have a type or a role, got neither", param=f"{at}.type")
 
     def _other(self, item: OtherItem) -> None:
-        id = call_id_of(item)
-        if id in self.call_ids and is_output(item):
-            self._answer_call(id, output_text(item))
-        elif id in self.answered and is_call(item):
-            self._call(id, call_of(*called(item)))
+        id = item.shared_id
+        if id in self.call_ids and item.is_output:
+            self._answer_call(id, item.output_text())
+        elif id in self.answered and item.is_call:
+            self._call(id, call_of(*item.called()))
         else:
             turn = self._turn(("tool_calls",))
             turn["content"] = PART_SEPARATOR.join(
@@ -321,7 +320,7 @@ def input_messages(
         raise InvalidRequestError("input must hold at least one item, got none", param="input")
     of_user = [i for i, each in enumerate(items) if each.item.role == "user"]
     first_shown = of_user[-1] if of_user and not shows_old_reasoning else 0
-    answered = frozenset(call_id_of(each.item) for each in items if is_output(each.item))
+    answered = frozenset(each.item.shared_id for each in items if each.item.is_output)
     made = Messages(usual_ttl_s(cache), unseal, first_shown, answered=answered)
     if instructions is not None:
         made.messages.append({"role": "system", "content": instructions})

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
+from weft.server.task.foreign import json_text, shown_members
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
     GenerationBody,
@@ -87,12 +88,39 @@ class ResponseItem(WireModel):
         ids = {name: value[name] for name in ("id", "call_id") if isinstance(value.get(name), str)}
         return OtherItem(type=kind, **ids, members=value)
 
+    @property
+    def is_call(self) -> bool:
+        """Whether the item is a call, such as local_shell_call."""
+        return (self.type or "").endswith("_call")
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the item is the output of a call, such as local_shell_call_output."""
+        return (self.type or "").endswith("_output")
+
+    @property
+    def shared_id(self) -> str:
+        """The id that a call and its output share; an empty text if there is none."""
+        return self.call_id or self.id or ""
+
 
 class OtherItem(ResponseItem):
     """An item of another type, such as a call of a tool that another server hosts, with all its members."""
 
     type: Text
     members: dict[str, Any]
+
+    def called(self) -> tuple[str, Any]:
+        """The name and the arguments of a call."""
+        members = shown_members(self.members)
+        arguments = members.get("arguments")
+        return self.type.removesuffix("_call"), arguments if isinstance(arguments, dict) else members
+
+    def output_text(self) -> str:
+        """The output of a call as text."""
+        members = shown_members(self.members)
+        output = members.get("output")
+        return output if isinstance(output, str) else json_text(members if output is None else output)
 
 
 Input = Annotated[
