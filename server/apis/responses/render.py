@@ -195,14 +195,14 @@ class ResponseRenderer:
                 return self._add(McpApprovalRequestItem(self._new_id("mcpr"), tool.label, tool.name))
             item = McpCallItem(self._new_id("mcp"), tool.label, tool.name)
             return self._add(item) + self._item_event("mcp_call.in_progress")
-        item: wire.CustomCallItem | wire.FunctionCallItem
+        call: wire.CustomCallItem | wire.FunctionCallItem
         if name in self._custom_names:
-            item = wire.CustomCallItem(self._new_id("ctc"), new_call_id(), name)
+            call = wire.CustomCallItem(self._new_id("ctc"), new_call_id(), name)
         else:
-            item = wire.FunctionCallItem(self._new_id("fc"), new_call_id(), name)
+            call = wire.FunctionCallItem(self._new_id("fc"), new_call_id(), name)
         if qualified := self._qualified.get(name):
-            item.namespace, item.name = qualified.namespace, qualified.name
-        return self._add(item)
+            call.namespace, call.name = qualified.namespace, qualified.name
+        return self._add(call)
 
     def _end_call(self, event: CallClosed) -> bytes:
         item, data = self._item, b""
