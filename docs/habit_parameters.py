@@ -20,7 +20,7 @@ OLLAMA_ROUTES: Routes = (
 )
 OLLAMA_REMARKS = {
     "options": "`num_predict`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `stop`, three penalties, and "
-    "`num_ctx`, which may be at most the context that there is",
+    "`num_ctx`, which is cut to the context that there is and reported",
     "stream": "JSON lines, unless false",
     "format": "`json` or a schema; enforced by a grammar",
     "think": "as far as the model can switch it",

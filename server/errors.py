@@ -121,7 +121,15 @@ class UnknownParameterError(InvalidRequestError, code="unknown_parameter"):
 
 
 class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
-    """Prompt and requested output do not fit the context."""
+    """Prompt and requested output do not fit the context.
+
+    `num_tokens` counts the prompt, at least; `max_num_tokens` is what there is room for. Both are 0 if it is not known.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, num_tokens: int = 0, max_num_tokens: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.num_tokens = num_tokens
+        self.max_num_tokens = max_num_tokens
 
 
 class PoisonRequestError(InvalidRequestError, code="poison_request", headers=_NO_RETRY):

@@ -127,7 +127,8 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
         params = msgspec.structs.replace(params, seed=secrets.randbits(64))
     if task.fits_context and params.max_tokens is not None:
         room = task.model.engine_info.max_model_len - len(prompt.token_ids)
-        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+        max_tokens, min_tokens = min(params.max_tokens, room), min(params.min_tokens, room)
+        params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     return AddRequest(
         TokensInput(prompt.token_ids),
         params,

@@ -43,6 +43,15 @@ def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: To
     return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
 
 
+def num_prompt_tokens(max_model_len: int, max_tokens: int | None, *, is_bound: bool) -> int:
+    """How many tokens a prompt may have that is shortened for the sake of its output.
+
+    If `max_tokens` only bounds the output and is more than the context holds, one token of output is enough.
+    """
+    is_cut = max_tokens is None or (is_bound and max_tokens >= max_model_len)
+    return max(0, max_model_len - (1 if is_cut or max_tokens is None else max_tokens))
+
+
 class PromptEncoder:
     """Encodes the texts of one task.
 
@@ -117,8 +126,7 @@ class PromptEncoder:
         """The prompt, cut to its end if the caller asked for that. A cut prompt has no text."""
         num_kept, max_len = self._task.truncate_to, self._info.max_model_len
         if num_kept == -1:  # keep as many as leave room for the output
-            max_tokens = self._task.num_reserved
-            num_kept = max_len - (1 if max_tokens is None else max_tokens)
+            num_kept = num_prompt_tokens(max_len, self._task.sampling.max_tokens, is_bound=self._task.fits_context)
         elif num_kept is not None:
             name = "truncate_prompt_tokens"
             check_range(f"{name}, when it is not -1,", num_kept, 1, max_len, param=name)
@@ -149,4 +157,6 @@ class PromptEncoder:
             f"{at_least}{num_prompt_tokens + num_output_tokens} were asked for: {at_least}{num_prompt_tokens} in "
             f"{param} and {'at least ' if max_tokens is None else ''}{num_output_tokens} for the output",
             param=param,
+            num_tokens=num_prompt_tokens,
+            max_num_tokens=max(0, self._info.max_model_len - num_output_tokens),
         )

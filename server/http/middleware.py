@@ -24,7 +24,15 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.server.errors import ApiError, BodyTooLargeError, ShuttingDownError, as_api_error, error_body, error_text
+from weft.server.errors import (
+    ApiError,
+    BodyTooLargeError,
+    ContextLengthError,
+    ShuttingDownError,
+    as_api_error,
+    error_body,
+    error_text,
+)
 from weft.server.http.limits import Lifecycle
 
 ANTHROPIC_VERSION = b"anthropic-version"
@@ -49,7 +57,11 @@ _LLAMA_CPP_TYPES = {
 def anthropic_error(error: ApiError, request_id: str | None) -> bytes:
     """Anthropic's error object as JSON."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    members: dict[str, object] = {"type": kind, "message": error_text(error)}
+    message = error_text(error)
+    if isinstance(error, ContextLengthError) and error.num_tokens > error.max_num_tokens:
+        # In Anthropic's words, at whose beginning clients know that they must compact the conversation.
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.max_num_tokens} maximum: {message}"
+    members: dict[str, object] = {"type": kind, "message": message}
     if error.code is not None:
         members["details"] = {"error_code": error.code}
     return msgspec.json.encode({"type": "error", "error": members, "request_id": request_id})

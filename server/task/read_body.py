@@ -103,8 +103,14 @@ async def read_task(
         cache_salt=salt_of(body),
         uses_cache=uses_cache(body.prompt_cache_options),
         stores_prompt=stores_prompt(body, model.engine_info),
+        fits_context=not settings.strict_params,
         is_stream=bool(body.stream),
-        ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored, *wishes.lost],
+        ignored=[
+            *wishes.left_out,
+            *(name for name in ignored if name not in honoured),
+            *wishes.thinking.ignored,
+            *wishes.lost,
+        ],
     )
 
 

@@ -80,12 +80,17 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputWishes:
-    """What the output must contain. `prediction` is text that it will probably contain."""
+    """What the output must contain. `prediction` is text that it will probably contain.
+
+    `left_out` names what was sent and does not reach the model: tools that nobody here hosts, reasoning that cannot be
+    read.
+    """
 
     use: ToolUse | None = None
     structure: Structure | None = None
     thinking: Thinking = field(default_factory=Thinking)
     prediction: str = ""
+    left_out: Sequence[str] = ()
 
     @property
     def lost(self) -> list[str]:
@@ -141,7 +146,7 @@ class Task:
     @property
     def num_reserved(self) -> int | None:
         """Tokens that the context must hold beside the prompt; None: one, and as many more as there is room for."""
-        return None if self.fits_context else self.sampling.max_tokens
+        return None if self.fits_context and self.sampling.max_tokens else self.sampling.max_tokens
 
     @property
     def continues_prompt(self) -> bool:

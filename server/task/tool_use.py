@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
 from weft.server.formats.grammar import SchemaError, guided_schema
+from weft.server.formats.lark_regex import NotRegularError, lark_regex
 from weft.server.formats.parser import Tool
 from weft.server.task.bodies import ChatCompletionBody
 from weft.server.task.enforced import enforceable
@@ -38,6 +39,19 @@ class HostedTool:
 
 
 @dataclass(frozen=True, slots=True)
+class QualifiedName:
+    """A tool of a namespace. Templates and models know one name for each tool, so they are shown `flat`."""
+
+    namespace: str
+    name: str
+
+    @property
+    def flat(self) -> str:
+        """Both names in one, joined by two underscores, as agents do where there are no namespaces."""
+        return f"{self.namespace.rstrip('_')}__{self.name.lstrip('_')}"
+
+
+@dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request, and how they may be called.
 
@@ -50,6 +64,7 @@ class ToolUse:
         is_legacy: The tools were declared as `functions`, so the answer has `function_call`.
         hosted: The tools that this server calls itself, by the name that the model knows.
         lost: Paths of what the schemas ask for and the grammar does not enforce.
+        qualified: The tools of namespaces, by the name that the model knows.
     """
 
     shown: list[dict[str, Any]]
@@ -60,6 +75,7 @@ class ToolUse:
     is_legacy: bool = False
     hosted: Mapping[str, HostedTool] = field(default_factory=dict)
     lost: Sequence[str] = ()
+    qualified: Mapping[str, QualifiedName] = field(default_factory=dict)
 
     @property
     def param(self) -> str:
@@ -159,13 +175,10 @@ def custom_function(
     """A custom tool as a function. `at` is the path of its grammar, which is None if the input is free text."""
     text: dict[str, Any] = {"type": "string"}
     if grammar is not None:
+        pattern = grammar.definition if grammar.syntax == "regex" else _pattern_of(grammar.definition, at)
+        text["pattern"] = f"^(?:{pattern})$"
         if grammar.syntax == "lark":
-            raise UnsupportedValueError(
-                f"{at}.syntax must be 'regex': the input of a tool is written inside JSON, where a Lark grammar cannot "
-                f"be followed; got 'lark'",
-                param=f"{at}.syntax",
-            )
-        text["pattern"] = f"^(?:{grammar.definition})$"
+            description = with_grammar(description, grammar.definition)
     parameters = {
         "type": "object",
         "properties": {CUSTOM_INPUT: text},
@@ -173,6 +186,22 @@ def custom_function(
         "additionalProperties": False,
     }
     return FunctionDefinition(name=name, description=description, parameters=parameters, strict=True)
+
+
+def with_grammar(description: str | None, definition: str) -> str:
+    """A description that shows the model the grammar of the tool's input."""
+    return f"{description or ''}\nThe input follows this Lark grammar:\n{definition}".strip()
+
+
+def _pattern_of(definition: str, at: str) -> str:
+    try:
+        return lark_regex(definition)
+    except NotRegularError as error:
+        raise UnsupportedValueError(
+            f"{at}.definition: the input of a tool is written inside JSON, where only a regular grammar can be "
+            f"followed, one whose rules do not use themselves: {error}",
+            param=f"{at}.definition",
+        ) from None
 
 
 def check_functions(functions: Sequence[FunctionDefinition], param: str, paths: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ answers cannot hold, are refused in any member. Every field is one of four kinds
 - unknown: reported; 400 if parameters are strict
 """
 
+import logging
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from weft.server.errors import (
 )
 from weft.server.models.served_model import ServedModel
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -305,9 +307,23 @@ def ignored_fields(
     return ignored
 
 
+_noted: set[str] = set()
+_MAX_NOTED = 256
+"""Most kinds of things that are named in the log."""
+
+
+def note_left_out(names: Iterable[str]) -> None:
+    """Say once in the log what does not reach the model, each kind of it (a path without indices)."""
+    kinds = {re.sub(r"\[\d+\]", "[]", name)[:MAX_VALUE_CHARS] for name in names}
+    for kind in sorted(kinds - _noted):
+        if len(_noted) < _MAX_NOTED:
+            _noted.add(kind)
+            _log.info("Left out of a prompt: %s", ascii(kind)[1:-1])
+
+
 def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     """The `x-ignored-params` header, or no header. The names are the caller's text, so they are escaped."""
-    names = [quote(name[:128], safe="[]._-$", errors="replace")[:128] for name in islice(ignored, MAX_REPORTED)]
+    names = [quote(name[:128], safe="[]._-$=", errors="replace")[:128] for name in islice(ignored, MAX_REPORTED)]
     lengths = accumulate(len(name) + 1 for name in names)
     names = [name for name, length in zip(names, lengths, strict=True) if length <= MAX_REPORTED_CHARS]
     return {"x-ignored-params": ",".join(names)} if names else {}

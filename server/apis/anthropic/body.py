@@ -1,18 +1,30 @@
 """Converts Anthropic's bodies to chat bodies, and `cache_control` to breakpoints.
 
-The system prompt becomes the first message. A turn's tool results become messages of their own, in place. Errors that
-the chat body causes name the fields of the body that was sent (`RENAMED`).
+The system prompt becomes the first message. A turn's tool results become messages of their own, in place. Tools that
+this server does not host are left out and reported; what such tools wrote elsewhere becomes text. Errors that the chat
+body causes name the fields of the body that was sent (`RENAMED`).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.server.apis.anthropic.schema import Block, CacheControl, ClientTool, CountTokensBody, MessagesBody, Turn
+from weft.server.apis.anthropic.schema import (
+    Block,
+    CacheControl,
+    ClientTool,
+    CountTokensBody,
+    MessagesBody,
+    OtherBlock,
+    ServerTool,
+    Turn,
+)
 from weft.server.errors import InvalidRequestError, ThreadsUnsupportedError, UnsupportedValueError, shown
 from weft.server.task.bodies import ChatCompletionBody, FunctionCall, Message, ToolCall
+from weft.server.task.foreign import foreign_text
 from weft.server.task.messages import PART_SEPARATOR
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint
 from weft.server.task.schema import FunctionDefinition, JsonSchema, ResponseFormat, ToolDefinition
@@ -38,6 +50,10 @@ _TTLS_S = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TIERS: Mapping[str | None, Any] = {None: None, "auto": "auto", "standard_only": "default"}
 _ERROR_PREFIX = "Error: "
+_EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
+_BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n|$)", re.I)
+"""The line with which Claude Code begins its system prompt. It says nothing to the model and differs at every turn, so
+the prefix cache would find nothing behind it."""
 
 
 class Conversation(NamedTuple):
@@ -45,6 +61,7 @@ class Conversation(NamedTuple):
 
     chat: ChatCompletionBody
     breakpoints: list[Breakpoint]
+    left_out: list[str]
 
 
 @dataclass(slots=True)
@@ -74,21 +91,19 @@ class _Turns:
             return content
         text = ""
         for i, block in enumerate(content):
-            if block.type != "text":
-                raise _unsupported(block, f"{at}[{i}]")
-            text += (PART_SEPARATOR if i else "") + required(block.text, f"{at}[{i}].text")
+            text += (PART_SEPARATOR if i else "") + _block_text(block, f"{at}[{i}]")
             self.mark(block.cache_control, len(text))
         return text
 
 
-def count_conversation(body: CountTokensBody) -> Conversation:
+def count_conversation(body: CountTokensBody, *, strict: bool) -> Conversation:
     """The conversation of a body that is only counted."""
-    turns = _turns(body)
-    return Conversation(ChatCompletionBody(**_shared_fields(body, turns)), [])
+    turns, left_out = _turns(body), _left_out(body, strict=strict)
+    return Conversation(ChatCompletionBody(**_shared_fields(body, turns)), [], left_out)
 
 
-def conversation(body: MessagesBody) -> Conversation:
-    """The conversation that a body asks to continue.
+def conversation(body: MessagesBody, *, strict: bool) -> Conversation:
+    """The conversation that a body asks to continue. If `strict`, what would be left out is refused.
 
     Raises:
         InvalidRequestError: A block, a tool or a value does not fit its place.
@@ -102,7 +117,7 @@ def conversation(body: MessagesBody) -> Conversation:
         raise InvalidRequestError(message, param="temperature")
     if body.top_k is not None:
         check_range("top_k", body.top_k, 0, None)
-    turns = _turns(body)
+    turns, left_out = _turns(body), _left_out(body, strict=strict)
     chat = ChatCompletionBody(
         **_shared_fields(body, turns),
         max_tokens=body.max_tokens,
@@ -114,13 +129,45 @@ def conversation(body: MessagesBody) -> Conversation:
         service_tier=_TIERS[body.service_tier],
         safety_identifier=body.metadata.user_id if body.metadata else None,
     )
-    return Conversation(chat, sorted(turns.breakpoints, key=lambda each: (each.message, each.num_chars)))
+    return Conversation(chat, sorted(turns.breakpoints, key=lambda each: (each.message, each.num_chars)), left_out)
+
+
+def _left_out(body: CountTokensBody, *, strict: bool) -> list[str]:
+    """The paths of what has no use here, with the values, which a later version of the API may know."""
+    found = [(f"tools[{i}].type", tool.type) for i, tool in enumerate(body.tools or ()) if isinstance(tool, ServerTool)]
+    if body.thinking is not None:
+        if body.thinking.type not in ("enabled", "disabled", "adaptive"):
+            found.append(("thinking.type", body.thinking.type))
+        if body.thinking.display not in (None, "summarized", "omitted"):
+            found.append(("thinking.display", body.thinking.display))
+    effort = body.output_config.effort if body.output_config else None
+    if effort is not None and effort not in _EFFORTS:
+        found.append(("output_config.effort", effort))
+    if found and strict:
+        path, value = found[0]
+        hosts = ": this server runs no tools" if path.startswith("tools") else ""
+        raise UnsupportedValueError(f"{path} cannot be {shown(value)}{hosts}", param=path)
+    return [f"{path}={value}" for path, value in found]
+
+
+def _without_billing(system: str | Sequence[Block]) -> str | Sequence[Block]:
+    """The system prompt without the line for billing; a block of that line alone is dropped."""
+    if isinstance(system, str):
+        return _BILLING.sub("", system, count=1) if _BILLING.match(system) else system
+    kept = []
+    for block in system:
+        if block.text is not None and _BILLING.match(block.text):
+            text = _BILLING.sub("", block.text, count=1)
+            kept += [block.model_copy(update={"text": text})] if text else []
+        else:
+            kept.append(block)
+    return kept
 
 
 def _turns(body: CountTokensBody) -> _Turns:
     turns = _Turns()
-    if body.system:
-        turns.add_text("system", body.system, "system")
+    if system := _without_billing(body.system or ""):
+        turns.add_text("system", system, "system")
     marked_tools = [tool.cache_control for tool in body.tools or () if tool.cache_control is not None]
     if marked_tools:  # a template shows tools somewhere before the first turn
         turns.mark(marked_tools[-1], 0)
@@ -147,7 +194,7 @@ def _add_turn(turns: _Turns, turn: Turn, at: str) -> None:
                 _add_user_text(turns, turn, texts, at)
                 texts = []
                 _add_result(turns, block, f"{at}[{i}]")
-            elif block.type == "text":
+            elif block.type == "text" or isinstance(block, OtherBlock):
                 texts.append(block)
             else:
                 raise _unsupported(block, f"{at}[{i}]")
@@ -175,12 +222,12 @@ def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object,
     for i, block in enumerate(blocks):
         path = f"{at}[{i}]"
         match block.type:
-            case "text":
+            case _ if block.type == "text" or isinstance(block, OtherBlock):
                 num_chars += len(PART_SEPARATOR) if texts else 0
-                texts.append(required(block.text, f"{path}.text"))
+                texts.append(_block_text(block, path))
                 num_chars += len(texts[-1])
             case "thinking":
-                thoughts.append(required(block.thinking, f"{path}.thinking"))
+                thoughts += [block.thinking] if block.thinking else []
             case "redacted_thinking":  # another server's secret; its data is reported as ignored
                 pass
             case "tool_use":
@@ -205,6 +252,14 @@ def _call(block: Block, at: str) -> ToolCall:
     name = required(block.name, f"{at}.name")
     function = FunctionCall(name=name, arguments=arguments)
     return ToolCall(id=required(block.id, f"{at}.id"), type="function", function=function)
+
+
+def _block_text(block: Block, at: str) -> str:
+    if isinstance(block, OtherBlock):
+        return foreign_text(block.type, block.members)
+    if block.type != "text":
+        raise _unsupported(block, at)
+    return required(block.text, f"{at}.text")
 
 
 def _unsupported(block: Block, at: str) -> InvalidRequestError:
@@ -235,13 +290,13 @@ def _shared_fields(body: CountTokensBody, turns: _Turns) -> dict[str, Any]:
         raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
     format = (body.output_config and body.output_config.format) or body.output_format
     if format is not None:
-        schema = JsonSchema.model_validate({"name": "output", "schema": format.schema_, "strict": True})
+        schema = JsonSchema.model_validate({"name": "output", "schema": format.schema_, "strict": False})
         fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
     return fields
 
 
 def _thinking(body: CountTokensBody) -> dict[str, Any]:
-    effort = body.output_config.effort if body.output_config else None
+    effort = body.output_config.effort if body.output_config and body.output_config.effort in _EFFORTS else None
     thinking = body.thinking
     if thinking is None:
         return {"reasoning_effort": effort}
@@ -257,9 +312,8 @@ def _thinking(body: CountTokensBody) -> dict[str, Any]:
 
 def _tools(tools: Sequence[ClientTool]) -> Iterator[ToolDefinition]:
     for i, tool in enumerate(tools):
-        if tool.type not in (None, "custom"):
-            message = f"tools[{i}].type must be 'custom': this server runs no tools, got {shown(tool.type)}"
-            raise UnsupportedValueError(message, param=f"tools[{i}].type")
+        if isinstance(tool, ServerTool):
+            continue
         schema = required(tool.input_schema, f"tools[{i}].input_schema")
         function = FunctionDefinition(
             name=tool.name, description=tool.description, parameters=schema, strict=tool.strict

@@ -43,7 +43,7 @@ from weft.server.http.middleware import anthropic_error
 from weft.server.http.sse import Framing, TextEvent, encode_event
 from weft.server.task.body import BodyRoute
 from weft.server.task.task import Task
-from weft.server.task.validation import ignored_header, renamed, renaming
+from weft.server.task.validation import ignored_header, note_left_out, renamed, renaming
 
 FRAMING = Framing(ping=b'event: ping\ndata: {"type": "ping"}\n\n', after_ping=b"")
 
@@ -221,8 +221,9 @@ async def create_message(
 
 async def _answer(body: MessagesBody, request: Request, context: ServerContext) -> Response:
     with renaming(RENAMED):
-        made = await context.workers.run_light(len(await request.body()), conversation, body)
-        task = replace(await _task(made, body, request, context), fits_context=True)
+        size, strict = len(await request.body()), context.settings.strict_params
+        made = await context.workers.run_light(size, conversation, body, strict=strict)
+        task = await _task(made, body, request, context)
         new_renderer = partial(MessagesRenderer, task, request.state.request_id)
         return await respond(task, request, context, new_renderer, FRAMING)
 
@@ -233,14 +234,16 @@ async def count_tokens(
 ) -> Response:
     """Count the tokens of a conversation."""
     with renaming(RENAMED):
-        made = await context.workers.run_light(len(await request.body()), count_conversation, body)
+        size, strict = len(await request.body()), context.settings.strict_params
+        made = await context.workers.run_light(size, count_conversation, body, strict=strict)
         task = await _task(made, body, request, context)
         answer = TokensCount(await count_chat_tokens(task, context.workers))
     return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")
 
 
 async def _task(made: Conversation, body: CountTokensBody, request: Request, context: ServerContext) -> Task:
-    chat, breakpoints = made
+    chat, breakpoints, left_out = made
+    note_left_out(left_out)
     task = await chat_task(chat, request, context, sent=body, refused=REFUSED_IN_MESSAGES, breakpoints=breakpoints)
     effort = {"reasoning_effort": "thinking" if body.thinking else "output_config.effort"}
-    return replace(task, ignored=[renamed(effort.get(name, name), RENAMED) for name in task.ignored])
+    return replace(task, ignored=[*left_out, *(renamed(effort.get(name, name), RENAMED) for name in task.ignored)])

@@ -1,13 +1,16 @@
 """Wire types of POST /v1/messages, Anthropic's shape of a conversation: body, answer, events of a stream."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, Tag
+from pydantic import Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import MAX_MESSAGES
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, ToolName, WireModel
+
+UNSEEN_BLOCKS = frozenset({"image", "document", "container_upload", "audio", "video", "file"})
+"""Blocks that the model cannot take, and whose content no text stands for."""
 
 
 class CacheControl(WireModel):
@@ -17,8 +20,15 @@ class CacheControl(WireModel):
     ttl: Literal["5m", "1h"] | None = None
 
 
+KNOWN_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *UNSEEN_BLOCKS})
+"""Types of blocks whose members are read. Blocks of other types become text."""
+
+
 class Block(WireModel):
-    """One block of a content; which types are accepted depends on its message."""
+    """One block of a content; which types are accepted depends on its message.
+
+    A block of another type is an `OtherBlock`, whose members may be anything.
+    """
 
     type: Text
     text: Text | None = None
@@ -32,6 +42,23 @@ class Block(WireModel):
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "Block":
+        kind = value.get("type") if cls is Block and isinstance(value, dict) else None
+        return handler(value) if not isinstance(kind, str) or kind in KNOWN_BLOCKS else OtherBlock.of(kind, value)
+
+
+class OtherBlock(Block):
+    """A block of another type, such as the result of a tool that another server hosts, with all its members."""
+
+    members: dict[str, Any]
+
+    @classmethod
+    def of(cls, kind: str, members: dict[str, Any]) -> Self:
+        """The block; only its mark for the cache is checked."""
+        return cls.model_validate({"type": kind, "cache_control": members.get("cache_control"), "members": members})
+
 
 Blocks = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[Block], Tag("other")], TEXT_OR_OTHER]
 
@@ -44,7 +71,7 @@ class Turn(WireModel):
 
 
 class ClientTool(WireModel):
-    """A tool that the caller runs; other types are refused."""
+    """A tool that the caller runs. One of another type is a `ServerTool`."""
 
     type: Text | None = None
     name: ToolName
@@ -52,6 +79,20 @@ class ClientTool(WireModel):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ClientTool":
+        kind = value.get("type") if cls is ClientTool and isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind == "custom":
+            return handler(value)
+        return ServerTool(type=kind, name="", cache_control=value.get("cache_control"))
+
+
+class ServerTool(ClientTool):
+    """A tool that this server does not host, such as web_search_20250305. Its other members are of no use."""
+
+    name: Text
 
 
 class ChosenTool(WireModel):
@@ -63,11 +104,14 @@ class ChosenTool(WireModel):
 
 
 class ThinkingConfig(WireModel):
-    """Whether and how much to reason. `display` omitted leaves the reasoning out of the answer."""
+    """Whether and how much to reason: `enabled`, `disabled` or `adaptive`, which leaves it to the model.
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    `display` omitted leaves the reasoning out of the answer. Words of later versions are reported.
+    """
+
+    type: Text
     budget_tokens: Int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Text | None = None
 
 
 class OutputFormat(WireModel):
@@ -80,7 +124,7 @@ class OutputFormat(WireModel):
 class OutputConfig(WireModel):
     """How the answer is made, and its format."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Text | None = None
     format: OutputFormat | None = None
 
 

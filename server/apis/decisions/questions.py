@@ -8,6 +8,7 @@ each label's probability is that of its own text.
 import json
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ from weft.server.task.validation import check_range, required
 MAX_JSON_LEVELS = 32
 MAX_JSON_VALUES = 10_000
 MAX_JSON_BYTES = 256 << 10
+MAX_NAMED = 8
+"""Most repeated answers that an error names."""
 _USER_PARTS = frozenset({"input_text", "input_json"})
 _PARTS = {"user": _USER_PARTS, "assistant": frozenset({"output_text", "refusal"})}
 
@@ -88,6 +91,25 @@ def not_blank(text: str, at: str) -> str:
     if not text.strip():
         raise InvalidRequestError(f"{at} must not be blank", param=at)
     return text
+
+
+def check_different(values: Sequence[tuple[type, object]], what: str, at: str) -> None:
+    """Check that no answer is there twice: which of the two is probable would mean nothing.
+
+    Args:
+        values: The answers with their types: "true" and true are different.
+
+    Raises:
+        InvalidRequestError: The error names each value that is repeated.
+    """
+    repeated = [value for (_, value), count in Counter(values).items() if count > 1]
+    if repeated:
+        named = ", ".join(map(shown, repeated[:MAX_NAMED])) + (", ..." if len(repeated) > MAX_NAMED else "")
+        raise InvalidRequestError(f"{at} must have different {what}, got {named} twice", param=at)
+
+
+def _folded(text: str) -> str:
+    return text.strip().casefold()
 
 
 def compact_json(data: object, at: str) -> str:
@@ -211,9 +233,7 @@ def _read(question: DecisionQuestion, at: str) -> Asked:
             return yes_or_no(instructions, (None, None), at)
         case "choice":
             choices = required(question.choices, f"{at}.choices")
-            if len({(type(choice.value), choice.value) for choice in choices}) < len(choices):
-                message = f"{at}.choices must have different values, got one of them twice"
-                raise InvalidRequestError(message, param=f"{at}.choices")
+            check_different([(type(choice.value), choice.value) for choice in choices], "values", f"{at}.choices")
             for j, choice in enumerate(choices):
                 not_blank(str(choice.value), f"{at}.choices[{j}].value")
             shown_values = [str(c.value).lower() if isinstance(c.value, bool) else c.value for c in choices]
@@ -222,6 +242,7 @@ def _read(question: DecisionQuestion, at: str) -> Asked:
             levels = required(question.levels, f"{at}.levels")
             for j, level in enumerate(levels):
                 not_blank(level.label, f"{at}.levels[{j}].label")
+            check_different([(str, _folded(level.label)) for level in levels], "labels", f"{at}.levels")
             return level_of(instructions, [_described(level.label, level.description) for level in levels], at)
 
 
@@ -347,10 +368,10 @@ def _choice(name: str, text: str, criteria: Iterable[tuple[str, JsonText | None]
     pairs, seen = list(criteria), set[str]()
     for option, _ in pairs:
         not_blank(option, f"{at}.{member}")
-        if option.strip().casefold() in seen or any(unicodedata.category(char) in _LINES for char in option):
+        if _folded(option) in seen or any(unicodedata.category(char) in _LINES for char in option):
             message = f"{at}.{member} must have different names without control characters, got {shown(option)}"
             raise InvalidRequestError(message, param=f"{at}.{member}")
-        seen.add(option.strip().casefold())
+        seen.add(_folded(option))
     names, details = [option for option, _ in pairs], [detail for _, detail in pairs]
     asked = choice_of(text, names, [text_of(detail, f"{at}.{member}") for detail in details], at)
     return Named(name, "choice", names, details, asked)
@@ -358,6 +379,7 @@ def _choice(name: str, text: str, criteria: Iterable[tuple[str, JsonText | None]
 
 def _score(name: str, text: str, levels: Sequence[JsonText], at: str, member: str) -> Named:
     lines = [not_blank(text_of(level, f"{at}.{member}[{i}]"), f"{at}.{member}[{i}]") for i, level in enumerate(levels)]
+    check_different([(str, _folded(line)) for line in lines], "levels", f"{at}.{member}")
     return Named(name, "score", [str(i) for i in range(len(levels))], levels, level_of(text, lines, at))
 
 

@@ -9,26 +9,35 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import check_range
 
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Format = Annotated[Annotated[Literal["", "json"], Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
+
+
+WholeNumber = Annotated[Int, BeforeValidator(_whole)]
+"""An integer, which clients in Go and Java may write as 10.0."""
 
 
 class Options(WireModel):
     """How to generate. The other options of Ollama are about the machine."""
 
-    num_predict: Int | None = None
-    num_ctx: Int | None = None
+    num_predict: WholeNumber | None = None
+    num_ctx: WholeNumber | None = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: WholeNumber | None = None
     top_p: float | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: WholeNumber | None = None
     stop: TextOrTexts | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
@@ -52,7 +61,7 @@ class CalledFunction(WireModel):
     """The function of an earlier call."""
 
     name: Text
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | None = None
 
 
 class EarlierCall(WireModel):
@@ -71,11 +80,23 @@ class OllamaMessage(WireModel):
     tool_name: Text | None = None
 
 
+def _as_function(value: object) -> object:
+    """A tool whose type is missing, as many clients send it, is a function; `required` may be null."""
+    if not isinstance(value, dict):
+        return value
+    tool = {**value, "type": value.get("type") or "function"}
+    function = tool.get("function")
+    if isinstance(function, dict) and isinstance(parameters := function.get("parameters"), dict):
+        shown = {name: inner for name, inner in parameters.items() if inner is not None or name != "required"}
+        tool["function"] = {**function, "parameters": shown}
+    return tool
+
+
 class OllamaChatBody(OllamaBody):
     """The body of POST /api/chat. Without messages it only asks whether the model is there."""
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
-    tools: Items[ToolDefinition] | None = None
+    tools: Items[Annotated[ToolDefinition, BeforeValidator(_as_function)]] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
@@ -203,31 +224,47 @@ REFUSED_IN_OLLAMA_GENERATE: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def chat_of(body: OllamaChatBody, max_model_len: int) -> ChatCompletionBody:
+def check_context(body: OllamaBody, max_model_len: int, *, strict: bool) -> None:
+    """Check the length of the context that the body asks for. It is cut to the model's unless `strict` is set.
+
+    Raises:
+        InvalidRequestError: It is out of range.
+    """
+    if body.options and body.options.num_ctx is not None:
+        check_range("options.num_ctx", body.options.num_ctx, 1, max_model_len if strict else None)
+
+
+def cut_options(body: OllamaBody, max_model_len: int) -> list[str]:
+    """The options that ask for more than there is."""
+    num_ctx = body.options.num_ctx if body.options else None
+    return ["options.num_ctx"] if num_ctx is not None and num_ctx > max_model_len else []
+
+
+def chat_of(body: OllamaChatBody) -> ChatCompletionBody:
     """The conversation to answer.
 
     Raises:
         InvalidRequestError: An option is out of range.
     """
     return ChatCompletionBody(
-        **_shared_fields(body, max_model_len),
+        **_shared_fields(body),
         messages=_messages(body.messages or ()),
         tools=body.tools or None,
         reasoning_effort=_effort(body),
     )
 
 
-def chat_of_prompt(body: OllamaGenerateBody, max_model_len: int) -> ChatCompletionBody:
+def chat_of_prompt(body: OllamaGenerateBody) -> ChatCompletionBody:
     """A prompt as a conversation of one turn."""
     system = [Message(role="system", content=body.system)] if body.system else []
     return ChatCompletionBody(
-        **_shared_fields(body, max_model_len),
+        **_shared_fields(body),
         messages=[*system, Message(role="user", content=body.prompt or "")],
         reasoning_effort=_effort(body),
     )
 
 
-def completion_of(body: OllamaGenerateBody, max_model_len: int) -> CompletionBody:
+def completion_of(body: OllamaGenerateBody) -> CompletionBody:
     """A prompt that is continued as it is.
 
     Raises:
@@ -238,13 +275,11 @@ def completion_of(body: OllamaGenerateBody, max_model_len: int) -> CompletionBod
             given = "raw" if body.raw else "suffix"
             message = f"{name} cannot be used with {given}, which leaves out the chat template, got {shown(value)}"
             raise InvalidRequestError(message, param=name)
-    return CompletionBody(**_shared_fields(body, max_model_len), prompt=body.prompt or "", suffix=body.suffix)
+    return CompletionBody(**_shared_fields(body), prompt=body.prompt or "", suffix=body.suffix)
 
 
-def _shared_fields(body: OllamaBody, max_model_len: int) -> dict[str, Any]:
+def _shared_fields(body: OllamaBody) -> dict[str, Any]:
     options = body.options or Options()
-    if options.num_ctx is not None:
-        check_range("options.num_ctx", options.num_ctx, 1, max_model_len)
     num_predict = options.num_predict
     format: dict[str, Any] | None = None
     if isinstance(body.format, dict):
@@ -283,7 +318,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
     for each in given:
         calls = []
         for call in each.tool_calls or ():
-            arguments = msgspec.json.encode(call.function.arguments).decode()
+            arguments = msgspec.json.encode(call.function.arguments or {}).decode()
             function = FunctionCall(name=call.function.name, arguments=arguments)
             calls.append(ToolCall(id=f"call_{num_calls}", function=function))
             open_calls[f"call_{num_calls}"] = call.function.name

@@ -35,7 +35,9 @@ from weft.server.apis.ollama.body import (
     ToolCallMember,
     chat_of,
     chat_of_prompt,
+    check_context,
     completion_of,
+    cut_options,
 )
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
@@ -159,9 +161,10 @@ async def chat(body: OllamaChatBody, request: Request, context: Context) -> Resp
         return _loaded(body, model, message=MessageMember())
     with renaming(RENAMED):
         size, max_len = len(await request.body()), model.engine_info.max_model_len
-        made = await context.workers.run_light(size, chat_of, body, max_len)
+        check_context(body, max_len, strict=context.settings.strict_params)
+        made = await context.workers.run_light(size, chat_of, body)
         task = await chat_task(made, request, context, sent=body, refused=REFUSED_IN_OLLAMA_CHAT)
-        return await _respond(task, request, context, is_chat=True)
+        return await _respond(task, request, context, cut_options(body, max_len), is_chat=True)
 
 
 @body_router.post("/api/generate")
@@ -172,17 +175,19 @@ async def generate(body: OllamaGenerateBody, request: Request, context: Context)
         return _loaded(body, model, response="")
     with renaming(RENAMED):
         max_len, refused = model.engine_info.max_model_len, REFUSED_IN_OLLAMA_GENERATE
+        check_context(body, max_len, strict=context.settings.strict_params)
         if body.raw or body.suffix:
-            plain = completion_of(body, max_len)
+            plain = completion_of(body)
             task = await completion_task(plain, request, context, sent=body, refused=refused, is_bounded=False)
         else:
-            task = await chat_task(chat_of_prompt(body, max_len), request, context, sent=body, refused=refused)
-        return await _respond(task, request, context, is_chat=False)
+            task = await chat_task(chat_of_prompt(body), request, context, sent=body, refused=refused)
+        return await _respond(task, request, context, cut_options(body, max_len), is_chat=False)
 
 
-async def _respond(task: Task, request: Request, context: ServerContext, *, is_chat: bool) -> Response:
-    ignored = [renamed(name, RENAMED) for name in task.ignored]
-    task = replace(task, ignored=ignored, fits_context=True)
+async def _respond(
+    task: Task, request: Request, context: ServerContext, cut: Sequence[str], *, is_chat: bool
+) -> Response:
+    task = replace(task, ignored=[*cut, *(renamed(name, RENAMED) for name in task.ignored)])
     return await respond(task, request, context, partial(OllamaRenderer, task, is_chat=is_chat), FRAMING)
 
 

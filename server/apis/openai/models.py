@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.openai.agent_models import AgentModel, agent_models
 from weft.server.http.context import ServerContext, get_context
 from weft.server.http.middleware import asks_in_anthropics_way
 from weft.server.models.served_model import ServedModel
@@ -54,9 +55,10 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """All served models."""
+    """All served models. `models` is what Codex reads of the list."""
 
     data: list[ModelCard]
+    models: list[AgentModel]
     object: Literal["list"] = "list"
 
 
@@ -90,7 +92,8 @@ async def list_models(request: Request, context: Annotated[ServerContext, Depend
     if asks_in_anthropics_way(request.scope):
         models = [_in_anthropics_way(name, model, context) for name, model in context.models.items()]
         return json_answer(AnthropicModels(models, models[0].id, models[-1].id))
-    return json_answer(ModelList([_described(name, model, context) for name, model in context.models.items()]))
+    cards = [_described(name, model, context) for name, model in context.models.items()]
+    return json_answer(ModelList(cards, agent_models(context.models)))
 
 
 @router.get("/v1/models/{model_id:path}")

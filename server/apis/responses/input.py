@@ -1,8 +1,9 @@
 """The input of POST /v1/responses: its items are gathered, turned into messages for the template, and shortened to fit.
 
 The items are the body's own and those of its conversation, or of the responses before it. Reasoning, a message of the
-assistant and calls that follow each other are one turn, so they become one message. An item that this server has no use
-for is refused by name.
+assistant and calls that follow each other are one turn, so they become one message. Items of other types become calls
+and their outputs, or text (`weft.server.task.foreign`). Reasoning that was sealed elsewhere is left out and reported. A
+compaction that was sealed elsewhere is refused: it is the conversation itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,18 +13,19 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from weft.server.apis.responses.schema import ResponseBody, ResponseItem, ResponsePart
+from weft.server.apis.responses.schema import OtherItem, ResponseBody, ResponseItem, ResponsePart
 from weft.server.apis.responses.stored import FIRST_INPUT, all_items, chain, find_items, item_id
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.task.bodies import FunctionCall
+from weft.server.task.foreign import foreign_text
 from weft.server.task.messages import PART_SEPARATOR, call_of, fit_call_ids, function_call
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
 from weft.server.task.schema import PromptCacheOptions
 from weft.server.task.task import Chat
-from weft.server.task.tool_use import CUSTOM_INPUT
+from weft.server.task.tool_use import CUSTOM_INPUT, QualifiedName
 from weft.server.task.validation import required
 
 
@@ -130,6 +132,8 @@ class Messages:
     breakpoints: list[Breakpoint] = field(default_factory=list)
     turn: dict[str, Any] | None = None  # the open message of the assistant
     call_ids: set[str] = field(default_factory=set)
+    answered: frozenset[str] = frozenset()  # ids of calls that have an output in the input
+    left_out: list[str] = field(default_factory=list)
 
     def add(self, index: int, item: ResponseItem, at: str) -> None:
         """Add the next item.
@@ -146,13 +150,13 @@ class Messages:
                     self._turn(("content", "tool_calls")).setdefault("reasoning_content", []).append(text)
             case "compaction":
                 self.turn = None
-                text = self._unsealed("compaction", _member(item, "encrypted_content", at), at)
+                text = self._compaction(item, at)
                 self.messages.append({"role": "assistant", "content": SUMMARY_INTRO + text})
             case "function_call":
-                function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
+                function = FunctionCall(name=_called_name(item, at), arguments=_member(item, "arguments", at))
                 self._call(_member(item, "call_id", at), function_call(function))
             case "custom_tool_call":
-                call = call_of(_member(item, "name", at), {CUSTOM_INPUT: _member(item, "input", at)})
+                call = call_of(_called_name(item, at), {CUSTOM_INPUT: _member(item, "input", at)})
                 self._call(_member(item, "call_id", at), call)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item, at)
@@ -160,10 +164,22 @@ class Messages:
                 pass  # the tools are in the template's own place for them
             case "mcp_call" | "mcp_approval_request" | "mcp_approval_response":
                 self._hosted(item, at)
-            case other:
-                raise UnsupportedValueError(
-                    f"{at}: items of type {shown(other)} are not supported by this server", param=f"{at}.type"
-                )
+            case _ if isinstance(item, OtherItem):
+                self._other(item)
+            case _:
+                raise UnsupportedValueError(f"{at} must have a type or a role, got neither", param=f"{at}.type")
+
+    def _other(self, item: OtherItem) -> None:
+        id = item.shared_id
+        if id in self.call_ids and item.is_output:
+            self._answer_call(id, item.output_text())
+        elif id in self.answered and item.is_call:
+            self._call(id, call_of(*item.called()))
+        else:
+            turn = self._turn(("tool_calls",))
+            turn["content"] = PART_SEPARATOR.join(
+                text for text in (turn["content"], foreign_text(item.type, item.members)) if text
+            )
 
     def _message(self, item: ResponseItem, at: str) -> None:
         role = _member(item, "role", at)
@@ -217,18 +233,21 @@ class Messages:
             self._answer_call(call_id, output)
 
     def _reasoning(self, item: ResponseItem, at: str) -> str:
-        """The text of the reasoning itself, plain or encrypted, else of its summary."""
+        """The text of the reasoning itself, plain or sealed here, else of its summary."""
         if item.content:
             return _text(item.content, f"{at}.content", "")
-        if item.encrypted_content is None:
-            return _text(item.summary or "", f"{at}.summary")
-        return self._unsealed("reasoning", item.encrypted_content, at)
+        if item.encrypted_content:
+            text = self.unseal("reasoning", item.encrypted_content)
+            if text is not None:
+                return text
+            self.left_out.append(f"{at}.encrypted_content")
+        return _text(item.summary or "", f"{at}.summary")
 
-    def _unsealed(self, kind: str, sealed: str, at: str) -> str:
-        text = self.unseal(kind, sealed)
+    def _compaction(self, item: ResponseItem, at: str) -> str:
+        text = self.unseal("compaction", _member(item, "encrypted_content", at))
         if text is None:
             path = f"{at}.encrypted_content"
-            message = f"{path} was not made by this server as {kind} for this API key, or was changed"
+            message = f"{path} was not made by this server as compaction for this API key, or was changed"
             raise InvalidRequestError(message, param=path)
         return text
 
@@ -254,6 +273,11 @@ def _member(item: ResponseItem, name: str, at: str) -> str:
     return value
 
 
+def _called_name(item: ResponseItem, at: str) -> str:
+    name = _member(item, "name", at)
+    return QualifiedName(item.namespace, name).flat if item.namespace else name
+
+
 def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:
     if content is None:
         raise InvalidRequestError(f"{at} is required", param=at)
@@ -277,21 +301,27 @@ def input_messages(
     *,
     shows_old_reasoning: bool,
     unseal: Callable[[str, str], str | None],
-) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
-    """The messages for the template, and the last breakpoints in them.
+    may_be_empty: bool = False,
+) -> tuple[list[dict[str, Any]], list[Breakpoint], list[str]]:
+    """The messages for the template, the last breakpoints in them, and the paths of what was left out.
 
     Args:
         tools: How the model writes calls; None: it has no tools.
         unseal: Decrypts a text of a kind; None is returned for what was not encrypted as such for this caller.
         shows_old_reasoning: Reasoning before the last message of the user is kept; the template may still drop it.
+        may_be_empty: Without an item there is an empty message of the user; a client that probes the server sends none.
 
     Raises:
         InvalidRequestError: There is no item, or one is wrong.
     """
+    if not items and may_be_empty:
+        items = [InputItem(ResponseItem(role="user", content=""), "input")]
     if not items and instructions is None:
         raise InvalidRequestError("input must hold at least one item, got none", param="input")
     of_user = [i for i, each in enumerate(items) if each.item.role == "user"]
-    made = Messages(usual_ttl_s(cache), unseal, of_user[-1] if of_user and not shows_old_reasoning else 0)
+    first_shown = of_user[-1] if of_user and not shows_old_reasoning else 0
+    answered = frozenset(each.item.shared_id for each in items if each.item.is_output)
+    made = Messages(usual_ttl_s(cache), unseal, first_shown, answered=answered)
     if instructions is not None:
         made.messages.append({"role": "system", "content": instructions})
     try:
@@ -305,7 +335,7 @@ def input_messages(
         if message["content"] is None and not message.get("tool_calls"):
             message["content"] = ""  # the turn was cut during its reasoning
     fit_call_ids(made.messages, tools)
-    return made.messages, made.breakpoints[-MAX_BREAKPOINTS:]
+    return made.messages, made.breakpoints[-MAX_BREAKPOINTS:], made.left_out
 
 
 def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | None]) -> None:
@@ -345,7 +375,7 @@ def items_to_store(items: Sequence[InputItem], response_id: str) -> list[dict[st
 
 
 def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
-    given = item.model_dump(exclude_none=True)
+    given = dict(item.members) if isinstance(item, OtherItem) else item.model_dump(exclude_none=True)
     kind = given.setdefault("type", "message")
     given.setdefault("id", item_id(_PREFIXES.get(kind, "item"), response_id, FIRST_INPUT + index))
     if kind not in _WITHOUT_STATUS:

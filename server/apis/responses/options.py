@@ -1,34 +1,22 @@
-"""Reads what a caller wants of responses: tools, structure and reasoning of a new one, what is shown of stored ones.
+"""Reads what a caller wants of responses: structure and reasoning of a new one, what is shown of stored ones.
 
 The fields of a body are flat where those of chat completions nest.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 from starlette.requests import Request
 
-from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, NO_HOSTED, HostedTools
-from weft.server.apis.responses.schema import FlatReference, Includable, ResponseBody, ResponseTool, ResponseToolChoice
-from weft.server.errors import InvalidRequestError, UnsupportedParameterError, UnsupportedValueError, shown
+from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
+from weft.server.apis.responses.schema import Includable, ResponseBody
+from weft.server.apis.responses.tools import read_tools
+from weft.server.errors import InvalidRequestError, UnsupportedParameterError, shown
 from weft.server.formats.detection import OutputFormats
 from weft.server.task.read_body import MAX_LOGPROBS
-from weft.server.task.schema import FunctionDefinition, GrammarDefinition
 from weft.server.task.structured_output import Structure, json_structure
 from weft.server.task.task import OutputWishes
 from weft.server.task.template_options import Thinking, checked_kwargs, prompt_end, thinking_of
-from weft.server.task.tool_use import (
-    MAX_TOOLS,
-    Choice,
-    HostedTool,
-    ToolUse,
-    check_declared,
-    check_functions,
-    chosen_word,
-    custom_function,
-    use_of,
-)
 from weft.server.task.validation import check_range, required
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
@@ -37,21 +25,25 @@ ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
-def read_wishes(body: ResponseBody, formats: OutputFormats, hosted: HostedTools = NO_HOSTED) -> OutputWishes:
+def read_wishes(
+    body: ResponseBody, formats: OutputFormats, hosted: HostedTools = NO_HOSTED, *, strict: bool = False
+) -> OutputWishes:
     """Read the fields about tools, structure and reasoning. `hosted` holds what MCP servers add to the tools.
+
+    If `strict`, a tool that this server does not host is refused; if not, it is left out.
 
     Raises:
         InvalidRequestError: One of them is wrong.
         UnsupportedParameterError: There are tools, but the model's chat template does not show tools.
     """
-    use = _tool_use(body, hosted)
+    use, left_out = read_tools(body, hosted, strict=strict)
     if use is not None and formats.tools is None:
         raise UnsupportedParameterError(
             "tools cannot be used: the chat template of this model shows no tools", param="tools"
         )
     effort = body.reasoning.effort if body.reasoning else None
     thinking = thinking_of(effort, None, formats, "reasoning.effort") if effort else Thinking()
-    return OutputWishes(use, _structure(body), thinking)
+    return OutputWishes(use, _structure(body), thinking, left_out=left_out)
 
 
 def template_options(body: ResponseBody, wishes: OutputWishes, tokenizer: TextTokenizer) -> TemplateOptions:
@@ -62,9 +54,14 @@ def template_options(body: ResponseBody, wishes: OutputWishes, tokenizer: TextTo
     return prompt_end(None, None, variables)
 
 
+def is_prewarm(body: ResponseBody) -> bool:
+    """Whether the prompt is computed and nothing is generated; clients probe a server so, too."""
+    return body.generate is False or bool(body.prompt_cache_options and body.prompt_cache_options.prewarm)
+
+
 def max_output_tokens(body: ResponseBody) -> int | None:
     """Most tokens of the output; None: as many as fit."""
-    if body.prompt_cache_options and body.prompt_cache_options.prewarm:
+    if is_prewarm(body):
         return 0
     if body.max_output_tokens is not None:
         check_range("max_output_tokens", body.max_output_tokens, 1, None)
@@ -85,97 +82,6 @@ def num_logprobs(body: ResponseBody) -> int | None:
     if top:
         raise InvalidRequestError(f"top_logprobs is only allowed when include holds {LOGPROBS}", param="top_logprobs")
     return None
-
-
-def _tool_use(body: ResponseBody, hosted: HostedTools) -> ToolUse | None:
-    if not body.tools:  # an agent without tools sends an empty list
-        if body.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
-        return None
-    own = {i: tool for i, tool in enumerate(body.tools) if tool.type != "mcp"}
-    functions = [_function(tool, f"tools[{i}]") for i, tool in own.items()]
-    paths = [f"tools[{i}].{'parameters' if tool.type == 'function' else 'format'}" for i, tool in own.items()]
-    if functions or len(body.tools) > MAX_TOOLS:
-        check_functions(functions, "tools", paths)
-    kinds = {function.name: tool.type for function, tool in zip(functions, own.values(), strict=True)}
-    by_name = {each.function.name: each.tool for each in hosted.functions}
-    labels = sorted({tool.server_label or "" for tool in body.tools if tool.type == "mcp"})
-    choice = _chosen(body.tool_choice, kinds, by_name, labels)
-    if hosted.is_later:
-        names = frozenset(kinds) | frozenset(by_name) if choice.is_one else choice.names
-        choice = Choice(names if hosted.may_call else names - by_name.keys())
-    elif choice.is_required and not choice.names:
-        raise InvalidRequestError("tool_choice requires a call, but no MCP server listed a tool", param="tool_choice")
-    use = use_of(
-        [*functions, *(each.function for each in hosted.functions)],
-        [*paths, *(f"{each.tool.label}.{each.tool.name}.input_schema" for each in hosted.functions)],
-        kinds,
-        choice,
-        is_parallel=body.parallel_tool_calls is not False,
-    )
-    return replace(use, hosted=by_name) if use and by_name else use
-
-
-def _function(tool: ResponseTool, at: str) -> FunctionDefinition:
-    if tool.type not in ("function", "custom"):
-        raise UnsupportedValueError(
-            f"{at}.type must be 'function', 'custom' or 'mcp': this server does not host {shown(tool.type)}",
-            param=f"{at}.type",
-        )
-    for member in MCP_MEMBERS:
-        if getattr(tool, member) is not None:
-            raise InvalidRequestError(
-                f"{at}.{member} is only a member of tools of type mcp, got {shown(tool.type)}", param=f"{at}.{member}"
-            )
-    name = required(tool.name, f"{at}.name")
-    if tool.type == "function":
-        return FunctionDefinition(
-            name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        )
-    grammar = None
-    if tool.format is not None and tool.format.type == "grammar":
-        required(tool.format.syntax, f"{at}.format.syntax")
-        required(tool.format.definition, f"{at}.format.definition")
-        grammar = GrammarDefinition.model_validate(tool.format.model_dump(include={"syntax", "definition"}))
-    return custom_function(name, tool.description, grammar, f"{at}.format")
-
-
-def _chosen(
-    choice: str | ResponseToolChoice | None,
-    kinds: dict[str, str],
-    hosted: Mapping[str, HostedTool],
-    labels: Sequence[str],
-) -> Choice:
-    if choice is None or isinstance(choice, str):
-        return chosen_word(choice, {**kinds, **dict.fromkeys(hosted, "mcp")})
-    if choice.type != "allowed_tools":
-        is_one = choice.name is not None  # not so if all tools of a server are meant
-        return Choice(_names(choice, kinds, hosted, labels, "tool_choice"), is_required=True, is_one=is_one)
-    if not choice.tools:
-        at = "tool_choice.tools"
-        raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
-    names = [_names(each, kinds, hosted, labels, f"tool_choice.tools[{i}]") for i, each in enumerate(choice.tools)]
-    return Choice(frozenset().union(*names), required(choice.mode, "tool_choice.mode") == "required")
-
-
-def _names(
-    reference: FlatReference, kinds: dict[str, str], hosted: Mapping[str, HostedTool], labels: Sequence[str], at: str
-) -> frozenset[str]:
-    """The tools that a reference means; more than one only if it names an MCP server alone."""
-    if reference.type == "mcp":
-        label = required(reference.server_label, f"{at}.server_label")
-        check_declared(label, labels, f"{at}.server_label")
-        of_server = {name: tool.name for name, tool in hosted.items() if tool.label == label}
-        if reference.name is not None and of_server:  # empty if the server did not list its tools
-            check_declared(reference.name, [*of_server.values()], f"{at}.name")
-        return frozenset(name for name, known in of_server.items() if reference.name in (None, known))
-    if reference.type not in ("function", "custom"):
-        raise UnsupportedValueError(
-            f"{at}.type must be 'function', 'custom' or 'mcp', got {shown(reference.type)}", param=f"{at}.type"
-        )
-    name = required(reference.name, f"{at}.name")
-    check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
-    return frozenset({name})
 
 
 def _structure(body: ResponseBody) -> Structure | None:

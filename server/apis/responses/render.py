@@ -67,6 +67,7 @@ class ResponseRenderer:
         self._tokenizer = task.model.tokenizer
         self._custom_names = task.wishes.use.custom_names if task.wishes.use else frozenset()
         self._hosted = task.wishes.use.hosted if task.wishes.use else {}
+        self._qualified = task.wishes.use.qualified if task.wishes.use else {}
         self._calls: deque[_Open] = deque()  # of hosted tools, written and without a result
         self._is_prewarm = task.sampling.max_tokens == 0
         self._num_events = 0
@@ -194,9 +195,14 @@ class ResponseRenderer:
                 return self._add(McpApprovalRequestItem(self._new_id("mcpr"), tool.label, tool.name))
             item = McpCallItem(self._new_id("mcp"), tool.label, tool.name)
             return self._add(item) + self._item_event("mcp_call.in_progress")
+        call: wire.CustomCallItem | wire.FunctionCallItem
         if name in self._custom_names:
-            return self._add(wire.CustomCallItem(self._new_id("ctc"), new_call_id(), name))
-        return self._add(wire.FunctionCallItem(self._new_id("fc"), new_call_id(), name))
+            call = wire.CustomCallItem(self._new_id("ctc"), new_call_id(), name)
+        else:
+            call = wire.FunctionCallItem(self._new_id("fc"), new_call_id(), name)
+        if qualified := self._qualified.get(name):
+            call.namespace, call.name = qualified.namespace, qualified.name
+        return self._add(call)
 
     def _end_call(self, event: CallClosed) -> bytes:
         item, data = self._item, b""

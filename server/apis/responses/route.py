@@ -25,7 +25,14 @@ from weft.server.apis.responses.input import (
     shortened,
 )
 from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
-from weft.server.apis.responses.options import ENCRYPTED, max_output_tokens, num_logprobs, read_wishes, template_options
+from weft.server.apis.responses.options import (
+    ENCRYPTED,
+    is_prewarm,
+    max_output_tokens,
+    num_logprobs,
+    read_wishes,
+    template_options,
+)
 from weft.server.apis.responses.render import ResponseOptions, ResponseRenderer, error_event
 from weft.server.apis.responses.schema import ResponseBody, ResponseObject, ResponseTool
 from weft.server.apis.responses.sealing import Sealer
@@ -36,7 +43,7 @@ from weft.server.errors import ApiError, InvalidRequestError
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
-from weft.server.generate.prompts import encode_chat
+from weft.server.generate.prompts import encode_chat, num_prompt_tokens
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
 from weft.server.http.sse import EventStream
@@ -50,6 +57,7 @@ from weft.server.task.validation import (
     REFUSED_IN_RESPONSES,
     ignored_fields,
     ignored_header,
+    note_left_out,
     require_task,
 )
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
@@ -122,7 +130,8 @@ async def count_input_tokens(
     items = await input_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
     tools = await list_servers(body, items.all, items.size, request, context)
-    chat, _ = await read_chat(body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED)
+    hosted = tools.hosted if tools else NO_HOSTED
+    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     room = TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
         token_ids, _ = await context.workers.run(items.size, encode_chat, model.tokenizer, chat, room)
@@ -130,7 +139,8 @@ async def count_input_tokens(
         message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="input") from None
     answer = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
-    return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+    headers = ignored_header([*wishes.left_out, *ignored])
+    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
 
 
 async def _in_background(
@@ -264,8 +274,9 @@ async def read_chat(
 ) -> tuple[Chat, OutputWishes]:
     """The messages for the template, and what the output must be."""
     max_tokens = max_output_tokens(body)
-    wishes = await context.workers.run_light(size, read_wishes, body, model.formats, hosted)
-    messages, breakpoints = await context.workers.run_light(
+    strict = context.settings.strict_params
+    wishes = await context.workers.run_light(size, read_wishes, body, model.formats, hosted, strict=strict)
+    messages, breakpoints, left_out = await context.workers.run_light(
         size,
         input_messages,
         items,
@@ -274,11 +285,14 @@ async def read_chat(
         body.prompt_cache_options,
         shows_old_reasoning=not (body.reasoning and body.reasoning.context == "current_turn"),
         unseal=sealer.unseal,
+        may_be_empty=is_prewarm(body),
     )
+    wishes = replace(wishes, left_out=[*wishes.left_out, *left_out])
+    note_left_out(wishes.left_out)
     chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
     if body.truncation == "auto":
-        room = model.engine_info.max_model_len - (1 if max_tokens is None else max_tokens)
-        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, TokenRoom(max(0, room))))
+        room = TokenRoom(num_prompt_tokens(model.engine_info.max_model_len, max_tokens, is_bound=not strict))
+        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, room))
     return chat, wishes
 
 

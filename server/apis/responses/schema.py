@@ -3,13 +3,14 @@
 Items of the input are one wide model: `weft.server.apis.responses.input` decides which types and members are accepted.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
+from weft.server.task.foreign import json_text, shown_members
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
     GenerationBody,
@@ -41,8 +42,21 @@ class ResponsePart(WireModel):
 Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ResponsePart], Tag("other")], TEXT_OR_OTHER]
 
 
+KNOWN_ITEMS = frozenset(
+    {
+        *("message", "reasoning", "compaction", "item_reference"),
+        *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    }
+)
+"""Types of items whose members are read. Items of any other type become text."""
+
+
 class ResponseItem(WireModel):
-    """One item of the input: a message, a call, the output of a call, reasoning, or a reference to a stored item."""
+    """One item of the input: a message, a call, the output of a call, reasoning, or a reference to a stored item.
+
+    An item of another type is an `OtherItem`, whose members may be anything.
+    """
 
     type: Text | None = None
     id: Text | None = None
@@ -52,6 +66,7 @@ class ResponseItem(WireModel):
     status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
     call_id: Text | None = None
     name: Text | None = None
+    namespace: Text | None = None
     arguments: Text | None = None
     input: Text | None = None
     output: Content | None = None
@@ -63,6 +78,49 @@ class ResponseItem(WireModel):
     approval_request_id: Text | None = None
     approve: bool | None = None
     reason: Text | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ResponseItem":
+        kind = value.get("type") if cls is ResponseItem and isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind in KNOWN_ITEMS:
+            return handler(value)
+        ids = {name: value[name] for name in ("id", "call_id") if isinstance(value.get(name), str)}
+        return OtherItem(type=kind, **ids, members=value)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the item is a call, such as local_shell_call."""
+        return (self.type or "").endswith("_call")
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the item is the output of a call, such as local_shell_call_output."""
+        return (self.type or "").endswith("_output")
+
+    @property
+    def shared_id(self) -> str:
+        """The id that a call and its output share; an empty text if there is none."""
+        return self.call_id or self.id or ""
+
+
+class OtherItem(ResponseItem):
+    """An item of another type, such as a call of a tool that another server hosts, with all its members."""
+
+    type: Text
+    members: dict[str, Any]
+
+    def called(self) -> tuple[str, Any]:
+        """The name and the arguments of a call."""
+        members = shown_members(self.members)
+        arguments = members.get("arguments")
+        return self.type.removesuffix("_call"), arguments if isinstance(arguments, dict) else members
+
+    def output_text(self) -> str:
+        """The output of a call as text."""
+        members = shown_members(self.members)
+        output = members.get("output")
+        return output if isinstance(output, str) else json_text(members if output is None else output)
 
 
 Input = Annotated[
@@ -115,8 +173,14 @@ RequireApproval = Annotated[
 ]
 
 
+KNOWN_TOOLS = ("function", "custom", "mcp", "namespace")
+
+
 class ResponseTool(WireModel):
-    """One entry of `tools`: a function, a custom tool, or an MCP server, whose members begin with `server_label`."""
+    """One entry of `tools`: a function, a custom tool, a namespace of these, or an MCP server.
+
+    The members of an MCP server begin with `server_label`. A tool of another type is an `OtherTool`.
+    """
 
     type: Text
     name: ToolName | None = None
@@ -124,6 +188,7 @@ class ResponseTool(WireModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: ToolFormat | None = None
+    tools: "Items[ResponseTool] | None" = None
     server_label: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     server_url: Text | None = None
     server_description: Text | None = None
@@ -132,12 +197,23 @@ class ResponseTool(WireModel):
     allowed_tools: AllowedTools | None = None
     require_approval: RequireApproval | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ResponseTool":
+        kind = value.get("type") if cls is ResponseTool and isinstance(value, dict) else None
+        return handler(value) if not isinstance(kind, str) or kind in KNOWN_TOOLS else OtherTool(type=kind)
+
+
+class OtherTool(ResponseTool):
+    """A tool that this server does not host, such as web_search. Its members are of no use."""
+
 
 class FlatReference(WireModel):
     """A reference to a tool by kind and name, or to all tools of an MCP server."""
 
     type: Text
     name: Text | None = None
+    namespace: Text | None = None
     server_label: Text | None = None
 
 
@@ -221,6 +297,7 @@ class ResponseBody(GenerationBody):
     store: bool | None = None
     background: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    generate: bool | None = None
 
     # accepted, not honoured
     safety_identifier: Text | None = None
@@ -281,6 +358,7 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str = ""
     status: str = "in_progress"
+    namespace: str | UnsetType = UNSET
 
 
 class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
@@ -291,6 +369,7 @@ class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
     name: str
     input: str = ""
     status: str = "in_progress"
+    namespace: str | UnsetType = UNSET
 
 
 class McpTool(msgspec.Struct):

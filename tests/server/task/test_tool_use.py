@@ -140,11 +140,23 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, said: str) -
     assert said in raised.value.message
 
 
-def test_a_grammar_inside_json_is_refused_by_name() -> None:
-    custom = {"name": "sql", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}}
-    with pytest.raises(UnsupportedValueError) as raised:
-        read(tools=[{"type": "custom", "custom": custom}])
-    assert raised.value.param == "tools[0].custom.format.grammar.syntax"
+def lark(definition: str) -> dict[str, Any]:
+    format = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+    return {"type": "custom", "custom": {"name": "sql", "description": "Asks.", "format": format}}
+
+
+def test_a_regular_grammar_becomes_a_pattern_inside_json() -> None:
+    use = read(tools=[lark('start: "a" b+\nb: /[xy]/ "\\n"')])
+    assert use is not None
+    assert use.tools[0].parameters["properties"]["input"]["pattern"] == r"^(?:(?:(?:a)(?:(?:(?:[xy])(?:\n)))+))$"
+    said = 'Asks.\nThe input follows this Lark grammar:\nstart: "a" b+\nb: /[xy]/ "\\n"'
+    assert use.shown[0]["function"]["description"] == said
+
+
+def test_a_grammar_that_is_not_regular_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedValueError, match="the rule 'start' uses itself") as raised:
+        read(tools=[lark('start: "(" start? ")"')])
+    assert raised.value.param == "tools[0].custom.format.grammar.definition"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ def test_other_lengths_are_refused(site: Any, value: int) -> None:
     assert str(value) in error["message"]
 
 
-def test_an_output_without_room_for_a_prompt_is_still_too_long(site: Any) -> None:
-    reply = site.complete(max_tokens=MAX_MODEL_LEN, truncate_prompt_tokens=-1)
-    assert reply.error["code"] == "context_length_exceeded"
+@pytest.mark.parametrize("max_tokens", [MAX_MODEL_LEN, 2**31])
+def test_an_output_that_never_fits_leaves_the_prompt_its_room(make_site: Any, max_tokens: int) -> None:
+    body = {"prompt": "x" * 3000, "max_tokens": max_tokens, "truncate_prompt_tokens": -1}
+    site = make_site()
+    assert site.complete(**body).status == 200
+    assert len(site.engine.asked[0].input.token_ids) == MAX_MODEL_LEN - 1
+    assert make_site(strict_params=True).complete(**body).error["code"] == "context_length_exceeded"

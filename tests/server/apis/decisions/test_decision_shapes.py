@@ -112,6 +112,8 @@ def test_the_callers_variables_reach_the_template_with_thinking_off(site: Any) -
         ({"questions": [{**CHOICE, "levels": ["a", "b"]}]}, "questions[0].levels"),
         ({"questions": [{**SCORE, "levels": ["a"] * 11}]}, "questions[0].levels"),
         ({"questions": [{**SCORE, "levels": ["a", ""]}]}, "questions[0].levels[1]"),
+        ({"questions": [{**SCORE, "levels": ["a", "b", "A "]}]}, "questions[0].levels"),
+        ({"questions": [{**SCORE, "levels": [{"a": 1}, {"a": 1}]}]}, "questions[0].levels"),
         ({"questions": [{**CHOICE, "optoins": []}]}, "questions[0].optoins"),
         ({"questions": [{**CHOICE, "type": "noul"}]}, "questions[0].type"),
         ({"input": " "}, "input"),

@@ -161,7 +161,18 @@ def as_json(data: Any) -> list[Any]:
             "questions[0].choices",
             "at most 255",
         ),
-        ({"questions": [{**CHOICE, "choices": [{"value": "a"}] * 2}]}, "questions[0].choices", "twice"),
+        ({"questions": [{**CHOICE, "choices": [{"value": "a"}] * 2}]}, "questions[0].choices", "got 'a' twice"),
+        (
+            {"questions": [{**CHOICE, "choices": [{"value": v} for v in (True, "b", "c", "b", True)]}]},
+            "questions[0].choices",
+            "got True, 'b' twice",
+        ),
+        (
+            {"questions": [{**SCORE, "levels": [{"label": "a"}, {"label": "b"}, {"label": "a", "description": "d"}]}]},
+            "questions[0].levels",
+            "must have different labels, got 'a' twice",
+        ),
+        ({"questions": [{**SCORE, "levels": [{"label": "Low"}, {"label": " low"}]}]}, "questions[0].levels", "'low'"),
         (
             {"questions": [{**CHOICE, "choices": [{"value": "a"}, {"value": " "}]}]},
             "questions[0].choices[1].value",

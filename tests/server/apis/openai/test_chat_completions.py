@@ -211,8 +211,8 @@ def test_what_the_engine_is_told(site: Any) -> None:
     assert plain.tenant == ""
 
 
-def test_context_length(site: Any) -> None:
-    num_prompt = len(PROMPT) + 1
+def test_context_length(make_site: Any) -> None:
+    site, num_prompt = make_site(strict_params=True), len(PROMPT) + 1
     assert site.chat(max_tokens=1000 - num_prompt).status == 200
     reply = site.chat(max_tokens=1001 - num_prompt)
     assert reply.status == 400

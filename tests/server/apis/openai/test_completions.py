@@ -123,7 +123,7 @@ def test_many_prompts_are_encoded_off_the_event_loop(site: Any) -> None:
 
 
 def test_when_one_prompt_is_not_accepted_none_stays(site: Any) -> None:
-    assert site.complete(prompt=["x", "y" * 990]).error["code"] == "context_length_exceeded"
+    assert site.complete(prompt=["x", "y" * 1000]).error["code"] == "context_length_exceeded"
     assert not site.engine.asked
 
 

@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 
+from tests.chat_templates_for_tests import QWEN3
+
 
 def test_list(site: Any) -> None:
     answer = site.call("GET", "/v1/models").json
@@ -11,6 +13,45 @@ def test_list(site: Any) -> None:
         ("model", "weft", "org/fake model", 1000)
     }
     assert answer["data"][0]["shutdown_date"] is None
+
+
+CODEX_REQUIRES: dict[str, Any] = {
+    "slug": str,
+    "display_name": str,
+    "supported_reasoning_levels": list,
+    "shell_type": str,
+    "visibility": str,
+    "supported_in_api": bool,
+    "priority": int,
+    "base_instructions": str,
+    "support_verbosity": bool,
+    "truncation_policy": dict,
+    "experimental_supported_tools": list,
+    "context_window": int,
+}
+"""Members without which Codex 0.171 drops the whole catalogue (tried one by one), and the one that it is for."""
+
+
+def test_codex_finds_the_context_of_every_model(site: Any) -> None:
+    reply = site.call("GET", "/v1/models?client_version=0.171.0")
+    models = reply.json["models"]
+    assert [each["slug"] for each in models] == [each["id"] for each in reply.json["data"]]
+    for each in models:
+        assert {name: type(each[name]) for name in CODEX_REQUIRES} == CODEX_REQUIRES
+        assert (each["context_window"], each["truncation_policy"]) == (1000, {"limit": 256, "mode": "tokens"})
+        assert each["base_instructions"]  # Codex has no others then
+    assert [each["priority"] for each in models] == [0, 1]
+
+
+def test_the_catalogue_says_what_a_model_can_do(site: Any) -> None:
+    (plain, *_) = site.call("GET", "/v1/models").json["models"]
+    assert (plain["apply_patch_tool_type"], plain["supported_reasoning_levels"]) == (None, [])
+    site.tokenizer.template = QWEN3
+    site.tokenizer.added_ids = {"<think>": 300, "</think>": 301}
+    site.rebuild()
+    (able, *_) = site.call("GET", "/v1/models").json["models"]
+    assert (able["apply_patch_tool_type"], able["supports_parallel_tool_calls"]) == ("freeform", True)
+    assert [each["effort"] for each in able["supported_reasoning_levels"]] == ["low", "medium", "high"]
 
 
 @pytest.mark.parametrize("path", ["org/fake%20model", "org%2Ffake%20model", "alias"])
