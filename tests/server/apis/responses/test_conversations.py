@@ -159,7 +159,7 @@ def test_mistakes_are_named(client: httpx.Client, monkeypatch: pytest.MonkeyPatc
     assert add(*[USER] * 21) == (400, "invalid_value", "items")
     assert add({**USER, "id": "msg_1"}) == (400, "invalid_value", "items[0].id")
     assert add({**USER, "id": "x" * 65}) == (400, "invalid_value", "items[0].id")
-    assert add(USER, {"type": "computer_call"}) == (400, "unsupported_value", "items[1].type")
+    assert add(USER, {"type": 3}) == (400, "invalid_type", "items[1].type")
     assert add({"role": "user"}) == (400, "invalid_value", "items[0].content")
     assert error(client.post("conversations", json={"metadata": {"a" * 65: ""}}))[0] == 400
     assert error(client.post(f"conversations/{id}", json={})) == (400, "invalid_value", "metadata")
