@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
-from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
+from weft.server.task.bodies import CacheBreakpoint, CallArguments, Metadata, TokenLogprob
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
     GenerationBody,
@@ -52,7 +52,7 @@ class ResponseItem(WireModel):
     status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
     call_id: Text | None = None
     name: Text | None = None
-    arguments: Text | None = None
+    arguments: CallArguments | None = None
     input: Text | None = None
     output: Content | None = None
     summary: Items[ResponsePart] | None = None
