@@ -259,6 +259,8 @@ class Settings(BaseModel):
     PEFT); memory for whole matrices is kept for them."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
+    chat_template: str | None = None
+    """File with a chat template (Jinja), in place of the checkpoint's."""
     speculative: str | None = None
     """Speculative decoding: faster, with the same answers. ngram guesses tokens that repeat earlier text; a folder or
     hub id names a smaller model with the same vocabulary."""
@@ -407,13 +409,16 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
-    *("load_format", "quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key"),
-    *("api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "lora", "log_format"),
+    *("load_format", "quantization", "tool_format", "chat_template", "speculative", "itl_target_ms", "deterministic"),
+    *("api_key", "api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "lora", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
 _OF_NODES = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "nodes_token"})
-OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | {"tool_format"}
+OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | {
+    "tool_format",
+    "chat_template",
+}
 """The settings that each of several models may have for itself."""
 
 SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers", "nodes_token"})

@@ -1,9 +1,8 @@
 """Reads from a checkpoint what it is for, and how its vectors are made.
 
 Embeddings follow the files of sentence-transformers: `modules.json` lists the model, `1_Pooling`, and behind it any
-`2_Dense` and `2_Normalize`. A classifier is a `...ForSequenceClassification` with the matrix `score`. A reranker that
-answers yes or no is a causal model with one of two marks: a module `LogitScore` (sentence-transformers), or
-`classifier_from_token` in config.json (vLLM), the texts of no and yes. Its score is the difference of the two logits.
+`2_Dense` and `2_Normalize`. A classifier is a `...ForSequenceClassification` with the matrix `score`. The score of a
+reranker that answers yes or no is the difference of two logits. `families/tasks.py` tells them apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from torch.nn import functional
 from weft.engine.batch import Floats
 from weft.engine.describe.config import ModelConfig, ModelFacts
 from weft.engine.families.switches import Classifier
+from weft.engine.families.tasks import CLASSIFIER, is_headless, own_task
 from weft.engine.fields import Fields
 from weft.engine.layers.norm import LayerNorm
 from weft.engine.sampling.scores import PoolingKind, VectorModel, unit_length
@@ -26,8 +26,6 @@ from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.params import VectorInfo
 
-CLASSIFIER = "ForSequenceClassification"
-_HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 _KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Identity": lambda values: values,
@@ -76,16 +74,9 @@ def find_task(folder: Path, wanted: str, ranks: str = "") -> Task:
     fields = Fields.read(folder / "config.json")
     architecture = (*fields.texts("architectures"), "")[0]
     modules = _read_modules(folder)
-    is_headless = architecture.endswith(_HEADLESS) and not architecture.endswith("HeadModel")
-    own = "embed" if modules or is_headless else "generate"
-    if (
-        architecture.endswith(CLASSIFIER)
-        or fields.has("classifier_from_token")
-        or any(kind == "LogitScore" for kind, _ in modules)
-    ):
-        own = "classify"
+    own = own_task(folder)
     name = own if wanted == "auto" else wanted
-    if name == "generate" and (is_headless or architecture.endswith(CLASSIFIER)):
+    if name == "generate" and (is_headless(architecture) or architecture.endswith(CLASSIFIER)):
         raise ModelError(f"task generate needs an output head, and {architecture} has none")
     if name == "classify" and own != "classify":
         raise ModelError(f"task classify needs a classifier's head, and {architecture} has none")

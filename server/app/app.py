@@ -47,14 +47,18 @@ from weft.server.text.tokenizer import Tokenizer
 
 
 def load_tokenizers(settings: Settings) -> Mapping[str, Tokenizer]:
-    """The tokenizer of each model; those of one checkpoint share theirs.
+    """The tokenizer of each model; those of one checkpoint and one chat template share theirs.
 
     Raises:
         TokenizerError: One cannot be read.
     """
-    folders = {name: pathlib.Path(entry.model or "") for name, entry in settings.fleet.items()}
-    loaded = {folder: Tokenizer.load(folder) for folder in dict.fromkeys(folders.values())}
-    return {name: loaded[folder] for name, folder in folders.items()}
+    own = {name: settings.for_model(name) for name in settings.fleet}
+    files = {name: (each.model or "", each.chat_template) for name, each in own.items()}
+    loaded = {
+        (folder, template): Tokenizer.load(pathlib.Path(folder), pathlib.Path(template) if template else None)
+        for folder, template in dict.fromkeys(files.values())
+    }
+    return {name: loaded[each] for name, each in files.items()}
 
 
 @contextlib.asynccontextmanager

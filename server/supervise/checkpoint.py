@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from weft.engine.families.registry import identify
+from weft.engine.families.tasks import own_task
 from weft.engine.gguf.file import GgufError, parts
 from weft.engine.gguf.folder import DEFAULT_TAG, choose, made_folder, stem
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import adapter_files
 from weft.server.settings import Settings, StartError
 from weft.server.supervise.child import python_command
-from weft.server.text.chat_template import NO_TEMPLATE, ChatTemplateError, read_chat_templates
+from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
+from weft.server.text.template_files import TemplateFileError, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +58,15 @@ def find(
         StartError: See `resolve`; or the tokenizer does not fit the model.
     """
     model = resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
-    for note in check_tokenizer(model):
+    template = resolve_template(settings.chat_template, place)
+    for note in check_tokenizer(model, settings.task, template):
         tell(note)
     draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
     if is_plan:  # which counts slots, not adapters
-        return {"model": str(model), "speculative": draft}
+        return {"model": str(model), "speculative": draft, "chat_template": template and str(template)}
     adapters = {name: str(_resolve_adapter(name, source)) for name, source in settings.lora.items()}
-    return {"model": str(model), "speculative": draft, "lora": adapters}
+    found = {"model": str(model), "speculative": draft, "lora": adapters}
+    return {**found, "chat_template": template and str(template)}
 
 
 def resolve(
@@ -111,6 +115,25 @@ def resolve_draft(speculative: str | None, *, is_plan: bool = False, model_impl:
     """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
     is_model = speculative not in (None, "ngram")
     return str(resolve(speculative, "speculative", is_plan=is_plan, model_impl=model_impl)) if is_model else speculative
+
+
+def resolve_template(file: str | None, place: str = "model") -> pathlib.Path | None:
+    """The file of a chat template, absolute; None: the checkpoint's own is used.
+
+    Raises:
+        StartError: It cannot be read, or is not a valid template.
+    """
+    if file is None:
+        return None
+    path = pathlib.Path(file).expanduser().resolve()
+    try:
+        ChatTemplate(read_text(path))
+        return path
+    except TemplateFileError as error:
+        fault = str(error)
+    except ChatTemplateError as error:
+        fault = f"{path}: {error}"
+    raise StartError(f"{f'{place}: ' * (place != 'model')}chat_template: {fault}")
 
 
 def _resolve_adapter(name: str, source: str) -> pathlib.Path:
@@ -255,15 +278,17 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def check_tokenizer(folder: pathlib.Path) -> list[str]:
+def check_tokenizer(folder: pathlib.Path, task: str = "auto", template: pathlib.Path | None = None) -> list[str]:
     """What the operator should know of tokenizer and chat template, one sentence each.
 
     Reads only the files, in milliseconds: `weft serve` calls it before it starts anything, and `weft plan` and
-    `weft doctor` report the same. Missing and broken files are not reported here. Whether the tokenizer library can
-    load the files is not checked.
+    `weft doctor` report the same. Other missing and broken files are not reported here. Whether the tokenizer
+    library can load the files is not checked. Nothing is said of chat templates where a model is not for text.
 
     Args:
         folder: A checkpoint that `resolve` has accepted.
+        task: The setting of that name.
+        template: A chat template in place of the checkpoint's.
 
     Raises:
         StartError: The tokenizer has more tokens than the model.
@@ -273,11 +298,15 @@ def check_tokenizer(folder: pathlib.Path) -> list[str]:
         tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
         config_file = folder / "tokenizer_config.json"
         config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, object]) if config_file.exists() else {}
-        has_template = bool(read_chat_templates(folder, config))
-    except (OSError, msgspec.DecodeError, ChatTemplateError, LookupError, TypeError, ValueError):
+        own = own_task(folder) if task == "auto" else task
+    except (OSError, msgspec.DecodeError, ModelError, LookupError, TypeError, ValueError):
         return []
     notes = [] if vocab_size is None else _compare(tokenizer, vocab_size)
-    return notes if has_template else [*notes, NO_TEMPLATE]
+    if own != "generate":
+        return notes
+    templates = ChatTemplates.load(folder, config, template)
+    notes += [f"{fault}: {BROKEN}" for fault in templates.faults]
+    return notes if templates.faults or templates.own(has_tools=True) else [*notes, NO_TEMPLATE]
 
 
 def _compare(tokenizer: _TokenizerFile, vocab_size: int) -> list[str]:

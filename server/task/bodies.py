@@ -3,6 +3,7 @@
 The chunks of /v1/completions have the type of its answer.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -40,17 +41,28 @@ class ContentPart(WireModel):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
+    thinking: Text | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ContentPart], Tag("other")], TEXT_OR_OTHER]
 
 
+def _as_json(value: object) -> object:
+    """Arguments that a client has parsed, or left out, as the text that they were."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+CallArguments = Annotated[Text, BeforeValidator(_as_json)]
+
+
 class FunctionCall(WireModel):
-    """A call that the model made in an earlier turn; `arguments` is JSON text."""
+    """A call that the model made in an earlier turn; `arguments` is JSON text, or what the model wrote instead."""
 
     name: Text
-    arguments: Text
+    arguments: CallArguments = ""
 
 
 class CustomCall(WireModel):

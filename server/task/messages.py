@@ -20,6 +20,9 @@ PART_SEPARATOR = "\n"
 """Joins the parts of a content."""
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
+_SEALED_PARTS = frozenset({"redacted_thinking"})
+_REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"}) | _SEALED_PARTS
+
 
 def template_messages(messages: list[Message], tools: ToolFormat | None = None) -> list[dict[str, Any]]:
     """Every message as a dictionary for the template, without fields that were not sent.
@@ -45,6 +48,9 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     if message.audio is not None:
         raise UnsupportedValueError(f"{at}.audio: the model does not take audio", param=f"{at}.audio")
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if message.role == "assistant" and isinstance(message.content, list):
+        message, in_parts = _without_reasoning(message, message.content)
+        reasoning = in_parts if reasoning is None else reasoning
     has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
     if message.content is None and not (message.role == "assistant" and has_more):
         raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
@@ -67,6 +73,19 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     if calls:
         result["tool_calls"] = calls
     return result
+
+
+def _without_reasoning(message: Message, content: list[ContentPart]) -> tuple[Message, str | None]:
+    """The message without the reasoning among its parts, and that; None: there was none.
+
+    Anthropic's blocks and those of the Responses API end up here. What is sealed cannot be shown, and is left out.
+    """
+    own = [part for part in content if part.type in _REASONING_PARTS]
+    if not own:
+        return message, None
+    texts = [part.thinking or part.text for part in own if part.type not in _SEALED_PARTS]
+    rest: list[ContentPart] | str = [part for part in content if part.type not in _REASONING_PARTS]
+    return message.model_copy(update={"content": rest or ""}), PART_SEPARATOR.join(filter(None, texts)) or None
 
 
 def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
@@ -94,11 +113,14 @@ def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
 
 
 def function_call(function: FunctionCall) -> dict[str, Any]:
-    """A call of a function as templates expect it."""
+    """A call of a function as templates expect it. What is no object stays the model's text."""
+    text = function.arguments
     try:
-        arguments: Any = msgspec.json.decode(function.arguments)
+        arguments: Any = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        arguments = function.arguments  # the model's text was not JSON: show it unchanged
+        arguments = text
+    if not isinstance(arguments, dict):
+        arguments = {} if arguments is None or not text.strip() else text
     return call_of(function.name, arguments)
 
 

@@ -348,6 +348,12 @@ def _walk(
                 yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")
 
 
+_INSTEAD = {
+    "embed": ": it makes vectors, at /v1/embeddings",
+    "classify": ": it scores texts, at /v1/classify and /v1/rerank",
+}
+
+
 def require_task(model: ServedModel, *tasks: str) -> None:
     """Check that the model is for one of these tasks.
 
@@ -358,4 +364,5 @@ def require_task(model: ServedModel, *tasks: str) -> None:
     if own not in tasks:
         wanted = " or ".join(tasks)
         message = f"this route needs a model for the task {wanted}, and the task of {model.name} is {own}"
+        message += _INSTEAD.get(own, "")
         raise UnsupportedValueError(message, param="model")

@@ -311,7 +311,7 @@ class InputEncoder:
         if self._instruction is not None:
             messages.insert(0, {"role": "system", "content": self._instruction})
         try:
-            pieces = self._model.tokenizer.render_chat(messages, TemplateOptions())
+            pieces = self._model.tokenizer.render_chat(messages, TemplateOptions(repairs=False))
         except ChatTemplateError as exc:
             raise InvalidRequestError(str(exc), param=self._param) from exc
         return self._model.tokenizer.encode_rendered(pieces, room)

@@ -1,17 +1,18 @@
-"""Chat templates: finds those of a checkpoint, and compiles and renders them with Jinja2 as `transformers` does.
+"""Chat templates: compiles and renders them with Jinja2 as `transformers` does.
 
 Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
 messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable
 sandbox, and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor which text must not
 become a control token (see `shield`).
 
-Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
-instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null. Which of them a
-template wants is tried once, with a short chat.
+Messages reach the template in the forms that it takes (see `template_forms`). Where it refuses them, or leaves out what
+they say, they are said in another way (see `conversation_repairs`), and the log tells it once. No prompt is silently
+poorer than its messages.
 """
 
 import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,14 +25,22 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-DEFAULT_NAME = "default"
+from weft.server.text.conversation_repairs import shows_all, ways
+from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
+from weft.server.text.template_forms import MessageForms, wanted_forms
+
+logger = logging.getLogger(__name__)
+
 TOOL_NAME = "tool_use"
-"""The names in `transformers` of the templates for plain chats and for chats with tools."""
+"""The name in `transformers` of the template for chats with tools."""
 
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 """Names that callers cannot set as variables, because each has a parameter of its own."""
 
-NO_TEMPLATE = "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder"
+NO_TEMPLATE = "this model has no chat template: use /v1/completions, or name one with --chat-template"
+BROKEN = "use /v1/completions, or name another template with --chat-template"
+"""What to do where a template is no use."""
+_MAX_TOLD = 64
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -41,81 +50,18 @@ class TemplateOptions:
 
     Attributes:
         continue_final_message: End with the content of the last message, which is left open.
+        repairs: Say messages in another way where the template refuses them or leaves out what they say.
         variables: What else the template may name, for example tools or enable_thinking.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    repairs: bool = True
     variables: Mapping[str, object] = field(default_factory=dict)
 
 
 class ChatTemplateError(Exception):
     """The messages cannot be rendered, or there is no template. The message is fit for the client."""
-
-
-_PROBE = "pr0be"
-_NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
-
-
-@dataclass(frozen=True, slots=True)
-class MessageForms:
-    """The forms in which a template takes messages.
-
-    Attributes:
-        takes_parts: It shows content as a list of parts only.
-        takes_json: It shows the arguments of calls as JSON text only.
-        takes_null: It shows calls only where content is null.
-    """
-
-    takes_parts: bool
-    takes_json: bool
-    takes_null: bool
-
-    def applied(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message in these forms. Without content it is empty: templates read it as text of any turn."""
-        if message.get("content") is None:
-            message = {**message, "content": None if self.takes_null and message.get("tool_calls") else ""}
-        if self.takes_parts and isinstance(message.get("content"), str):
-            message = {**message, "content": _parts(message["content"])}
-        if self.takes_json and isinstance(message.get("tool_calls"), list):
-            message = {**message, "tool_calls": [_with_json(call) for call in message["tool_calls"]]}
-        return message
-
-
-def wanted_forms(template: jinja2.Template) -> MessageForms:
-    """Try which forms the template shows; those in which messages come, if it shows them."""
-    takes_parts = not _shows(template, [_question(_PROBE)]) and _shows(template, [_question(_parts(_PROBE))])
-    tried = [
-        MessageForms(takes_parts, takes_json, takes_null)
-        for takes_null in (False, True)
-        for takes_json in (False, True)
-    ]
-    call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
-    chat = [_question("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
-    return next((forms for forms in tried if _shows(template, [forms.applied(turn) for turn in chat])), tried[0])
-
-
-def _shows(template: jinja2.Template, messages: list[dict[str, Any]]) -> bool:
-    seen = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-    try:
-        return _PROBE in template.render(_NO_TOKENS, **seen)
-    except Exception:  # foreign code raises what it likes
-        return False
-
-
-def _question(content: object) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _with_json(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
 
 
 class _GenerationTag(Extension):
@@ -156,7 +102,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One compiled template. Rendering changes nothing, so threads may share it.
+    """One compiled template. Rendering changes only what the log was told, so threads may share it.
 
     Attributes:
         source: Its text.
@@ -175,37 +121,87 @@ class ChatTemplate:
             self._template = _environment().from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the chat template is invalid at line {error.lineno}: {error.message}") from error
+        except Exception as error:  # what the compiler or Python say of code that nests too deeply, for example
+            raise ChatTemplateError(f"the chat template is invalid: {type(error).__name__}: {error}") from error
         self.source = source
+        self._told: set[str] = set()
         self._knows_developer = "developer" in source
         self.names = _names(tree)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
 
     def render(
-        self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool, variables: Mapping[str, object]
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+        *,
+        repairs: bool = True,
     ) -> str:
         """Return the prompt text.
 
         Args:
             messages: JSON values, at least a role in each message.
             variables: Other names that the template may use: tools, documents, switches, special tokens.
+            repairs: Say the messages in another way where the template refuses them or leaves out what they say.
 
         Raises:
-            ChatTemplateError: The template refuses the messages, or fails.
+            ChatTemplateError: The template refuses the messages, or fails; what it said of the messages as they are.
         """
-        seen = {"tools": None, "documents": None, **variables}
-        seen["messages"] = [self._adapt(message) for message in messages]
-        seen["add_generation_prompt"] = add_generation_prompt
+        seen = {"documents": None, **variables, "add_generation_prompt": add_generation_prompt}
+        seen["tools"] = seen.get("tools") or self._forms.no_tools
+        adapted = [self._adapt(message) for message in messages]
         try:
-            return self._template.render(seen)
+            prompt, refused = self._render(adapted, seen), None
+        except ChatTemplateError as error:
+            prompt, refused = None, error
+        if prompt is not None and (not repairs or shows_all(prompt, adapted)):
+            return prompt
+        if repairs:
+            prompt = self._repaired(adapted, seen, prompt, refused)
+        if prompt is None:
+            assert refused is not None
+            raise refused
+        return prompt
+
+    def _render(self, messages: list[dict[str, Any]], seen: Mapping[str, object]) -> str:
+        try:
+            return self._template.render(seen, messages=[self._forms.applied(message) for message in messages])
         except Exception as error:  # foreign code raises what it likes
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+
+    def _repaired(
+        self,
+        messages: list[dict[str, Any]],
+        seen: Mapping[str, object],
+        prompt: str | None,
+        refused: ChatTemplateError | None,
+    ) -> str | None:
+        """The first prompt that shows everything, else the first of all; None: the template refuses every way."""
+        why = str(refused) if refused else "the chat template leaves out a part of these messages"
+        for done, repaired in ways(messages):
+            try:
+                tried = self._render(repaired, seen)
+            except ChatTemplateError:
+                continue
+            if shows_all(tried, repaired):
+                self._tell(f"{why}; {done}")
+                return tried
+            prompt = tried if prompt is None else prompt
+        if prompt is not None:
+            self._tell(f"{why}; the prompt does not show everything")
+        return prompt
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told and len(self._told) < _MAX_TOLD:
+            self._told.add(what)
+            logger.warning("%s. This is said once", what)
 
     @functools.cached_property
     def _forms(self) -> MessageForms:
         return wanted_forms(self._template)
 
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Use the template's name of the system role, its forms, and both names of an earlier answer's reasoning.
+        """Use the template's name of the system role, and both names of an earlier answer's reasoning.
 
         Another key without a value is left out, because templates test whether it is there.
         """
@@ -216,7 +212,7 @@ class ChatTemplate:
         if reasoning is not None:
             adapted["reasoning_content"] = reasoning
             adapted.setdefault("thinking", reasoning)
-        return self._forms.applied(adapted)
+        return adapted
 
 
 def _names(tree: nodes.Template) -> frozenset[str]:
@@ -226,15 +222,35 @@ def _names(tree: nodes.Template) -> frozenset[str]:
 
 
 class ChatTemplates:
-    """The templates of a checkpoint by name."""
+    """The templates of a checkpoint by name. One that is invalid stops nobody but those who chat with it."""
 
-    def __init__(self, sources: Mapping[str, str]) -> None:
+    def __init__(self, sources: Mapping[str, str], fault: str | None = None) -> None:
         """Compile all of them.
 
-        Raises:
-            ChatTemplateError: One is invalid.
+        Args:
+            fault: Why the sources could not be read.
         """
-        self._named = {name: ChatTemplate(source) for name, source in sources.items()}
+        self._named: dict[str, ChatTemplate] = {}
+        self._faults: dict[str, str] = {} if fault is None else {DEFAULT_NAME: fault}
+        for name, source in sources.items():
+            try:
+                self._named[name] = ChatTemplate(source)
+            except ChatTemplateError as error:
+                self._faults[name] = str(error)
+
+    @classmethod
+    def load(cls, folder: Path, config: Mapping[str, object], file: Path | None = None) -> "ChatTemplates":
+        """Read and compile those of a checkpoint (see `read_chat_templates`), or a file in their place."""
+        try:
+            sources = {DEFAULT_NAME: read_text(file)} if file else read_chat_templates(folder, config)
+        except TemplateFileError as error:
+            return cls({}, str(error))
+        return cls(sources)
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with those that cannot be used."""
+        return list(self._faults.values())
 
     def own(self, has_tools: bool) -> ChatTemplate | None:
         """Return the checkpoint's template, with tools the one that was written for them; None: there is none."""
@@ -245,53 +261,12 @@ class ChatTemplates:
         """Return the template for a request, as `own` does.
 
         Raises:
-            ChatTemplateError: There is none.
+            ChatTemplateError: There is none, or it is invalid.
         """
         if (own := self.own(has_tools)) is not None:
             return own
+        if self._faults:
+            raise ChatTemplateError(f"{self.faults[0]}: {BROKEN}")
         if self._named:
             raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
         raise ChatTemplateError(NO_TEMPLATE)
-
-
-_TEMPLATE_FILE = "chat_template.jinja"
-_TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
-_CONFIG_FILES = ("chat_template.json", "processor_config.json")  # of multimodal checkpoints
-
-
-def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Read name -> source, from files if there are any, else from tokenizer_config.json, else the processor's files.
-
-    Args:
-        config: The tokenizer_config.json, whose `chat_template` is a source or a list of {name, template}.
-
-    Returns:
-        The sources; none if the checkpoint has no template.
-
-    Raises:
-        ChatTemplateError: A file of the processor is not JSON, or a template has no name or no source.
-    """
-    files = [(DEFAULT_NAME, folder / _TEMPLATE_FILE)] if (folder / _TEMPLATE_FILE).is_file() else []
-    files += [(file.stem, file) for name in _TEMPLATE_FOLDERS for file in sorted((folder / name).glob("*.jinja"))]
-    if files:
-        return {name: file.read_text(encoding="utf-8") for name, file in files}
-    declared = config.get("chat_template")
-    for file in (folder / name for name in _CONFIG_FILES):
-        if declared is None and file.is_file():
-            declared = _declared_in(file)
-    if isinstance(declared, str):
-        return {DEFAULT_NAME: declared}
-    if isinstance(declared, list):
-        try:
-            return {str(entry["name"]): str(entry["template"]) for entry in declared}
-        except (KeyError, TypeError):
-            raise ChatTemplateError("chat_template: every template of a list must have a name and a template") from None
-    return dict(declared) if isinstance(declared, dict) else {}
-
-
-def _declared_in(file: Path) -> object:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ChatTemplateError(f"{file.name} is not valid JSON: {error}") from error
-    return content.get("chat_template") if isinstance(content, dict) else None

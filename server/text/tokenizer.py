@@ -23,7 +23,6 @@ from weft.server.text.chat_template import (
     ChatTemplateError,
     ChatTemplates,
     TemplateOptions,
-    read_chat_templates,
 )
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 from weft.server.text.shield import Shield
@@ -73,11 +72,14 @@ class Tokenizer:
         self.eos_token_id = self._named_id("eos_token")
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, template_file: Path | None = None) -> "Tokenizer":
         """Read a checkpoint in Hugging Face layout, as transformers 4 or 5 wrote it.
 
+        Args:
+            template_file: A chat template in place of the checkpoint's.
+
         Raises:
-            TokenizerError: There is no tokenizer, or a file cannot be read.
+            TokenizerError: There is no tokenizer, or a file other than a chat template cannot be read.
         """
         try:
             made = tokenizer_folder(folder)
@@ -98,11 +100,7 @@ class Tokenizer:
             name: text for name in _SPECIAL_NAMES if (text := _token_text(declared.get(name))) is not None
         }
         _declare_special(backend, [*special_tokens.values(), *_extra_special(declared)])
-        try:
-            templates = ChatTemplates(read_chat_templates(folder, config))
-        except ChatTemplateError as error:
-            raise TokenizerError(f"{folder}: {error}") from error
-        return cls(backend, special_tokens, templates)
+        return cls(backend, special_tokens, ChatTemplates.load(folder, config, template_file))
 
     def encode(self, text: str, add_special_tokens: bool = True, room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a text; the text of a special token in it becomes that token.
@@ -140,6 +138,11 @@ class Tokenizer:
         taken = sorted(RESERVED_NAMES & given.keys())
         if taken:
             raise ChatTemplateError(f"chat template variable {taken[0]!r} cannot be set")
+        if options.continue_final_message and messages and messages[-1].get("tool_calls"):
+            raise ChatTemplateError(
+                "the final message has tool calls, which end it, so it cannot be continued: leave out "
+                "continue_final_message, or the calls"
+            )
         template = self._templates.select(has_tools=bool(given.get("tools")))
         try:
             # The variables' own names are the template's words, their values are the caller's.
@@ -148,15 +151,14 @@ class Tokenizer:
             raise ChatTemplateError(str(error)) from error
         marked_messages, values = marked.value
         variables = {**self._special_tokens, **dict(zip(given, values, strict=True))}
+        tag = ""
         if options.continue_final_message:
             # Behind the content stands a tag that nobody could have written; the prompt ends where it is found.
             tag = secrets.token_hex(8) + " "
             final = marked_messages[-1]
             marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
-            rendered = _before(template.render(marked_messages, options.add_generation_prompt, variables), tag)
-        else:
-            rendered = template.render(marked_messages, options.add_generation_prompt, variables)
-        return marked.cut(rendered)
+        rendered = template.render(marked_messages, options.add_generation_prompt, variables, repairs=options.repairs)
+        return marked.cut(_before(rendered, tag) if options.continue_final_message else rendered)
 
     def encode_rendered(self, pieces: list[str], room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a rendered prompt. Raises as `encode` does."""

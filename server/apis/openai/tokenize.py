@@ -31,6 +31,7 @@ from weft.server.task.validation import (
     check_token_ids,
     ignored_fields,
     ignored_header,
+    require_task,
 )
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
 
@@ -124,6 +125,8 @@ async def _chat_ids(
         raise InvalidRequestError(
             "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
         )
+    if not model.tokenizer.template_source(has_tools=bool(body.tools)):
+        require_task(model, "generate")  # no model for vectors needs a template
     chat = ChatCompletionBody(messages=messages, tools=body.tools)
     use = await workers.run_light(size, tool_use, chat)
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}

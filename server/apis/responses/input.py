@@ -153,7 +153,7 @@ class Messages:
                 text = self._compaction(item, at)
                 self.messages.append({"role": "assistant", "content": SUMMARY_INTRO + text})
             case "function_call":
-                function = FunctionCall(name=_called_name(item, at), arguments=_member(item, "arguments", at))
+                function = FunctionCall(name=_called_name(item, at), arguments=item.arguments or "")
                 self._call(_member(item, "call_id", at), function_call(function))
             case "custom_tool_call":
                 call = call_of(_called_name(item, at), {CUSTOM_INPUT: _member(item, "input", at)})
@@ -225,7 +225,7 @@ class Messages:
         call_id = asked if asked in self.call_ids else _member(item, "id", at)
         assert call_id is not None, "the ids of calls are texts"
         if call_id != asked:
-            function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
+            function = FunctionCall(name=_called_name(item, at), arguments=item.arguments or "")
             self._call(call_id, function_call(function))
         if item.type == "mcp_call":
             error = msgspec.json.encode(item.error).decode() if item.error is not None else "none"

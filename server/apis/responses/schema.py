@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
-from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
+from weft.server.task.bodies import CacheBreakpoint, CallArguments, Metadata, TokenLogprob
 from weft.server.task.foreign import json_text, shown_members
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
@@ -67,7 +67,7 @@ class ResponseItem(WireModel):
     call_id: Text | None = None
     name: Text | None = None
     namespace: Text | None = None
-    arguments: Text | None = None
+    arguments: CallArguments | None = None
     input: Text | None = None
     output: Content | None = None
     summary: Items[ResponsePart] | None = None

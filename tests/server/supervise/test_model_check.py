@@ -7,7 +7,7 @@ import pytest
 from tests.server.cli.test_cli import weft
 from weft.server.cli import doctor
 from weft.server.settings import Settings, StartError
-from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer
+from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer, resolve_template
 from weft.server.text.tokenizer import Tokenizer
 
 DEMO = Tokenizer.load(DEMO_MODEL)
@@ -64,10 +64,62 @@ def test_added_tokens_that_the_model_lacks_are_named(folder: pathlib.Path) -> No
 
 def test_a_missing_chat_template_is_said(folder: pathlib.Path) -> None:
     drop_chat_template(folder)
-    note = "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder"
+    note = "this model has no chat template: use /v1/completions, or name one with --chat-template"
     assert check_tokenizer(folder) == [note]
     finding = doctor._model(Settings(model=str(folder)))
     assert (finding.status, finding.detail) == ("note", f"{folder}: {note}")
+
+
+@pytest.mark.parametrize("declared", ["{% if %}", "{{ a | nosuch }}", [{}], [1]])
+def test_a_broken_chat_template_is_said_with_its_remedy(folder: pathlib.Path, declared: object) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": declared}))
+    [note] = check_tokenizer(folder)
+    assert "template" in note
+    assert note.endswith(": use /v1/completions, or name another template with --chat-template")
+
+
+def test_a_chat_template_of_the_settings_stands_for_the_missing_one(folder: pathlib.Path) -> None:
+    drop_chat_template(folder)
+    file = folder / "mine.jinja"
+    file.write_text("{{ messages[0].content }}")
+    assert check_tokenizer(folder, template=file) == []
+    assert resolve_template(str(file)) == file.resolve()
+
+
+def test_a_chat_template_of_the_settings_must_be_one(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(StartError, match=r"^chat_template: \S*none.jinja cannot be read: No such file or directory$"):
+        resolve_template(str(tmp_path / "none.jinja"))
+    with pytest.raises(StartError, match=r"^models: a: chat_template: .* cannot be read: Is a directory$"):
+        resolve_template(str(tmp_path), "models: a")
+    (tmp_path / "broken.jinja").write_text("a\n{% if %}")
+    with pytest.raises(StartError, match=r"broken\.jinja: the chat template is invalid at line 2"):
+        resolve_template(str(tmp_path / "broken.jinja"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": ["LlamaModel"]},
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"classifier_from_token": ["no", "yes"]},
+    ],
+)
+def test_nothing_is_said_of_templates_where_a_model_writes_no_text(
+    folder: pathlib.Path, change: dict[str, object]
+) -> None:
+    drop_chat_template(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    assert check_tokenizer(folder) == []
+    assert len(check_tokenizer(folder, "generate")) == 1
+
+
+def test_nothing_is_said_of_templates_where_vectors_are_asked_of_a_model(folder: pathlib.Path) -> None:
+    drop_chat_template(folder)
+    assert check_tokenizer(folder, "embed") == []
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer", "path": ""}]')
+    assert check_tokenizer(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -85,8 +137,7 @@ def test_the_doctor_says_what_serve_says(model: str, fault: str) -> None:
 
 def test_what_is_broken_is_left_to_who_reads_it(folder: pathlib.Path) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    for text in ('{"chat_template": [{}]}', '{"chat_template": [1]}', "{"):
-        (folder / "tokenizer_config.json").write_text(text)
-        assert check_tokenizer(folder) == []
+    (folder / "tokenizer_config.json").write_text("{")
+    assert check_tokenizer(folder) == []
     (folder / "tokenizer.json").write_text("{}")
     assert check_tokenizer(folder) == []

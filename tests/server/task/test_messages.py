@@ -66,3 +66,65 @@ def test_parts_that_a_text_model_cannot_see(site: Any, kind: str) -> None:
 def test_refused(site: Any, messages: Any, code: str, param: str) -> None:
     error = site.chat(messages=messages).error
     assert (error["code"], error["param"]) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ('{"city": "Oslo"}', {"city": "Oslo"}),
+        ("{}", {}),
+        ('{"city": "Os', '{"city": "Os'),
+        ('{"city": "Oslo"}{"city": "Rome"}', '{"city": "Oslo"}{"city": "Rome"}'),
+        ("city: Oslo", "city: Oslo"),
+        ('["Oslo"]', '["Oslo"]'),
+        ('"Oslo"', '"Oslo"'),
+        ("12", "12"),
+        ("true", "true"),
+        ("", {}),
+        (" \n", {}),
+        ("null", {}),
+        (None, {}),
+        ({"city": "Zürich"}, {"city": "Zürich"}),
+        (["Oslo"], '["Oslo"]'),
+        (2**70, str(2**70)),
+    ],
+)
+def test_arguments_are_an_object_or_the_models_own_text(site: Any, sent: Any, shown: Any) -> None:
+    """One call that was cut ended the session, for every later turn held it."""
+    function = {"name": "f", "arguments": sent}
+    user = {"role": "user", "content": "a"}
+    for turn in ({"tool_calls": [{"id": "1", "type": "function", "function": function}]}, {"function_call": function}):
+        assert site.chat(messages=[user, {"role": "assistant", **turn}]).status == 200
+        assert site.tokenizer.rendered[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": shown}
+
+
+@pytest.mark.parametrize(
+    ("parts", "content", "reasoning"),
+    [
+        ([{"type": "thinking", "thinking": "T", "signature": "x"}, {"type": "text", "text": "A"}], "A", "T"),
+        ([{"type": "thinking", "thinking": ""}, {"type": "text", "text": "A"}], "A", None),
+        ([{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "A"}], "A", None),
+        ([{"type": "reasoning", "text": "T"}, {"type": "text", "text": "A"}], "A", "T"),
+        ([{"type": "text", "text": "A"}, {"type": "reasoning_text", "text": "T"}], "A", "T"),
+        ([{"type": "thinking", "thinking": "T"}, {"type": "thinking", "thinking": "U"}], "", "T\nU"),
+        ([{"type": "redacted_thinking", "data": "x"}], "", None),
+    ],
+)
+def test_reasoning_among_the_parts_of_an_answer(site: Any, parts: Any, content: str, reasoning: str | None) -> None:
+    """Clients that keep Anthropic's blocks send them back beside the text, and were refused."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": parts}]
+    assert site.chat(messages=messages).status == 200
+    expected = {"role": "assistant", "content": content}
+    assert site.tokenizer.rendered[1] == expected | ({} if reasoning is None else {"reasoning_content": reasoning})
+
+
+def test_reasoning_that_has_a_field_of_its_own_is_not_taken_from_parts(site: Any) -> None:
+    parts = [{"type": "thinking", "thinking": "T"}, {"type": "text", "text": "A"}]
+    turn = {"role": "assistant", "content": parts, "reasoning_content": "R"}
+    assert site.chat(messages=[{"role": "user", "content": "a"}, turn]).status == 200
+    assert site.tokenizer.rendered[1] == {"role": "assistant", "content": "A", "reasoning_content": "R"}
+
+
+def test_a_user_does_not_reason(site: Any) -> None:
+    error = site.chat(messages=[{"role": "user", "content": [{"type": "thinking", "thinking": "T"}]}]).error
+    assert (error["code"], error["param"]) == ("invalid_value", "messages[0].content[0].type")

@@ -25,8 +25,8 @@ BODIES: dict[str, tuple[dict[str, Any], type[GenerationBody]]] = {
         (["a"], "messages[0]"),
         ("a", "messages"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": ""}}]}],
+            "messages[0].tool_calls[0].function.name",
         ),
     ],
 )

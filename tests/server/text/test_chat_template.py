@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, encode_chat, sentencepiece, write_checkpoint
-from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates, read_chat_templates
+from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates
 from weft.server.text.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -105,6 +104,29 @@ def test_a_template_that_hides_the_last_message_cannot_leave_it_open(pair: tuple
         )
 
 
+@pytest.mark.parametrize("content", ["Let me see.", "", None])
+def test_a_last_message_with_calls_cannot_be_left_open(pair: tuple[Tokenizer, Any], content: str | None) -> None:
+    """Its calls were left out, so the model went on from a turn that never was."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content, "tool_calls": [_CALL]}]
+    with pytest.raises(ChatTemplateError, match="the final message has tool calls, which end it"):
+        encode_chat(pair[0], chat, continue_final_message=True, chat_template=templates.CHATML)
+
+
+def test_a_last_message_stays_open_where_the_messages_are_said_in_another_way(pair: tuple[Tokenizer, Any]) -> None:
+    ours, _ = pair
+    chat = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "assistant", "content": "So,  "},
+    ]
+    ids = encode_chat(
+        ours, chat, add_generation_prompt=False, continue_final_message=True, chat_template=templates.GEMMA
+    )
+    text = ours.decode(ids, skip_special_tokens=False)
+    assert text.endswith("user\nS\n\na<end_of_turn>\n<start_of_turn>model\nb\n\nSo,"), text
+
+
 def test_a_template_says_which_variables_it_names() -> None:
     source = "{% set a = verbosity %}{% for d in documents %}{{ d.title }}{{ a }}{% endfor %}{{ messages[0].user }}"
     assert {"verbosity", "documents", "messages"} <= ChatTemplate(source).variables
@@ -131,7 +153,12 @@ def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], template: 
         expected = next((outcome for outcome in outcomes if outcome != "refused"), "refused")
         assert expected == _outcome(
             lambda prompt=prompt: encode_chat(
-                ours, messages, chat_template=source, add_generation_prompt=prompt, template_kwargs=kwargs
+                ours,
+                messages,
+                chat_template=source,
+                add_generation_prompt=prompt,
+                repairs=False,
+                template_kwargs=kwargs,
             )
         )
 
@@ -143,7 +170,8 @@ def test_the_golden_chats_are_rendered_by_every_template(pair: tuple[Tokenizer, 
 
 
 def _render(source: str, messages: list[dict[str, Any]], **variables: object) -> str:
-    return ChatTemplate(source).render(messages, True, variables)
+    """The messages as they are; what is done where a template fails is tested in test_conversation_repairs.py."""
+    return ChatTemplate(source).render(messages, True, variables, repairs=False)
 
 
 def test_the_templates_own_refusal_reaches_the_caller() -> None:
@@ -190,37 +218,6 @@ def test_developer_is_system_unless_the_template_knows_it() -> None:
     assert _render("{{ messages[0].role }}{% if 0 == 'developer' %}{% endif %}", messages) == "developer"
 
 
-@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{%- if '</think>' in message.content %}{{ 1 / 0 }}{%- endif %}{{ message.content }}",
-        "{{ message['content'] + '' }}",
-        "{{ message.content.split('</think>')[-1] }}",
-        "{{ message.content | trim }}",
-    ],
-)
-def test_a_turn_of_calls_alone_has_an_empty_content(content: str, message: dict[str, Any]) -> None:
-    """Qwen3's template looks for the end of reasoning in every answer: agents failed at their second request."""
-    calls = "{% for call in message.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
-    source = "{% for message in messages %}[" + content + "]" + calls + "{% endfor %}"
-    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", **message, "tool_calls": [_CALL]}]
-    assert _render(source, chat) == '[Hi][]{"city": "Köln", "n": 1}'
-
-
-def test_a_template_that_tells_calls_by_null_gets_null() -> None:
-    """The templates of DeepSeek V3 and R1 show calls only then, their arguments as text."""
-    source = (
-        "{% for m in messages %}{% if m['content'] is none %}{% for call in m['tool_calls'] %}"
-        "{{ '<call>' + call['function']['arguments'] }}{% endfor %}"
-        "{% else %}{{ m['content'] + ';' }}{% endif %}{% endfor %}"
-    )
-    for missing in ({}, {"content": None}):
-        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", **missing, "tool_calls": [_CALL]}]
-        assert _render(source, chat) == 'Hi;<call>{"city": "Köln", "n": 1}'
-    assert _render(source, [{"role": "assistant", "content": None}]) == ";"
-
-
 @pytest.mark.parametrize("given", ["reasoning", "reasoning_content", "thinking"])
 def test_reasoning_has_every_name(given: str) -> None:
     source = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
@@ -239,59 +236,6 @@ def test_without_a_default_the_names_are_told() -> None:
         ChatTemplates({"b": "", "a": ""}).select(has_tools=False)
     with pytest.raises(ChatTemplateError, match="no chat template"):
         ChatTemplates({}).select(has_tools=False)
-
-
-def test_templates_are_found_where_either_version_of_transformers_puts_them(tmp_path: Path) -> None:
-    listed = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-    assert read_chat_templates(tmp_path, {}) == {}
-    assert read_chat_templates(tmp_path, {"chat_template": "a"}) == {"default": "a"}
-    assert read_chat_templates(tmp_path, {"chat_template": listed}) == {"default": "a", "tool_use": "b"}
-    (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "chat_template.jinja").write_text("file")
-    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    assert read_chat_templates(tmp_path, {"chat_template": "a"}) == {"default": "file", "tool_use": "tools"}
-
-
-def test_a_processor_brings_the_template_if_the_tokenizer_has_none(tmp_path: Path) -> None:
-    (tmp_path / "processor_config.json").write_text('{"chat_template": "p", "image_seq_length": 256}')
-    assert read_chat_templates(tmp_path, {}) == {"default": "p"}
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "j"}')
-    assert read_chat_templates(tmp_path, {}) == {"default": "j"}
-    assert read_chat_templates(tmp_path, {"chat_template": "a"}) == {"default": "a"}
-    (tmp_path / "chat_template.json").write_text("{")
-    with pytest.raises(ChatTemplateError, match=r"^chat_template.json is not valid JSON: "):
-        read_chat_templates(tmp_path, {})
-    with pytest.raises(ChatTemplateError, match="every template of a list must have a name and a template"):
-        read_chat_templates(tmp_path, {"chat_template": [{"name": "default"}]})
-
-
-# In the manner of LLaVA and SmolVLM; Gemma 3 and Llama 4 take both.
-_PARTS_ONLY = (
-    "{% for m in messages %}{{ bos_token + m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
-    "{{ part.text }}{% endif %}{% endfor %};{% endfor %}"
-)
-_EITHER = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
-)
-
-
-def test_a_template_that_wants_parts_gets_parts() -> None:
-    """A template that goes through parts shows nothing of a string: the prompt was empty."""
-    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant"}]
-    assert _render(_PARTS_ONLY, messages, bos_token="<s>") == "<s>system:a;<s>user:b;<s>assistant:;"
-    assert _render(_EITHER, messages[:2]) == "system:a;user:b;"
-
-
-def test_a_template_that_wants_arguments_as_text_gets_text() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": ["é", None]}}}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    shown = "{% for m in messages %}{% for c in m.tool_calls %}{{ WHAT }}{% endfor %}{% endfor %}"
-    as_text, as_object = "'=' + c.function.arguments", "c.function.arguments | tojson"
-    assert _render(shown.replace("WHAT", as_text), messages) == '={"a": ["é", null]}'
-    assert _render(shown.replace("WHAT", as_object), messages) == '{"a": ["é", null]}'
-    messages[1]["tool_calls"][0]["function"]["arguments"] = "no json"  # type: ignore[index]
-    assert _render(shown.replace("WHAT", as_text), messages) == "=no json"
 
 
 def test_a_key_without_a_value_is_not_there() -> None:

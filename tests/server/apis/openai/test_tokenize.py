@@ -36,8 +36,7 @@ def test_the_engine_gets_the_rendered_ids(site: Any) -> None:
     sent = [asked.prompt_token_ids for asked in site.engine.asked]
     assert [one["token_ids"] for one in (rendered, *several)] == sent
     refused = [
-        site.call("POST", f"/v1/chat/completions{end}", json=chat | {"min_tokens": 9}).json
-        for end in ("", "/render")
+        site.call("POST", f"/v1/chat/completions{end}", json=chat | {"min_tokens": 9}).json for end in ("", "/render")
     ]
     assert refused[0]["error"]["param"] == "min_tokens"
     assert refused[0] == refused[1]

@@ -221,7 +221,7 @@ USER = {"role": "user", "content": "Hi"}
             "input[0].content[0]",
             "unsupported_value",
         ),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments", "invalid_value"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", "invalid_value"),
         (
             {"input": [USER, {"type": "function_call_output", "call_id": "c", "output": ""}]},
             "input[1].call_id",

@@ -1,0 +1,72 @@
+"""Reads the chat templates of a checkpoint, or of a file that takes their place.
+
+Knows where checkpoints keep them. Compiles nothing (see `chat_template`).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+DEFAULT_NAME = "default"
+"""The name in `transformers` of the template for all chats."""
+
+
+class TemplateFileError(Exception):
+    """A file with a chat template cannot be read; the message names it."""
+
+
+_TEMPLATE_FILE = "chat_template.jinja"
+_TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
+_CONFIG_FILES = ("chat_template.json", "processor_config.json")  # of multimodal checkpoints
+
+
+def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Read name -> source, from files if there are any, else from tokenizer_config.json, else the processor's files.
+
+    Args:
+        config: The tokenizer_config.json, whose `chat_template` is a source or a list of {name, template}.
+
+    Returns:
+        The sources; none if the checkpoint has no template.
+
+    Raises:
+        TemplateFileError: A file cannot be read or is not JSON, or a template has no name or no source.
+    """
+    files = [(DEFAULT_NAME, folder / _TEMPLATE_FILE)] if (folder / _TEMPLATE_FILE).is_file() else []
+    files += [(file.stem, file) for name in _TEMPLATE_FOLDERS for file in sorted((folder / name).glob("*.jinja"))]
+    if files:
+        return {name: read_text(file) for name, file in files}
+    declared = config.get("chat_template")
+    for file in (folder / name for name in _CONFIG_FILES):
+        if declared is None and file.is_file():
+            declared = _declared_in(file)
+    if isinstance(declared, str):
+        return {DEFAULT_NAME: declared}
+    if isinstance(declared, list):
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in declared}
+        except (KeyError, TypeError):
+            raise TemplateFileError("chat_template: every template of a list must have a name and a template") from None
+    return dict(declared) if isinstance(declared, dict) else {}
+
+
+def _declared_in(file: Path) -> object:
+    try:
+        content = json.loads(read_text(file))
+    except ValueError as error:
+        raise TemplateFileError(f"{file.name} is not valid JSON: {error}") from error
+    return content.get("chat_template") if isinstance(content, dict) else None
+
+
+def read_text(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        TemplateFileError: There is none, or it is not in UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TemplateFileError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TemplateFileError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from error

@@ -1,0 +1,122 @@
+from typing import Any
+
+import pytest
+
+from weft.server.text.chat_template import ChatTemplate
+
+_CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Köln", "n": 1}}}
+
+
+def _render(source: str, messages: list[dict[str, Any]], **variables: object) -> str:
+    return ChatTemplate(source).render(messages, True, variables, repairs=False)
+
+
+@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{%- if '</think>' in message.content %}{{ 1 / 0 }}{%- endif %}{{ message.content }}",
+        "{{ message['content'] + '' }}",
+        "{{ message.content.split('</think>')[-1] }}",
+        "{{ message.content | trim }}",
+    ],
+)
+def test_a_turn_of_calls_alone_has_an_empty_content(content: str, message: dict[str, Any]) -> None:
+    """Qwen3's template looks for the end of reasoning in every answer: agents failed at their second request."""
+    calls = "{% for call in message.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
+    source = "{% for message in messages %}[" + content + "]" + calls + "{% endfor %}"
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", **message, "tool_calls": [_CALL]}]
+    assert _render(source, chat) == '[Hi][]{"city": "Köln", "n": 1}'
+
+
+def test_a_template_that_tells_calls_by_null_gets_null() -> None:
+    """The templates of DeepSeek V3 and R1 show calls only then, their arguments as text."""
+    source = (
+        "{% for m in messages %}{% if m['content'] is none %}{% for call in m['tool_calls'] %}"
+        "{{ '<call>' + call['function']['arguments'] }}{% endfor %}"
+        "{% else %}{{ m['content'] + ';' }}{% endif %}{% endfor %}"
+    )
+    for missing in ({}, {"content": None}):
+        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", **missing, "tool_calls": [_CALL]}]
+        assert _render(source, chat) == 'Hi;<call>{"city": "Köln", "n": 1}'
+    assert _render(source, [{"role": "assistant", "content": None}]) == ";"
+
+
+# In the manner of LLaVA and SmolVLM; Gemma 3 and Llama 4 take both.
+_PARTS_ONLY = (
+    "{% for m in messages %}{{ bos_token + m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% endif %}{% endfor %};{% endfor %}"
+)
+_EITHER = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
+)
+
+
+def test_a_template_that_wants_parts_gets_parts() -> None:
+    """A template that goes through parts shows nothing of a string: the prompt was empty."""
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant"}]
+    assert _render(_PARTS_ONLY, messages, bos_token="<s>") == "<s>system:a;<s>user:b;<s>assistant:;"
+    assert _render(_EITHER, messages[:2]) == "system:a;user:b;"
+
+
+def test_a_template_that_wants_arguments_as_text_gets_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": ["é", None]}}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    shown = "{% for m in messages %}{% for c in m.tool_calls %}{{ WHAT }}{% endfor %}{% endfor %}"
+    as_text, as_object = "'=' + c.function.arguments", "c.function.arguments | tojson"
+    assert _render(shown.replace("WHAT", as_text), messages) == '={"a": ["é", null]}'
+    assert _render(shown.replace("WHAT", as_object), messages) == '{"a": ["é", null]}'
+    messages[1]["tool_calls"][0]["function"]["arguments"] = "no json"  # type: ignore[index]
+    assert _render(shown.replace("WHAT", as_text), messages) == "=no json"
+
+
+_TURN = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+_ITEMS = "[{% for name, value in c.function.arguments | items %}{{ name }}={{ value }}{% endfor %}]"
+_MAPPING = "{% if c.function.arguments is mapping %}" + _ITEMS + "{% endif %}"
+_METHOD = "[{% for name, value in c.function.arguments.items() %}{{ name }}={{ value }}{% endfor %}]"
+_KEYS = "[{% for name in c.function.arguments %}{{ name }}={{ c.function.arguments[name] }}{% endfor %}]"
+_EITHER_WAY = "[{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}" + _ITEMS + "{% endif %}]"
+
+
+@pytest.mark.parametrize("call", [_ITEMS, _MAPPING, _METHOD, _KEYS])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"city": "Oslo"}, "[city=Oslo]"),
+        ('{"city": "Os', '[arguments={"city": "Os]'),
+        ("city: Oslo", "[arguments=city: Oslo]"),
+        ('["Oslo"]', '[arguments=["Oslo"]]'),
+        (["Oslo"], '[arguments=["Oslo"]]'),
+        (12, "[arguments=12]"),
+        ("", "[]"),
+        (" \n", "[]"),
+        (None, "[]"),
+        ({}, "[]"),
+    ],
+)
+def test_arguments_that_are_no_object_where_a_template_goes_through_them(
+    call: str, arguments: object, shown: str
+) -> None:
+    """A call that was cut ended the session: every later turn held it, and was refused."""
+    turn = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    source = _TURN.replace("CALL", call)
+    assert _render(source, [{"role": "user", "content": "Hi"}, turn]) == "Hi" + shown
+
+
+@pytest.mark.parametrize(
+    "call", ["[{{ c.function.arguments }}]", "{{ '[' + c.function.arguments + ']' }}", _EITHER_WAY]
+)
+@pytest.mark.parametrize("arguments", ['{"city": "Os', "city: Oslo", '["Oslo"]', "12", '{"a": 1}{"a": 2}'])
+def test_arguments_that_are_no_object_where_a_template_shows_text(call: str, arguments: str) -> None:
+    turn = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    source = _TURN.replace("CALL", call)
+    assert _render(source, [{"role": "user", "content": "Hi"}, turn]) == f"Hi[{arguments}]"
+
+
+def test_a_template_that_goes_through_the_tools_gets_an_empty_list() -> None:
+    """The templates of Hermes and Command R for tools failed on every chat without tools."""
+    source = "{% for tool in tools %}{{ tool }};{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert _render(source, [{"role": "user", "content": "Hi"}]) == "Hi"
+    assert _render(source, [{"role": "user", "content": "Hi"}], tools=["t"]) == "t;Hi"
+    assert _render("{{ tools is none }}{{ messages[0].content }}", [{"role": "user", "content": "Hi"}]) == "TrueHi"
