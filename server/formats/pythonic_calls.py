@@ -255,9 +255,9 @@ PYTHONIC = Pythonic(
 )
 LFM2 = Pythonic(
     name="lfm2",
-    models="LFM2",
+    models="LFM2, LFM2.5",
     markers=("<|tool_call_start|>", "<|tool_call_end|>"),
-    present=(r"<\|tool_list_start\|>|<\|tool_call_start\|>",),
+    present=(r"<\|tool_list_start\|>|<\|tool_call_start\|>|List of tools: \[",),
     begin="<|tool_call_start|>",
     end="<|tool_call_end|>",
 )

@@ -24,6 +24,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from weft.server.text.tool_variables import with_tools
+
 DEFAULT_NAME = "default"
 TOOL_NAME = "tool_use"
 """The names in `transformers` of the templates for plain chats and for chats with tools."""
@@ -192,7 +194,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: The template refuses the messages, or fails.
         """
-        seen = {"tools": None, "documents": None, **variables}
+        seen = {"tools": None, "documents": None, **with_tools(variables, self.variables)}
         seen["messages"] = [self._adapt(message) for message in messages]
         seen["add_generation_prompt"] = add_generation_prompt
         try:
@@ -205,7 +207,7 @@ class ChatTemplate:
         return wanted_forms(self._template)
 
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Use the template's name of the system role, its forms, and both names of an earlier answer's reasoning.
+        """Use the template's name of the system role, its forms, and all names of an earlier answer's reasoning.
 
         Another key without a value is left out, because templates test whether it is there.
         """
@@ -215,7 +217,8 @@ class ChatTemplate:
         reasoning = next((adapted[name] for name in _REASONING_NAMES if name in adapted), None)
         if reasoning is not None:
             adapted["reasoning_content"] = reasoning
-            adapted.setdefault("thinking", reasoning)
+            for name in _REASONING_NAMES:
+                adapted.setdefault(name, reasoning)
         return self._forms.applied(adapted)
 
 
