@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from weft.server.formats import harmony, json_calls, pythonic_calls, reasoning, xml_calls
+from weft.server.formats import harmony, json_calls, pythonic_calls, reasoning, xml_families
 from weft.server.formats.parser import ToolFormat
 from weft.server.formats.reasoning import ReasoningFormat
 from weft.server.formats.trial import Render, reading_format, shown_reasoning, shows_tools
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     harmony.HARMONY,
-    *xml_calls.ALL,
+    *xml_families.ALL,
     *pythonic_calls.ALL,
     *json_calls.ALL,
 )

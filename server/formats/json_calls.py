@@ -10,11 +10,9 @@ from functools import partial
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
+from weft.server.formats.grammar import INDEX
 from weft.server.formats.json_call_parser import JsonCallParser, Syntax
 from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
-
-INDEX = "\0"
-"""Stands in a layout for the number of the call."""
 
 
 @dataclass(frozen=True, slots=True)
