@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.parser import AnswerRules
+from weft.server.formats.parser import AnswerRules, Mark
 
 
 def answer_rules(
@@ -21,20 +21,27 @@ def answer_rules(
     if wanted.is_required or wanted.content is not None:
         start = "" if wanted.is_required else f"{wanted.content} | "
         return f"answer: {start}{lead}{spelled} calls\n"
-    trigger = first_marker(opening, markers)
-    head, _, rest = opening.partition(trigger)
-    within = f"(/(?s:.*)/ {lark.literal(head)})" if head else None
-    return (
-        f"answer: PLAIN | before {lark.spell(rest, markers, wanted.mark)} calls\n"
-        f"PLAIN: {lark.text_without((opening, *others))}\n"
-        + lark.text_up_to("before", trigger, wanted.mark, others, within=within)
+    return f"answer: PLAIN | before calls\nPLAIN: {lark.text_without((opening, *others))}\n" + text_up_to(
+        "before", opening, markers, wanted.mark, others
     )
 
 
-def first_marker(text: str, markers: Sequence[str]) -> str:
-    """The marker that comes first in a text; of several there, the longest; the whole text if there is none."""
-    found = [marker for marker in markers if marker in text]
-    return min(found, key=lambda marker: (text.index(marker), -len(marker)), default=text)
+def text_up_to(
+    rule: str, end: str, markers: Sequence[str], mark: Mark, without: Sequence[str] = (), within: str | None = None
+) -> str:
+    """Define a rule as `grammar.text_up_to` does, for an end that may hold several markers and other text.
+
+    The first marker that is a token ends the text. What stands before it in `end` belongs to the lexeme of the text.
+    """
+    tokens = [marker for marker in markers if marker in end and not mark(marker).startswith('"')]
+    token = min(tokens, key=lambda marker: (end.index(marker), -len(marker)), default=end)
+    head, _, rest = end.partition(token)
+    if head:
+        within = f"(({within or '/(?s:.*)/'}) {lark.literal(head)})"
+    if not rest:
+        return lark.text_up_to(rule, token, mark, without, within=within)
+    begun = lark.text_up_to(f"{rule}_begun", token, mark, (end, *without), within=within)
+    return f"{rule}: {rule}_begun {lark.spell(rest, markers, mark)}\n{begun}"
 
 
 def member_rules(rule: str, members: Sequence[tuple[str, bool]], separator: str, end: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from weft.server.formats import harmony, json_calls, pythonic_calls, reasoning, xml_families
+from weft.server.formats import gemma_calls, harmony, json_calls, json_families, pythonic_calls, reasoning, xml_families
 from weft.server.formats.parser import ToolFormat
 from weft.server.formats.reasoning import ReasoningFormat
 from weft.server.formats.trial import Render, reading_format, shown_reasoning, shows_tools
@@ -19,6 +19,8 @@ TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     harmony.HARMONY,
     *xml_families.ALL,
     *pythonic_calls.ALL,
+    gemma_calls.GEMMA4,
+    *json_families.ALL,
     *json_calls.ALL,
 )
 """In order of preference, where several formats read what a template writes equally well."""
@@ -88,5 +90,4 @@ def _tool_format(template: str, shows: bool, render: Render) -> tuple[ToolFormat
 
 
 def _reasoning_format(template: str, render: Render) -> ReasoningFormat | None:
-    shown, writes = shown_reasoning(render, template, reasoning.ALL)
-    return shown if writes else reasoning.reasoning_format(template)
+    return shown_reasoning(render, template, reasoning.ALL) or reasoning.reasoning_format(template)

@@ -138,28 +138,21 @@ def _total(sizes: Iterable[int | None]) -> int | None:
     return total
 
 
-def shown_reasoning(
-    render: Render, template: str, formats: Sequence[ReasoningFormat]
-) -> tuple[ReasoningFormat | None, bool]:
+def shown_reasoning(render: Render, template: str, formats: Sequence[ReasoningFormat]) -> ReasoningFormat | None:
     """Find the format whose markers a template writes around the reasoning of an earlier answer.
 
     Markers of the answer have to be there as well; their sign in the source `template` suffices where no answer is.
-
-    Returns:
-        The first such format, None if there is none; and whether the template writes reasoning at all.
     """
-    writes = False
     for answer in ({"content": _CONTENT}, {"content": None, "tool_calls": _calls(PLAIN_ID)[:1]}):
         messages = [_QUESTION, {"role": "assistant", "reasoning_content": _REASONING, **answer}]
         before, found, after = (_rendered(render, messages, _SHOWN_TOOLS) or "").partition(_REASONING)
-        writes |= bool(found)
         for format in formats if found else ():
             if not (before.rstrip().endswith(format.begin.rstrip()) and after.lstrip().startswith(format.end.lstrip())):
                 continue
             shows_answer = format.answer_begin in after if _CONTENT in after else format.sign in template
             if shows_answer or not format.answer_begin:
-                return format, True
-    return None, writes
+                return format
+    return None
 
 
 def _answer(render: Render, answer: Message) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.answers import answer_rules
+from weft.server.formats.answers import answer_rules, text_up_to
 from weft.server.formats.grammar import _MAX_LITERAL, _PYTHON_TYPES, INDEX, resolve, types_of, values_of
 from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
 
@@ -173,7 +173,7 @@ class XmlFormat(ToolFormat):
     def _text(self, rule: str, mark: Mark, within: str | None = None) -> str:
         """The rule for the text of a value and its end tag."""
         end = self.value_tags[1]
-        return lark.text_up_to(rule, end, mark, (end.strip(),), within=within)
+        return text_up_to(rule, end, self.markers, mark, (end.strip(),), within)
 
     def _spell(self, text: str, mark: Mark) -> str:
         """Write text of the format in Lark, with the format's line breaks."""

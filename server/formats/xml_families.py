@@ -49,7 +49,7 @@ QWEN3_CODER = XmlFormat(
 )
 GLM = XmlFormat(
     name="glm",
-    models="GLM 4.5 and later",
+    models="GLM 4.5 and later, Ling 3, Laguna, Spark 2.5",
     markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     present=("<tool_call>", "<arg_key>", "<arg_value>"),
     line_break='"\\n"?',
