@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from weft.server.formats import gemma_calls, harmony, json_calls, json_families, pythonic_calls, reasoning, xml_families
+from weft.server.formats import (
+    functionary_calls,
+    gemma_calls,
+    harmony,
+    json_calls,
+    json_families,
+    minimax_calls,
+    pythonic_calls,
+    reasoning,
+    xml_families,
+)
 from weft.server.formats.parser import ToolFormat
 from weft.server.formats.reasoning import ReasoningFormat
 from weft.server.formats.trial import Render, reading_format, shown_reasoning, shows_tools
@@ -20,6 +30,8 @@ TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     *xml_families.ALL,
     *pythonic_calls.ALL,
     gemma_calls.GEMMA4,
+    minimax_calls.MINIMAX_M3,
+    functionary_calls.FUNCTIONARY,
     *json_families.ALL,
     *json_calls.ALL,
 )
@@ -68,17 +80,16 @@ def choose_formats(
     tools, missing = _tool_format(template, shows, render)
     if tool_format != "auto":
         tools, missing = next(known for known in TOOL_FORMATS if known.name == tool_format), ""
-    is_harmony = tools is harmony.HARMONY
-    thinks = None if is_harmony else _reasoning_format(template, render)
+    thinks = None if tools is harmony.HARMONY else _reasoning_format(template, render)
     begin_id, end_id = (added_id(thinks.begin), added_id(thinks.end)) if thinks else (None, None)
     ids = None if begin_id is None or end_id is None else (begin_id, end_id)
-    name = tools.name if tools else "not known; --tool-format names one" if missing == UNKNOWN else "none"
+    name = tools.name if tools else "not known, --tool-format names one" if missing == UNKNOWN else "none"
     logger.info("tool calls: %s; reasoning: %s", name, thinks.name if thinks else "none")
     if tools and template and not shows:
         logger.warning(
             "the chat template does not show tools to the model: its calls are read, but put tools into the prompt"
         )
-    return OutputFormats(tools, thinks, template, is_harmony, ids, missing)
+    return OutputFormats(tools, thinks, template, tools is not None and tools.reads_all, ids, missing)
 
 
 def _tool_format(template: str, shows: bool, render: Render) -> tuple[ToolFormat | None, str]:

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from weft.server.formats import grammar as lark
 from weft.server.formats.answers import answer_rules, member_rules
-from weft.server.formats.grammar import resolve, types_of, values_of
-from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+from weft.server.formats.parser import AnswerRules, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+from weft.server.formats.value_rules import ValueRules
 
 _BEGIN, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _WORD = re.compile(r"[^,:\[\]{}<\"\s]{0,4096}")
@@ -99,31 +99,8 @@ class _GemmaParser(Scanner):
         return True
 
 
-class _Rules:
-    """Writes the rules of values; a schema that is met again, also inside itself, has its rule already."""
-
-    def __init__(self, tool: Tool, name: str, mark: Mark) -> None:
-        self.lines: list[str] = []
-        self._tool, self._name, self._mark = tool, name, mark
-        self._known: dict[int, str] = {}
-
-    def value(self, schema: Any) -> str:
-        """The name of the rule for values of a schema."""
-        schema = resolve(schema, self._tool.parameters)
-        if (known := self._known.get(id(schema))) is not None:
-            return known
-        rule = self._known[id(schema)] = f"{self._name}_{len(self._known)}"
-        values, parts = values_of(schema), schema.get("anyOf") or schema.get("oneOf")
-        if values is not None:
-            options = [self._literal(value) for value in values]
-        elif parts and "type" not in schema:
-            options = [self.value(part) for part in parts]
-        else:
-            named = types_of(schema, self._tool.parameters)
-            options = [self._of_type(name, schema, rule) for name in named] or ["anything"]
-        self.lines.append(f"{rule}: {' | '.join(options)}\n")
-        return rule
-
+class _Rules(ValueRules):
+    @override
     def _of_type(self, name: str, schema: dict[str, Any], rule: str) -> str:
         if name == "string":
             within = lark.string_of(schema)
@@ -152,6 +129,7 @@ class _Rules:
         ]
         return member_rules(rule, members, '","', '"}"')
 
+    @override
     def _literal(self, value: Any) -> str:
         return lark.spell(_written(value), (_QUOTE,), self._mark)
 

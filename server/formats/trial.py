@@ -141,7 +141,7 @@ def _total(sizes: Iterable[int | None]) -> int | None:
 def shown_reasoning(render: Render, template: str, formats: Sequence[ReasoningFormat]) -> ReasoningFormat | None:
     """Find the format whose markers a template writes around the reasoning of an earlier answer.
 
-    Markers of the answer have to be there as well; their sign in the source `template` suffices where no answer is.
+    If a format has markers of the answer as well, they have to be there, and its sign in the source `template`.
     """
     for answer in ({"content": _CONTENT}, {"content": None, "tool_calls": _calls(PLAIN_ID)[:1]}):
         messages = [_QUESTION, {"role": "assistant", "reasoning_content": _REASONING, **answer}]
@@ -149,7 +149,7 @@ def shown_reasoning(render: Render, template: str, formats: Sequence[ReasoningFo
         for format in formats if found else ():
             if not (before.rstrip().endswith(format.begin.rstrip()) and after.lstrip().startswith(format.end.lstrip())):
                 continue
-            shows_answer = format.answer_begin in after if _CONTENT in after else format.sign in template
+            shows_answer = format.sign in template and (_CONTENT not in after or format.answer_begin in after)
             if shows_answer or not format.answer_begin:
                 return format
     return None

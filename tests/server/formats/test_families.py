@@ -36,7 +36,7 @@ _TAKES_TEXT = ("deepseek_v31", "apertus")
 
 
 def _messages(family: str, arguments: Any = lambda value: value) -> list[dict[str, Any]]:
-    ids = {"kimi_k2": "functions.{1}:{0}"}.get(family, "{0:09}")
+    ids = {"kimi_k2": "functions.{1}:{0}", "solar": "{0:010}"}.get(family, "{0:09}")
     calls = [
         {"id": ids.format(i, name), "type": "function", "function": {"name": name, "arguments": arguments(given)}}
         for i, (name, given) in enumerate(CALLS)
