@@ -33,13 +33,13 @@ def _schema(types: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(types)}
 
 
-_TOOLS: Final = tuple(Tool(name, _schema(types)) for name, types in zip(_NAMES, _TYPES, strict=True))
+TOOLS: Final = tuple(Tool(name, _schema(types)) for name, types in zip(_NAMES, _TYPES, strict=True))
 _SHOWN_TOOLS: Final = tuple(
     {
         "type": "function",
         "function": {"name": tool.name, "description": f"Calls {tool.name}.", "parameters": tool.parameters},
     }
-    for tool in _TOOLS
+    for tool in TOOLS
 )
 
 
@@ -76,7 +76,7 @@ class WrittenCalls:
 
     def leftover(self, format: ToolFormat) -> int | None:
         """Number of characters that the format does not read as part of a call; None: it does not read the calls."""
-        parser = format.parser(_TOOLS)
+        parser = format.parser(TOOLS)
         pieces = [*parser.feed(self.text), *parser.finish()]
         calls: list[tuple[str, str]] = []
         content = ""
