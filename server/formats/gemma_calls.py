@@ -122,6 +122,8 @@ class _Rules(ValueRules):
 
     def members(self, rule: str, schema: dict[str, Any]) -> str:
         """Define the rule for the members of an object, with the bracket that closes it."""
+        if not schema.get("properties") and schema.get("additionalProperties") is True:
+            return f'{rule}: (member ("," member)*)? "}}"\n'
         required = schema.get("required") or ()
         members = [
             (f"{lark.literal(f'{key}:')} {self.value(part)}", key in required)

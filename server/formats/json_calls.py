@@ -14,8 +14,7 @@ from weft.server.formats.grammar import INDEX
 from weft.server.formats.json_call_parser import JsonCallParser, Syntax
 from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
 
-ID = "\1"
-"""Stands in a layout for an id of the call, which matches the format's pattern of ids."""
+ID = "\1"  # stands in a layout for an id of the call, which matches the format's pattern of ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,8 @@ class _Rules(ValueRules):
 
     def members(self, schema: dict[str, Any]) -> str:
         """The members of an object in the order of its schema, in Lark."""
+        if not schema.get("properties") and schema.get("additionalProperties") is True:
+            return "element*"
         required = schema.get("required") or ()
         properties = (schema.get("properties") or {}).items()
         return " ".join(

@@ -219,8 +219,7 @@ def _arguments(rule: str, tool: Tool) -> str:
     if not properties and tool.parameters.get("additionalProperties") is True:
         return f'{rule}: ({rule}_0 (", " {rule}_0)*)? ")"\n{rule}_0: {lark.ANY_KEY} "=" {_value({}, tool)}\n'
     members = [
-        (f"{lark.literal(f'{key}=')} {_value(value, tool)}", key in required)
-        for key, value in properties.items()
+        (f"{lark.literal(f'{key}=')} {_value(value, tool)}", key in required) for key, value in properties.items()
     ]
     return member_rules(rule, members, '", "', '")"')
 
