@@ -8,17 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from weft.server.formats import (
-    functionary_calls,
-    gemma_calls,
-    harmony,
-    json_calls,
-    json_families,
-    minimax_calls,
-    pythonic_calls,
-    reasoning,
-    xml_families,
-)
+from weft.server.formats import harmony, json_calls, json_families, pythonic_calls, reasoning, xml_families
+from weft.server.formats.families import functionary_calls, gemma_calls, minimax_calls
 from weft.server.formats.parser import ToolFormat
 from weft.server.formats.reasoning import ReasoningFormat
 from weft.server.formats.trial import Render, reading_format, shown_reasoning, shows_tools
