@@ -139,7 +139,7 @@ class XmlFormat(ToolFormat):
         """The rule for what follows the opening of a call, and the rules that it needs."""
         begin = "\n" if self.name_tags[0] else ""
         parts = [self._spell(begin + tool.name.join(self.name_tags), mark)]
-        rules = []
+        rules: list[str] = []
         for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
             head = self._spell(f"\n{key.join(self.key_tags)}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
