@@ -15,6 +15,7 @@ FOLDERS = {
     "server/text": "Chat template, tokenizer, detokenizer, stop strings.",
     "server/json_schema": "What a grammar can enforce of JSON schemas of any origin, and what it leaves out.",
     "server/formats": "How models write reasoning and tool calls: one file for each family of formats.",
+    "server/formats/families": "Formats that are like no other family's: Gemma 4, MiniMax M3, functionary.",
     "server/models": "A served model: the client of its engine, its formats, its defaults.",
     "server/store": "What outlives a request: a bounded database and files, shared by all server processes.",
     "server/http": "HTTP apart from any API: connections, access, streams, metrics, what every route shares.",

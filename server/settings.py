@@ -109,7 +109,8 @@ def _each(pattern: str, meaning: str) -> AfterValidator:
 ToolFormatName = Literal[
     "auto", "hermes", "llama3_json", "llama4_json", "mistral", "deepseek_v3", "deepseek_v31", "granite", "phi4",
     "kimi_k2", "cohere", "nemotron", "hunyuan", "apertus", "qwen3_coder", "glm", "seed", "minimax_m2", "step3",
-    "pythonic", "lfm2", "olmo3", "harmony",
+    "pythonic", "lfm2", "olmo3", "harmony", "minicpm", "hy3", "deepseek_v32", "deepseek_v4", "kimi_k3", "gemma4",
+    "minimax_m3", "functionary", "functionary31", "gigachat3", "minimax_m1", "command_r_plus", "solar",
 ]
 # fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]

@@ -19,6 +19,9 @@ MAX_DEPTH = 64
 MAX_VALUES = 2**16
 """Most values of a schema; a larger one would not be compiled."""
 
+INDEX = "\0"
+"""Stands in texts of formats for the number of the call."""
+
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON is written as templates and Python write it, so that constrained output looks like theirs: with
 one space after colons and commas. A model that may choose its white space may never stop writing it."""
@@ -277,3 +280,19 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
         if members and (key == "allOf" or all(members)):
             return list(dict.fromkeys(name for names in members for name in names))
     return ["object"] if "properties" in schema else ["array"] if "items" in schema else []
+
+
+def of_types(schema: Any, names: Sequence[str], root: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema of those values of a schema that have one of these JSON types; None: it has no such values."""
+    schema = resolve(schema, root)
+    if (values := values_of(schema)) is not None:
+        classes = tuple(kind for name in names for kind in _PYTHON_TYPES[name])
+        kept = [value for value in values if type(value) in classes]
+        return {"enum": kept} if kept else None
+    for key in ("anyOf", "oneOf"):
+        if key in schema and "type" not in schema:
+            parts = [of_types(member, names, root) for member in schema[key]]
+            fitting = [part for part in parts if part is not None]
+            return {**schema, key: fitting} if fitting else None
+    types = [name for name in types_of(schema, root) or _PYTHON_TYPES if name in names]
+    return {**schema, "type": types if len(types) > 1 else types[0]} if types else None

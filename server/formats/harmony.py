@@ -158,4 +158,5 @@ HARMONY = Harmony(
     models="gpt-oss",
     markers=(_START, _END, _MESSAGE, _CHANNEL, _CONSTRAIN, _RETURN, _CALL),
     present=(r"<\|start\|>", r"<\|channel\|>final<\|message\|>"),
+    reads_all=True,
 )

@@ -24,6 +24,7 @@ class Syntax:
         fillers: What may come after a call.
         before_name, after_name: What may come around a name that stands outside of JSON; None: it never does.
         id_marker: What comes after such a name and before an id, which is ignored.
+        id_end: What comes after an id that stands before such a name, which is ignored, too; None: there is none.
         is_bare: The output may begin with a call, without an opener.
         name_is_key: A call is an object with one member: its name, and its arguments.
     """
@@ -33,6 +34,7 @@ class Syntax:
     before_name: tuple[str, ...] | None = None
     after_name: tuple[str, ...] = ()
     id_marker: str | None = None
+    id_end: str | None = None
     is_bare: bool = False
     name_is_key: bool = False
 
@@ -128,6 +130,10 @@ class JsonCallParser(Scanner):
             raise _NoCallError
         for part in syntax.before_name:
             yield from self._next(part)
+        if syntax.id_end:
+            yield from self._run(_ID)
+            if not (yield from self._next(syntax.id_end)):
+                raise _NoCallError
         name = yield from self._next(*self._names)
         if name is None:
             raise _NoCallError

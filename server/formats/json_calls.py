@@ -10,11 +10,11 @@ from functools import partial
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
+from weft.server.formats.grammar import INDEX
 from weft.server.formats.json_call_parser import JsonCallParser, Syntax
 from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
 
-INDEX = "\0"
-"""Stands in a layout for the number of the call."""
+ID = "\1"  # stands in a layout for an id of the call, which matches the format's pattern of ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,10 @@ class JsonCalls(ToolFormat):
         """Rules for the calls of one layout, after its trigger; `rules` has the number of each tool's arguments."""
 
         def mark(text: str) -> str:
-            return "/[0-9]{1,4}/" if text == INDEX else wanted.mark(text)
+            return places.get(text) or wanted.mark(text)
 
-        spell = partial(lark.spell, markers=(*self.markers, INDEX), mark=mark)
+        places = {INDEX: "/[0-9]{1,4}/", ID: f"/{self.call_id_pattern}/"}
+        spell = partial(lark.spell, markers=(*self.markers, *places), mark=mark)
         if layout.trigger is None:  # the answer may be other JSON
             calls = [lark.json_lexemes(layout.before + tool.name + layout.middle) for tool in wanted.tools]
             first, between = "", spell(layout.between)
@@ -107,13 +108,14 @@ def _objects(
 
 HERMES = JsonCalls(
     name="hermes",
-    models="Hermes 2 Pro and 3, Qwen 2.5, Qwen 3, QwQ, Granite 4, Ernie 4.5, SmolLM 3, Exaone 4",
+    models="Hermes 2 and 3, Qwen 2.5, Qwen 3, QwQ, Granite 4, Ernie 4.5, SmolLM 3, Exaone 4, MiMo, Bielik, Reka",
     markers=("<tool_call>", "</tool_call>"),
     present=("<tool_call>", "</tool_call>", r"\barguments\b"),
     absent=("<function=", "<arg_key>", "<parameter", "<tool_calls>"),
     syntax=Syntax(openers=("<tool_call>",), fillers=("</tool_call>",)),
-    layouts=(
-        Layout("<tool_call>", "", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n"),
+    layouts=tuple(
+        Layout("<tool_call>", "", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between)
+        for between in ("\n", "")
     ),
 )
 
@@ -142,7 +144,9 @@ MISTRAL = JsonCalls(
     layouts=(
         _objects("[TOOL_CALLS]", "[TOOL_CALLS][", "]"),
         _objects("[TOOL_CALLS]", "[TOOL_CALLS] [", "]"),
+        Layout("[TOOL_CALLS]", "[TOOL_CALLS][", '{"name": "', '", "arguments": ', f', "id": "{ID}"}}', ", ", "]"),
         Layout("[TOOL_CALLS]", "", "[TOOL_CALLS]", "[ARGS]", after="", between=""),
+        Layout("[TOOL_CALLS]", "", "[TOOL_CALLS]", f"[CALL_ID]{ID}[ARGS]", after="", between=""),
     ),
 )
 
@@ -190,7 +194,7 @@ GRANITE = JsonCalls(
 
 PHI4 = JsonCalls(
     name="phi4",
-    models="Phi-4-mini",
+    models="Phi-4-mini, Firefunction",
     markers=("<|tool_call|>", "<|/tool_call|>"),
     present=(r"<\|/tool\|>|<\|/tool_call\|>|functools\[",),
     absent=(r"<\|start_of_role\|>",),
@@ -279,7 +283,7 @@ def _tagged_list(name: str, models: str, begin: str, end: str) -> JsonCalls:
 
 
 NEMOTRON = _tagged_list("nemotron", "Nemotron Nano 2, Llama Nemotron Super 1.5", "<TOOLCALL>", "</TOOLCALL>")
-HUNYUAN = _tagged_list("hunyuan", "Hunyuan A13B, Jamba", "<tool_calls>", "</tool_calls>")
+HUNYUAN = _tagged_list("hunyuan", "Hunyuan A13B, Jamba, Apriel", "<tool_calls>", "</tool_calls>")
 
 APERTUS = JsonCalls(
     name="apertus",

@@ -115,6 +115,7 @@ class ToolFormat(ABC):
         absent: Patterns of which none occurs in them.
         call_id: The id of a call as the templates want it, with `{index}` and `{name}`; "": any id will do.
         call_id_pattern: What such ids match.
+        reads_all: Its parser reads every output, also where there are no tools.
     """
 
     name: str
@@ -124,6 +125,7 @@ class ToolFormat(ABC):
     absent: tuple[str, ...] = ()
     call_id: str = ""
     call_id_pattern: str = ""
+    reads_all: bool = False
 
     def is_used_by(self, template: str) -> bool:
         """Tell from the source of its chat template whether a model writes calls in this format."""

@@ -17,6 +17,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
+from weft.server.formats.answers import member_rules
 from weft.server.formats.grammar import resolve, types_of, values_of
 from weft.server.formats.parser import AnswerRules, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
 
@@ -213,20 +214,14 @@ _SINGLE_QUOTED = r"""SINGLE_QUOTED: /'([^'\\\x00-\x1f\x7f]|\\['"\\nrt])*'/""" + 
 
 def _arguments(rule: str, tool: Tool) -> str:
     """Define the rule: keywords and the bracket after them, and one more rule for what may follow each keyword."""
-    properties = tool.parameters.get("properties") or {}
     required = tool.parameters.get("required") or ()
+    properties = tool.parameters.get("properties") or {}
     if not properties and tool.parameters.get("additionalProperties") is True:
         return f'{rule}: ({rule}_0 (", " {rule}_0)*)? ")"\n{rule}_0: {lark.ANY_KEY} "=" {_value({}, tool)}\n'
-    lines: list[str] = []
-    firsts: list[str] = []
-    for i, (key, value) in enumerate(properties.items()):
-        firsts.append(f"{rule}_{i} {rule}_from_{i + 1}")
-        lines.append(f"{rule}_{i}: {lark.literal(f'{key}=')} {_value(value, tool)}\n")
-        lines.append(f'{rule}_from_{i}: (", " {rule}_{i}){"" if key in required else "?"} {rule}_from_{i + 1}\n')
-    lines.append(f'{rule}_from_{len(properties)}: ")"\n')
-    num_firsts = next((i + 1 for i, key in enumerate(properties) if key in required), None)
-    firsts = firsts[:num_firsts] if num_firsts else [*firsts, '")"']
-    return f"{rule}: {' | '.join(firsts)}\n" + "".join(lines)
+    members = [
+        (f"{lark.literal(f'{key}=')} {_value(value, tool)}", key in required) for key, value in properties.items()
+    ]
+    return member_rules(rule, members, '", "', '")"')
 
 
 def _value(schema: Any, tool: Tool) -> str:
@@ -255,9 +250,9 @@ PYTHONIC = Pythonic(
 )
 LFM2 = Pythonic(
     name="lfm2",
-    models="LFM2",
+    models="LFM2, LFM2.5",
     markers=("<|tool_call_start|>", "<|tool_call_end|>"),
-    present=(r"<\|tool_list_start\|>|<\|tool_call_start\|>",),
+    present=(r"<\|tool_list_start\|>|<\|tool_call_start\|>|List of tools: \[",),
     begin="<|tool_call_start|>",
     end="<|tool_call_end|>",
 )

@@ -11,11 +11,13 @@ Sources: the chat templates of the checkpoints.
 import enum
 import re
 from dataclasses import dataclass
+from functools import partial
 
 import jinja2
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
+from weft.server.formats.answers import text_up_to
 from weft.server.formats.parser import Kind, Mark, OutputParser, Piece, Scanner, Steps
 
 _NEWLINES = re.compile(r"\n*")
@@ -46,6 +48,7 @@ class ReasoningFormat:
         models: The models that write it, for the documentation.
         sign: Occurs in the chat templates of the family; "" stands for `end`.
         answer_begin, answer_end: Markers around the answer, which are not part of it; "" where there are none.
+        tokens: The control tokens in the markers, if these consist of several.
         behind_begin: What a template may write after `begin` besides newlines; the block is open then, too.
     """
 
@@ -57,11 +60,12 @@ class ReasoningFormat:
     answer_begin: str = ""
     answer_end: str = ""
     behind_begin: str = ""
+    tokens: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """As in `ToolFormat`."""
-        return tuple(filter(None, (self.begin, self.end, self.answer_begin, self.answer_end)))
+        return self.tokens or tuple(filter(None, (self.begin, self.end, self.answer_begin, self.answer_end)))
 
     def block(self, prompt: str) -> ReasoningBlock:
         """Tell what a rendered prompt has done with the block of the next answer; the prompt's end suffices."""
@@ -84,13 +88,14 @@ class ReasoningFormat:
 
         The model may leave out a block that has not begun, and the markers of the answer.
         """
-        opening = f" ({mark(self.answer_begin)} /\\n?/)?" if self.answer_begin else ""
-        closing = f" (/\\n?/ {mark(self.answer_end)})?" if self.answer_end else ""
+        spell = partial(lark.spell, markers=self.markers, mark=mark)
+        opening = f" ({spell(self.answer_begin)} /\\n?/)?" if self.answer_begin else ""
+        closing = f" (/\\n?/ {spell(self.answer_end)})?" if self.answer_end else ""
         around = f"{opening}\nclosing:{closing}\n"
         if block is ReasoningBlock.CLOSED:
             return f"reasoning:{around}"
-        rules = f"thinking: thought /\\n{{0,2}}/\n{lark.text_up_to('thought', self.end, mark)}"
-        begun = "thinking" if block is ReasoningBlock.OPEN else f"(/\\n?/ {mark(self.begin)} thinking)?"
+        rules = f"thinking: thought /\\n{{0,2}}/\n{text_up_to('thought', self.end, self.markers, mark)}"
+        begun = "thinking" if block is ReasoningBlock.OPEN else f"(/\\n?/ {spell(self.begin)} thinking)?"
         return f"reasoning: {begun}{around}{rules}"
 
 
@@ -119,7 +124,48 @@ COHERE_TEXT = ReasoningFormat(
     "cohere_text", "Command A Plus", *_THINKING, "<|START_TEXT|>", "<|START_TEXT|>", "<|END_TEXT|>"
 )
 APERTUS = ReasoningFormat("apertus", "Apertus", "<|inner_prefix|>", "<|inner_suffix|>")
-ALL = (GRANITE_PHRASES, GRANITE, COHERE_TEXT, COHERE, HUNYUAN, ERNIE, SEED, MISTRAL, APERTUS, THINK)
+MINIMAX = ReasoningFormat("minimax", "MiniMax M3", "<mm:think>", "</mm:think>")
+HY3 = ReasoningFormat("hy3", "Hy3", "<think:opensource>", "</think:opensource>", ":opensource")
+GEMMA4 = ReasoningFormat("gemma4", "Gemma 4", "<|channel>thought", "<channel|>", tokens=("<|channel>", "<channel|>"))
+KIMI_K3 = ReasoningFormat(
+    "kimi_k3",
+    "Kimi K3",
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    "<|open|>",
+    "<|open|>response<|sep|>",
+    "<|close|>response<|sep|>",
+    tokens=("<|open|>", "<|close|>", "<|sep|>"),
+)
+SOLAR = ReasoningFormat(
+    "solar",
+    "Solar Open",
+    "<|think|>",
+    "<|end|><|begin|>assistant",
+    "<|begin|>assistant<|think|>",
+    "<|content|>",
+    "<|end|>",
+    tokens=("<|think|>", "<|end|>", "<|begin|>", "<|content|>"),
+)
+APRIEL = ReasoningFormat("apriel", "Apriel 1.5, 1.6", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
+ALL = (
+    MINIMAX,
+    HY3,
+    GEMMA4,
+    KIMI_K3,
+    SOLAR,
+    APRIEL,
+    GRANITE_PHRASES,
+    GRANITE,
+    COHERE_TEXT,
+    COHERE,
+    HUNYUAN,
+    ERNIE,
+    SEED,
+    MISTRAL,
+    APERTUS,
+    THINK,
+)
 """From the most specific to the least; the first whose sign occurs in a template is taken."""
 
 

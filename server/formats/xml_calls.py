@@ -1,37 +1,13 @@
-"""Calls whose arguments are raw text between tags: Qwen3-Coder, GLM 4.5 and later, MiniMax M2, Seed-OSS, Step 3.
+"""Reads and constrains calls whose arguments are raw text between tags, as a table of tags describes them.
 
-Qwen3-Coder (its chat template; vLLM and SGLang read it likewise, also without the outer tag, which it may forget; Qwen
-3.5, Nemotron 3 and Step 3.5 write the same):
-
-    <tool_call>
-    <function=NAME>
-    <parameter=KEY>
-    VALUE
-    </parameter>
-    </function>
-    </tool_call>
-
-GLM (line breaks until 4.6, none from 4.7 on):
-
-    <tool_call>NAME
-    <arg_key>KEY</arg_key>
-    <arg_value>VALUE</arg_value>
-    </tool_call>
-
-MiniMax M2 and Step 3 put all calls into one section:
-
-    <minimax:tool_call>
-    <invoke name="NAME">
-    <parameter name="KEY">VALUE</parameter>
-    </invoke>
-    </minimax:tool_call>
-
-A value ends at the first end tag: nothing is escaped. One line break at either end of a Qwen value belongs to the
-format. A call that breaks off or is malformed is left as it stands: no argument is made up to close it.
+A value ends at the first end tag: nothing is escaped. Where a line break is part of the tag, it may be missing. A call
+that breaks off or is malformed is left as it stands: no argument is made up to close it. The tables are in
+`xml_families`.
 """
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,14 +15,19 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.grammar import _MAX_LITERAL, _PYTHON_TYPES, resolve, types_of, values_of
+from weft.server.formats.answers import answer_rules, text_up_to
+from weft.server.formats.grammar import _MAX_LITERAL, _PYTHON_TYPES, INDEX, resolve, types_of, values_of
 from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+
+_DIGITS = re.compile("[0-9]{0,9}")
 
 
 class _XmlParser(Scanner):
     def __init__(self, tools: Sequence[Tool], format: "XmlFormat") -> None:
         self._format = format
-        self._tools = {tool.name + format.name_tags[1]: tool for tool in tools}
+        behind_name, _, self._behind_index = format.name_tags[1].partition(INDEX)
+        self._tools = {tool.name + behind_name: tool for tool in tools}
+        self._types = {text: types for types, text in format.type_tags}
         value_end = format.value_tags[1]
         self._value_ends = tuple(dict.fromkeys((value_end, value_end.strip())))
         super().__init__()
@@ -62,6 +43,9 @@ class _XmlParser(Scanner):
         if before_name and opening == self._format.openings[0] and not (yield from self._next(before_name)):
             return False
         name = yield from self._next(*self._tools)
+        if name and self._behind_index:
+            yield from self._run(_DIGITS)
+            name = name if (yield from self._next(self._behind_index)) else None
         tag = name and (yield from self._next(before_key, *ends))
         if name is None or tag is None:
             return False
@@ -76,8 +60,14 @@ class _XmlParser(Scanner):
             key = "".join(parts)
             if before_value and (yield from self._next(before_value)) is None:
                 return True
+            types = types_of(properties.get(key), tool.parameters)
+            if self._types:
+                told = self._types.get((yield from self._next(*self._types, skips_blanks=False)) or "")
+                if told is None:
+                    return True
+                types = ["string"] if "string" in told else [name for name in types if name in told]
             self._tell_arguments(f"{separator}{json_text(key)}: ")
-            if not (yield from self._read_value(types_of(properties.get(key), tool.parameters))):
+            if not (yield from self._read_value(types)):
                 return True
             separator = ", "
             tag = yield from self._next(before_key, *ends)
@@ -109,7 +99,8 @@ class XmlFormat(ToolFormat):
         line_break: Between the parts, in Lark.
         openings: A call begins with any of these; the first is the one that grammars ask for.
         name_tags, key_tags, value_tags: The tags before and after these; "" for none. A line break around a value may
-            be missing.
+            be missing. INDEX stands for the number of the call.
+        type_tags: What comes between key and value, by the JSON types of the value; () if that is the same for all.
         ends: What closes a call; of several, the last may be missing.
         is_section: The first opening and the last end are around all calls together, not around each.
     """
@@ -119,6 +110,7 @@ class XmlFormat(ToolFormat):
     name_tags: tuple[str, str] = ("", "")
     key_tags: tuple[str, str]
     value_tags: tuple[str, str]
+    type_tags: tuple[tuple[Sequence[str], str], ...] = ()
     ends: tuple[str, ...]
     is_section: bool = False
 
@@ -129,18 +121,14 @@ class XmlFormat(ToolFormat):
     @override
     def grammar(self, wanted: AnswerRules) -> str:
         # Parameters come in the order of the schema; a string is text up to its end tag.
-        tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
+        tools, mark = wanted.tools, wanted.mark
         opening, *others = self.openings
-        again = "call" if self.is_section else f"BREAKS? {mark(opening)} call"
+        again = "call" if self.is_section else f"BREAKS? {self._spell(opening, mark)} call"
         calls = f"call ({again})*" if wanted.allows_many else "call"
         if self.is_section:
             calls += " " + self._spell("\n" + self.ends[-1], mark)
-        rules = ["BREAKS: /\\n{1,2}/\n"]
-        if is_required or content is not None:
-            rules.append(f"answer: {'' if is_required else f'{content} | '}BREAKS? {mark(opening)} {calls}\n")
-        else:
-            rules.append(f"answer: PLAIN | before {calls}\nPLAIN: {lark.text_without(self.openings)}\n")
-            rules.append(lark.text_up_to("before", opening, mark, others))
+        rules = ["BREAKS: /\\n{1,2}/\n", f"calls: {calls}\n"]
+        rules.append(answer_rules(wanted, opening, self.markers, others, "BREAKS? "))
         rules.append(self._text("text", mark))
         rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}\n")
         for i, tool in enumerate(tools):
@@ -151,31 +139,51 @@ class XmlFormat(ToolFormat):
         """The rule for what follows the opening of a call, and the rules that it needs."""
         begin = "\n" if self.name_tags[0] else ""
         parts = [self._spell(begin + tool.name.join(self.name_tags), mark)]
-        rules = []
+        rules: list[str] = []
         for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
-            head = self._spell(f"\n{key.join(self.key_tags)}{self.value_tags[0]}", mark)
+            head = self._spell(f"\n{key.join(self.key_tags)}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
-            value = self._value(schema, tool, mark)
-            within = lark.string_of(resolve(schema, tool.parameters)) if value == "text" else None
-            if within:
-                value = f"{rule}_{i}"
-                rules.append(self._text(value, mark, within))
-            parts.append(f"({head} {value}){'?' if is_optional else ''}")
+            parts.append(
+                f"({head} {self._values(f'{rule}_{i}', schema, tool, mark, rules)}){'?' if is_optional else ''}"
+            )
         if "properties" not in tool.parameters and tool.parameters.get("additionalProperties") is True:
-            before, after = self._spell("\n" + self.key_tags[0], mark), self.key_tags[1] + self.value_tags[0]
-            parts.append(f"({before} {lark.ANY_KEY} {self._spell(after, mark)} text)*")
+            before, after = self._spell("\n" + self.key_tags[0], mark), self._spell(self.key_tags[1], mark)
+            parts.append(f"({before} {lark.ANY_KEY} {after} {self._values(rule, {}, tool, mark, rules)})*")
         ends = self.ends[:-1] if self.is_section else self.ends
         parts.append(self._spell("".join(f"\n{end}" for end in ends), mark))
         return [f"{rule}: {' '.join(parts)}\n", *rules]
 
+    def _values(self, rule: str, schema: Any, tool: Tool, mark: Mark, rules: list[str]) -> str:
+        """What may follow a key, in Lark; `rules` gets more rules, whose names begin with `rule`."""
+        values = []
+        for number, (tag, part) in enumerate(self._by_type(schema, tool)):
+            value = self._value(part, tool, mark)
+            within = lark.string_of(resolve(part, tool.parameters)) if value == "text" else None
+            if within:
+                value = f"{rule}_{number}"
+                rules.append(self._text(value, mark, within))
+            values.append(f"{self._spell(tag, mark)} {value}")
+        return f"({' | '.join(values)})"
+
+    def _by_type(self, schema: Any, tool: Tool) -> list[tuple[str, Any]]:
+        """The tags that may stand before a value, with the schema of the values behind them."""
+        if not self.type_tags:
+            return [(self.value_tags[0], schema)]
+        parts = ((tag, lark.of_types(schema, types, tool.parameters)) for types, tag in self.type_tags)
+        return [(tag, part) for tag, part in parts if part is not None]
+
     def _text(self, rule: str, mark: Mark, within: str | None = None) -> str:
         """The rule for the text of a value and its end tag."""
         end = self.value_tags[1]
-        return lark.text_up_to(rule, end, mark, (end.strip(),), within=within)
+        return text_up_to(rule, end, self.markers, mark, (end.strip(),), within)
 
     def _spell(self, text: str, mark: Mark) -> str:
         """Write text of the format in Lark, with the format's line breaks."""
-        lines = (lark.spell(line, self.markers, mark) for line in text.split("\n"))
+
+        def mark_part(part: str) -> str:
+            return "/[0-9]{1,4}/" if part == INDEX else mark(part)
+
+        lines = (lark.spell(line, (*self.markers, INDEX), mark_part) for line in text.split("\n"))
         return f" {self.line_break} ".join(lines)
 
     def _value(self, schema: Any, tool: Tool, mark: Mark) -> str:
@@ -189,73 +197,6 @@ class XmlFormat(ToolFormat):
         if not types or "string" in types:
             return "text"
         return f"{lark.member_value(schema, tool)} {end}"
-
-
-QWEN3_CODER = XmlFormat(
-    name="qwen3_coder",
-    models="Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5",
-    markers=("<tool_call>", "</tool_call>"),
-    present=("<tool_call>", "<function=", "<parameter="),
-    line_break='"\\n"',
-    openings=("<tool_call>", "<function="),
-    name_tags=("<function=", ">"),
-    key_tags=("<parameter=", ">"),
-    value_tags=("\n", "\n</parameter>"),
-    ends=("</function>", "</tool_call>"),
-)
-GLM = XmlFormat(
-    name="glm",
-    models="GLM 4.5 and later",
-    markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    present=("<tool_call>", "<arg_key>", "<arg_value>"),
-    line_break='"\\n"?',
-    openings=("<tool_call>",),
-    key_tags=("<arg_key>", "</arg_key>"),
-    value_tags=("\n<arg_value>", "</arg_value>"),
-    ends=("</tool_call>",),
-)
-SEED = XmlFormat(
-    name="seed",
-    models="Seed-OSS",
-    markers=("<seed:tool_call>", "</seed:tool_call>"),
-    present=("<seed:tool_call>", "<function="),
-    line_break='"\\n"',
-    openings=("<seed:tool_call>",),
-    name_tags=("<function=", ">"),
-    key_tags=("<parameter=", ">"),
-    value_tags=("", "</parameter>"),
-    ends=("</function>", "</seed:tool_call>"),
-)
-MINIMAX_M2 = XmlFormat(
-    name="minimax_m2",
-    models="MiniMax M2",
-    markers=("<minimax:tool_call>", "</minimax:tool_call>"),
-    present=("<minimax:tool_call>", "<invoke name="),
-    line_break='"\\n"',
-    openings=("<minimax:tool_call>", '<invoke name="'),
-    name_tags=('<invoke name="', '">'),
-    key_tags=('<parameter name="', '">'),
-    value_tags=("", "</parameter>"),
-    ends=("</invoke>", "</minimax:tool_call>"),
-    is_section=True,
-)
-_STEP_CALL, _STEP_SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_sep｜>"  # noqa: RUF001 (as Step writes it)
-_STEP_END, _STEP_CALLS = "<｜tool_call_end｜>", ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")  # noqa: RUF001
-_STEP_HEAD = f'{_STEP_CALL}function{_STEP_SEPARATOR}<steptml:invoke name="'
-STEP3 = XmlFormat(
-    name="step3",
-    models="Step 3",
-    markers=(*_STEP_CALLS, _STEP_CALL, _STEP_SEPARATOR, _STEP_END),
-    present=("<steptml:invoke",),
-    line_break='"\\n"?',
-    openings=(_STEP_CALLS[0], _STEP_HEAD),
-    name_tags=(_STEP_HEAD, '">'),
-    key_tags=('<steptml:parameter name="', '">'),
-    value_tags=("", "</steptml:parameter>"),
-    ends=("</steptml:invoke>", _STEP_END, _STEP_CALLS[1]),
-    is_section=True,
-)
-ALL = (QWEN3_CODER, GLM, SEED, MINIMAX_M2, STEP3)
 
 
 def raw_to_json(text: str, types: Sequence[str]) -> str:

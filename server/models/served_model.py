@@ -17,6 +17,7 @@ from weft.engine.wire.messages import EngineInfo
 from weft.engine.wire.options import Adapter
 from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
+from weft.server.formats.trial import renderer
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.settings import Settings
@@ -149,7 +150,8 @@ def served_model(
     """
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
     prompts = read_vector_prompts(pathlib.Path(settings.model)) if settings.model else NO_PROMPTS
-    formats = choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id)
+    template = tokenizer.template_source(has_tools=True)
+    formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
     name = settings.served_model_name[0]
     return ServedModel(name, engine_client, tokenizer, formats, defaults, prompts=prompts, on_demand=on_demand)
 

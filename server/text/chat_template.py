@@ -28,6 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from weft.server.text.conversation_repairs import shows_all, ways
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
 from weft.server.text.template_forms import MessageForms, wanted_forms
+from weft.server.text.tool_variables import with_tools
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,8 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: The template refuses the messages, or fails; what it said of the messages as they are.
         """
-        seen = {"documents": None, **variables, "add_generation_prompt": add_generation_prompt}
+        given = with_tools(variables, self.variables)
+        seen = {"documents": None, **given, "add_generation_prompt": add_generation_prompt}
         seen["tools"] = seen.get("tools") or self._forms.no_tools
         adapted = [self._adapt(message) for message in messages]
         try:
@@ -201,7 +203,7 @@ class ChatTemplate:
         return wanted_forms(self._template)
 
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Use the template's name of the system role, and both names of an earlier answer's reasoning.
+        """Use the template's name of the system role, and all names of an earlier answer's reasoning.
 
         Another key without a value is left out, because templates test whether it is there.
         """
@@ -211,7 +213,8 @@ class ChatTemplate:
         reasoning = next((adapted[name] for name in _REASONING_NAMES if name in adapted), None)
         if reasoning is not None:
             adapted["reasoning_content"] = reasoning
-            adapted.setdefault("thinking", reasoning)
+            for name in _REASONING_NAMES:
+                adapted.setdefault(name, reasoning)
         return adapted
 
 

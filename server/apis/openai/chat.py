@@ -100,13 +100,11 @@ def _read_wishes(body: ChatCompletionBody, formats: OutputFormats) -> OutputWish
 
     Raises:
         InvalidRequestError: One of them is wrong.
-        UnsupportedParameterError: There are tools, but the model's chat template does not show tools.
+        UnsupportedParameterError: There are tools, but the model has none, or its format of calls is not known.
     """
     use = tool_use(body)
     if use is not None and formats.tools is None:
-        raise UnsupportedParameterError(
-            f"{use.param} cannot be used: the chat template of this model shows no tools", param=use.param
-        )
+        raise UnsupportedParameterError(f"{use.param} cannot be used: {formats.no_tools}", param=use.param)
     prediction = text_of(body.prediction.content, "prediction.content", "") if body.prediction else ""
     return OutputWishes(use, structure_of(body), read_thinking(body, formats), prediction)
 

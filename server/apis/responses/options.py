@@ -34,13 +34,11 @@ def read_wishes(
 
     Raises:
         InvalidRequestError: One of them is wrong.
-        UnsupportedParameterError: There are tools, but the model's chat template does not show tools.
+        UnsupportedParameterError: There are tools, but the model has none, or its format of calls is not known.
     """
     use, left_out = read_tools(body, hosted, strict=strict)
     if use is not None and formats.tools is None:
-        raise UnsupportedParameterError(
-            "tools cannot be used: the chat template of this model shows no tools", param="tools"
-        )
+        raise UnsupportedParameterError(f"tools cannot be used: {formats.no_tools}", param="tools")
     effort = body.reasoning.effort if body.reasoning else None
     thinking = thinking_of(effort, None, formats, "reasoning.effort") if effort else Thinking()
     return OutputWishes(use, _structure(body), thinking, left_out=left_out)

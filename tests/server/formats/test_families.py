@@ -11,9 +11,10 @@ from tests.server.formats.family_templates_for_tests import ALL
 from tests.server.formats.feeding import assert_told
 from tests.tokenizers_for_tests import byte_level, write_checkpoint
 from weft.server.formats import reasoning
-from weft.server.formats.detection import choose_formats
+from weft.server.formats.detection import TOOL_FORMATS, choose_formats
 from weft.server.formats.parser import Tool
 from weft.server.formats.reasoning import ReasoningBlock, ReasoningFormat
+from weft.server.formats.trial import renderer
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.tokenizer import Tokenizer
 
@@ -35,7 +36,7 @@ _TAKES_TEXT = ("deepseek_v31", "apertus")
 
 
 def _messages(family: str, arguments: Any = lambda value: value) -> list[dict[str, Any]]:
-    ids = {"kimi_k2": "functions.{1}:{0}"}.get(family, "{0:09}")
+    ids = {"kimi_k2": "functions.{1}:{0}", "solar": "{0:010}"}.get(family, "{0:09}")
     calls = [
         {"id": ids.format(i, name), "type": "function", "function": {"name": name, "arguments": arguments(given)}}
         for i, (name, given) in enumerate(CALLS)
@@ -58,7 +59,7 @@ def test_calls_are_rendered_as_transformers_does_and_read_back(folder: Path, fam
     rendered = "".join(Tokenizer.load(folder).render_chat(_messages(family), TemplateOptions(False)))
     assert rendered == golden
 
-    formats = choose_formats(ALL[family], "auto", lambda _: None)
+    formats = choose_formats(ALL[family], "auto", lambda _: None, renderer(Tokenizer.load(folder)))
     assert formats.tools is not None
     assert formats.tools.name == family
     tools = formats.tools
@@ -167,6 +168,5 @@ OUTPUTS: dict[str, tuple[str, ReasoningFormat, str, list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("case", OUTPUTS)
 def test_whole_outputs_of_the_families(case: str) -> None:
     family, thinks, text, expected = OUTPUTS[case]
-    tools = choose_formats("", family, lambda _: None).tools
-    assert tools is not None
+    tools = next(format for format in TOOL_FORMATS if format.name == family)
     assert_told(lambda: thinks.parser(ReasoningBlock.NOT_BEGUN, tools.parser(TOOLS)), text, expected)

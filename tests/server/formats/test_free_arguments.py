@@ -12,7 +12,7 @@ from weft.server.formats.harmony import HARMONY
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import AnswerRules, Kind, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import LFM2, PYTHONIC
-from weft.server.formats.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, SEED
+from weft.server.formats.xml_families import GLM, MINIMAX_M2, QWEN3_CODER, SEED
 from weft.server.json_schema.keywords import FREE_OBJECT
 
 DEMO = Path(__file__).parents[3] / "server" / "demo_model" / "tokenizer.json"

@@ -6,7 +6,8 @@ from llguidance import LLMatcher
 
 from tests.server.formats.text_calls_for_tests import TOOLS, Said, parse, tokenizer
 from weft.server.formats.parser import AnswerRules, Kind, Tool
-from weft.server.formats.xml_calls import ALL, GLM, MINIMAX_M2, QWEN3_CODER, SEED, STEP3, XmlFormat
+from weft.server.formats.xml_calls import XmlFormat
+from weft.server.formats.xml_families import ALL, GLM, MINIMAX_M2, QWEN3_CODER, SEED, STEP3
 
 QWEN3_CODER_TEMPLATE = r"""
 {{- 'If you choose to call a function ONLY reply in the following format with NO suffix:\n\n<tool_call>\n' }}

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from tests.tokenizers_for_tests import byte_level
-from weft.server.formats import xml_calls
+from weft.server.formats import xml_families
 from weft.server.formats.harmony import HARMONY
 from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Piece, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import LFM2, OLMO3, PYTHONIC
-from weft.server.formats.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, SEED, STEP3
+from weft.server.formats.xml_families import GLM, MINIMAX_M2, QWEN3_CODER, SEED, STEP3
 
 _DEMO = Path(__file__).parents[3] / "server" / "demo_model" / "tokenizer.json"
 
@@ -261,7 +261,7 @@ def tokenizer(name: str) -> tuple[tokenizers.Tokenizer, LLTokenizer]:
         backend = tokenizers.Tokenizer.from_file(str(_DEMO))
     else:
         backend = byte_level(("<|endoftext|>", "<|im_end|>", *HARMONY.markers, *PYTHONIC.markers, *LFM2.markers))
-        markers = dict.fromkeys(marker for format in (*xml_calls.ALL, OLMO3) for marker in format.markers)
+        markers = dict.fromkeys(marker for format in (*xml_families.ALL, OLMO3) for marker in format.markers)
         backend.add_tokens([tokenizers.AddedToken(marker, special=False) for marker in markers])
     return backend, LLTokenizer(backend.to_str(), eos_token=backend.token_to_id("<|im_end|>"))
 

@@ -13,7 +13,7 @@ from weft.server.formats.harmony import HARMONY
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import AnswerRules, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
-from weft.server.formats.xml_calls import QWEN3_CODER
+from weft.server.formats.xml_families import QWEN3_CODER
 from weft.server.generate.loosening import MAX_STEPS, open_loosening
 from weft.server.json_schema.keywords import FREE_OBJECT
 from weft.server.task.structured_output import json_structure

@@ -8,6 +8,7 @@ from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, sentencepiece, write_checkpoint
 from weft.server.apis.decisions.decide import _frame, _opening, _spellings
 from weft.server.formats.detection import OutputFormats, choose_formats
+from weft.server.formats.trial import renderer
 from weft.server.task.task import Chat
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
 from weft.server.text.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ def load(folder: Path, template: str, *, is_sentencepiece: bool = False) -> tupl
     backend = sentencepiece() if is_sentencepiece else byte_level(EVERY_SPECIAL)
     write_checkpoint(folder, backend, {"bos_token": "<s>", "eos_token": "</s>"}, template)
     tokenizer = Tokenizer.load(folder)
-    return tokenizer, choose_formats(template, "auto", tokenizer.added_id)
+    return tokenizer, choose_formats(template, "auto", tokenizer.added_id, renderer(tokenizer))
 
 
 @pytest.mark.parametrize("name", sorted(templates.ALL))
