@@ -9,7 +9,7 @@ import sentencepiece
 
 from tests.odd_lines import odd_lines
 from weft.engine.gguf.file import read_model
-from weft.engine.gguf.folder import describe_tokenizer
+from weft.engine.gguf.tokenizer import describe_tokenizer
 from weft.engine.wire.sentencepiece_model import convert_sentencepiece
 from weft.engine.wire.tekken import convert_tekken
 from weft.server.text.tokenizer import Tokenizer
