@@ -35,9 +35,10 @@ def describe_unigram(model: GgufModel, ids: dict[str, int], types: list[int]) ->
     squeezes = model.optional("tokenizer.ggml.remove_extra_whitespaces", bool) is True
     has_prefix = model.optional("tokenizer.ggml.add_space_prefix", bool) is True
     by_bytes = _BYTE in types
+    fallback: list[Json] = [{"type": "ByteFallback"}] * by_bytes
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        *[{"type": "ByteFallback"}] * by_bytes,
+        *fallback,
         {"type": "Fuse"},
         *[{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * has_prefix,
     ]
@@ -51,8 +52,8 @@ def describe_unigram(model: GgufModel, ids: dict[str, int], types: list[int]) ->
 
 def _normalizers(model: GgufModel, squeezes: bool, has_prefix: bool) -> list[Json]:
     given = bytes(value & 255 for value in model.values("tokenizer.ggml.precompiled_charsmap", int))
-    charsmap = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(given).decode()}
-    steps: list[Json] = [charsmap] * bool(given)
+    charsmap: Json = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(given).decode()}
+    steps = [charsmap] * bool(given)
     if squeezes:
         steps += [_replace(" {2,}", " "), _replace(r"\A ", ""), _replace(r"[ ▁]+\z", "")]
     if has_prefix:

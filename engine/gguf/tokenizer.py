@@ -45,8 +45,6 @@ def describe_tokenizer(model: GgufModel) -> tuple[Json, Json]:
         for token, index in ids.items()
         if types[index] in (_CONTROL, _USER_DEFINED) or (types[index] == _UNKNOWN and token)
     ]
-    if kind == "bert":
-        ids = {token: index for token, index in parts["model"]["vocab"].items()}
     adds_bos = kind == "llama" or (kind == "gpt2" and model.optional("tokenizer.ggml.pre", str) in WITH_BOS)
     around = _around(model, special, ids, adds_bos, adds_eos=kind == "t5")
     parts = {"added_tokens": added, "post_processor": around, **parts}

@@ -274,10 +274,10 @@ class Pooler:
             elif self._model.kind == "max":
                 self._rows = [np.maximum.reduce([*self._rows, *rows])]
             else:
-                has_weights = self._model.kind == "weightedmean"
-                weights = [np.float32(position + 1) for position in wanted.positions] if has_weights else [1]
-                weighted = [row * weight for row, weight in zip(rows, weights, strict=True)]
-                self._rows = [sum(weighted, start=self._rows[0] if self._rows else np.float32(0))]
+                weighs = self._model.kind == "weightedmean"
+                for position, row in zip(wanted.positions if weighs else [0], rows, strict=True):
+                    weighted: Floats = row * np.float32(position + 1) if weighs else row
+                    self._rows = [self._rows[0] + weighted if self._rows else weighted]
 
     def vector(self) -> Floats:
         """(num_rows, size) the finished vector, or the hidden states of all tokens."""

@@ -58,7 +58,7 @@ def convert_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokeni
         from sentencepiece import sentencepiece_model_pb2 as formats
     except ImportError:
         raise ImportError("this needs a package more: pip install 'weft[sentencepiece]'") from None
-    proto = formats.ModelProto.FromString(file.read_bytes())
+    proto: Any = vars(formats)["ModelProto"].FromString(file.read_bytes())  # the module fills itself
     _refuse_what_is_unknown(proto)
     original = SentencePieceProcessor(model_file=str(file))
     backend = tokenizers.Tokenizer(_model(proto))
