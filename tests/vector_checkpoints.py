@@ -64,7 +64,7 @@ def write_embedder(folder: Path, model_type: str, mode: str, *, is_deep: bool = 
     torch.manual_seed(4)
     transformer = Transformer(str(bare), max_seq_length=200)
     further = [Dense(48, 24, activation_function=torch.nn.Tanh()), Normalize()] if is_deep else []
-    modules = [transformer, Pooling(48, pooling_mode=mode), *further]  # type: ignore[arg-type]
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling_mode=mode), *further]  # type: ignore[arg-type]
     model = SentenceTransformer(modules=modules, prompts=PROMPTS if is_deep else None, device="cpu")
     model.save_pretrained(str(folder))
     return model

@@ -85,6 +85,8 @@ class ModelConfig(ModelFacts):
 
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
+        num_positions: Of the embeddings of positions that the checkpoint has, where it has such; a limit on texts, such
+            as sentence-transformers', may be lower.
         ropes, sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.feed_forward.ACTIVATIONS`.
         num_token_types: Types that a token may have; 1 for a model that knows none.
@@ -94,6 +96,7 @@ class ModelConfig(ModelFacts):
     """
 
     num_layers: int
+    num_positions: int
     rms_norm_eps: float
     ropes: tuple[RopeConfig, ...]
     sliding_windows: tuple[int | None, ...]
@@ -174,6 +177,7 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
         head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
         max_position_embeddings=longest_context(ropes, max_position_embeddings),
+        num_positions=max_position_embeddings,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         ropes=ropes,
         sliding_windows=windows,

@@ -33,7 +33,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias)
     positions = token_types = None
     if names.positions:
-        num_positions = config.max_position_embeddings + switches.num_positions_skipped
+        num_positions = config.num_positions + switches.num_positions_skipped
         positions = WeightRef((names.positions,), (num_positions,), hidden)
     if names.token_types:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)

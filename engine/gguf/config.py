@@ -223,6 +223,8 @@ def _rope_scaling(model: GgufModel) -> dict[str, object] | None:
         scaling: dict[str, object] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
         scaling |= {} if attention is None else {"attention_factor": attention}
         return scaling | {"original_max_position_embeddings": original}
+    if kind in ("linear", "yarn") and factor in (None, 0.0, 1.0):
+        return None  # as llama.cpp has it
     if kind == "linear" and factor and factor > 0:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor and factor > 0:

@@ -9,6 +9,7 @@ and what follows. Each request has a `Pooler`, which the collector gives what `p
 float32.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -187,8 +188,11 @@ def _ids_of(ranks: Tensor) -> Tensor:
 MAX_VALUES = 4 << 20
 """Most values of the vectors of one request: 16 MiB in a message."""
 
-PoolingKind = Literal["last", "mean", "cls"]
-"""Of which hidden states a vector is made: the last token's, the mean over all tokens, or the first token's."""
+PoolingKind = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+"""Of which hidden states a vector is made: the last or the first token's, or of all tokens the mean, the sum divided by
+the root of their number, the mean weighted by position from 1 on, or the largest of each value."""
+_OF_EACH_TOKEN = ("max", "weightedmean")
+"""Kinds that no sum over a run of tokens gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +261,7 @@ class Pooler:
         """What it needs of a step that computes num_tokens positions from start."""
         first = max(start, self._missing.start)
         positions = range(first, max(first, min(start + num_tokens, self._missing.stop)))
-        if self._pooling.is_per_token:
+        if self._pooling.is_per_token or self._model.kind in _OF_EACH_TOKEN:
             return Wanted(positions, [1] * len(positions))
         return Wanted(positions, [len(positions)] if positions else [])
 
@@ -265,15 +269,24 @@ class Pooler:
         """Take the sums that the step computed."""
         if wanted.positions:
             self._missing = range(wanted.positions.stop, self._missing.stop)
-            is_sum = self._rows and not self._pooling.is_per_token
-            self._rows = [self._rows[0] + rows[0]] if is_sum else [*self._rows, *rows]
+            if self._pooling.is_per_token:
+                self._rows += rows
+            elif self._model.kind == "max":
+                self._rows = [np.maximum.reduce([*self._rows, *rows])]
+            else:
+                weighs = self._model.kind == "weightedmean"
+                for position, row in zip(wanted.positions if weighs else [0], rows, strict=True):
+                    weighted: Floats = row * np.float32(position + 1) if weighs else row
+                    self._rows = [self._rows[0] + weighted if self._rows else weighted]
 
     def vector(self) -> Floats:
         """(num_rows, size) the finished vector, or the hidden states of all tokens."""
         pooling, model = self._pooling, self._model
         if pooling.is_per_token:
             return np.stack([row[: pooling.dimensions] for row in self._rows])
-        pooled = self._rows[0] / np.float32(self._num_tokens) if model.kind == "mean" else self._rows[0]
+        length = self._num_tokens
+        divisors = {"mean": length, "mean_sqrt_len": math.sqrt(length), "weightedmean": length * (length + 1) / 2}
+        pooled = self._rows[0] / np.float32(divisors[model.kind]) if model.kind in divisors else self._rows[0]
         values = model.head(pooled)[: pooling.dimensions]
         is_finished = model.is_finished if pooling.is_finished is None else pooling.is_finished
         return (model.finish(values) if is_finished else values)[None].astype(np.float32, copy=False)

@@ -5,6 +5,7 @@ Embeddings follow the files of sentence-transformers: `modules.json` lists the m
 reranker that answers yes or no is the difference of two logits. `families/tasks.py` tells them apart.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,14 @@ from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.params import VectorInfo
 
-_KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+_KINDS: dict[str, PoolingKind] = {
+    "lasttoken": "last",
+    "mean": "mean",
+    "cls": "cls",
+    "max": "max",
+    "mean_sqrt_len": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+}
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Identity": lambda values: values,
     "Tanh": torch.tanh,
@@ -112,7 +120,16 @@ def read_vector_model(folder: Path, task: Task, facts: ModelFacts, options: Engi
 
 
 def _longest_text(folder: Path) -> int | None:
-    """Where sentence-transformers cuts texts: older versions say it in a file of their own."""
+    """Where sentence-transformers cuts texts: older versions say it in a file of their own.
+
+    Raises:
+        ModelError: That file wants texts in lower case, and the tokenizer does not make them so.
+    """
+    file, tokenizer = folder / "sentence_bert_config.json", folder / "tokenizer.json"
+    if file.exists() and Fields.read(file).flag("do_lower_case", False) and tokenizer.exists():
+        normalizer = json.dumps(Fields.read(tokenizer).raw("normalizer"))
+        if '"lowercase": true' not in normalizer and '"Lowercase"' not in normalizer:
+            raise ModelError(f"{file}: do_lower_case is not supported: the tokenizer must make texts lower case")
     for name, field in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if (folder / name).exists() and (longest := Fields.read(folder / name).optional_number(field)):
             return int(min(longest, 1 << 40))
@@ -144,9 +161,10 @@ def _pooling_kind(modules: Sequence[Module], default: PoolingKind) -> PoolingKin
     fields = Fields.read(path / "config.json")
     named = fields.raw("pooling_mode")  # since sentence-transformers 5.4, else a flag for each mode
     flags = [name for name in fields.names() if name.startswith("pooling_mode_") and fields.flag(name, False)]
-    modes = [name.removeprefix("pooling_mode_").removesuffix("_token").removesuffix("_tokens") for name in flags]
+    names = [name.removeprefix("pooling_mode_") for name in flags]
     if named is not None:
-        modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
+        names = [str(mode) for mode in (named if isinstance(named, list) else [named])]
+    modes = [name.removesuffix("_token").removesuffix("_tokens") for name in names]
     if len(modes) != 1 or modes[0] not in _KINDS:
         raise ModelError(f"{path}: pooling {', '.join(modes)} is not supported (one of {', '.join(_KINDS)})")
     if not fields.flag("include_prompt", True):

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import processors
+
+from weft.engine.wire.sentencepiece_model import convert_sentencepiece
+from weft.engine.wire.tekken import convert_tekken
 
 TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Names of the files of each kind of tokenizer, the best first."""
 
-_VERSION = b"1"  # of what `convert` makes
+_VERSION = b"2"  # of what `convert` makes
 _ALSO_READ = ("tokenizer_config.json", "config.json", "added_tokens.json", "special_tokens_map.json")
 _MOST_SECONDS = 300
 
@@ -103,82 +106,30 @@ def describe(config: Path) -> tuple[bytes, list[Path]]:
 
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
-_CONTROL, _USER_DEFINED = 3, 4  # SentencePiece's types of pieces
 
 
 def convert(folder: Path, name: str) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer in this file of a checkpoint, and its special tokens by name. Imports transformers.
-
-    A SentencePiece model becomes what SentencePiece itself does with it, with one exception, as in transformers: text
-    that begins with a space gets no second one as a prefix. So text after a control token needs no exception.
+    """The tokenizer in this file of a checkpoint, and its special tokens by name. May import transformers.
 
     Raises:
         ImportError: A package is missing; the message says how to install it.
+        Exception: The file cannot be converted; see `convert_sentencepiece` and `convert_tekken`.
     """
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if name == "tokenizer.model":
-        return _from_sentencepiece(folder / name, config)
+        backend, named = convert_sentencepiece(folder / name, config)
+        _frame(backend, named, config, None)
+        return backend, named
     if name == "tekken.json":
-        return _from_tekken(folder / name, config)
+        backend, named = convert_tekken(folder / name)
+        _frame(backend, named, config, processors.ByteLevel(trim_offsets=False))
+        return backend, named
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     named = {key: value for key in _NAMES if isinstance(value := getattr(loaded, key, None), str)}
     return loaded.backend_tokenizer, named
-
-
-def _from_tekken(file: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    from transformers.integrations.mistral.tokenizer import MistralConverter
-
-    backend = MistralConverter(str(file)).converted()
-    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    named = {key: text for key, text in named.items() if backend.token_to_id(text) is not None}
-    _frame(backend, named, config, processors.ByteLevel(trim_offsets=False))
-    return backend, named
-
-
-def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    try:
-        import google.protobuf  # noqa: F401 (the extractor would fail with a longer message)
-        import sentencepiece  # noqa: F401
-    except ImportError:
-        raise ImportError("this needs a package more: pip install 'weft[sentencepiece]'") from None
-    from transformers.convert_slow_tokenizer import SentencePieceExtractor, SpmConverter
-
-    extractor: Any = SentencePieceExtractor(str(file))  # its types are of another version
-    converter: Any = SpmConverter
-    extracted = extractor.extract(None)
-    proto = extractor.proto
-    backend = converter.build_tokenizer_from_spm_proto(proto, extracted["vocab"], extracted.get("merges"))
-    rules = proto.normalizer_spec
-    # Versions of transformers differ in what is beside the model.
-    backend.pre_tokenizer = None
-    steps: list[Any] = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
-    if rules.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if rules.add_dummy_prefix:
-        if rules.remove_extra_whitespaces:  # the scheme "first" gives text that was stripped no prefix
-            steps += [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]
-        else:
-            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    else:
-        steps.append(normalizers.Replace(" ", "▁"))
-    by_bytes = [decoders.ByteFallback()] if proto.trainer_spec.byte_fallback else []
-    prefix = [decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *by_bytes, decoders.Fuse(), *prefix])
-    backend.normalizer = normalizers.Sequence(steps)
-    special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
-    plain = [piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED]
-    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
-    for _, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda entry: int(entry[0])):
-        backend.add_tokens([AddedToken(token["content"], normalized=False, special=token.get("special", False))])
-    spec = proto.trainer_spec
-    pieces = (("bos_token", spec.bos_id), ("eos_token", spec.eos_id), ("unk_token", spec.unk_id))
-    named = {key: proto.pieces[piece_id].piece for key, piece_id in pieces if piece_id >= 0}
-    _frame(backend, named, config, None)
-    return backend, named
 
 
 def _frame(backend: tokenizers.Tokenizer, named: dict[str, str], config: dict[str, Any], inner: Any) -> None:

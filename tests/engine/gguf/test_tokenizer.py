@@ -14,7 +14,7 @@ from tests import gguf_files
 from tests.server.text.test_tokenizer_files import _LLAMA, _train
 from tests.tokenizers_for_tests import byte_level, training_text
 from weft.engine.gguf.file import GgufError, GgufModel, read_model
-from weft.engine.gguf.folder import describe_tokenizer
+from weft.engine.gguf.tokenizer import describe_tokenizer
 from weft.server.text.tokenizer import Tokenizer
 
 TEXTS = (
@@ -104,6 +104,11 @@ DIGITS = ["1", "2", "3", "4"]
         ("seed-coder", ["It", "'s", " ", *DIGITS, ",", " 你好", "!", "\n\n", " x"]),
         ("deepseek-coder", ["It", "'", "s", " ", *DIGITS, ",", " ", "你好", "!", "\n", "\n", " x"]),
         ("viking", ["It's", " ", *DIGITS, ",", " 你好", "!\n\n", " x"]),
+        ("qwen35", ["It", "'s", " ", *DIGITS, ",", " 你好", "!\n\n", " x"]),
+        ("deepseek-llm", ["It", "'", "s", " ", "1234", ",", " ", "你好", "!", "\n", "\n", " x"]),
+        ("falcon", ["It", "'", "s", " ", "123", "4", ",", " 你好", "!", "\n\n", " x"]),
+        ("default", ["It", "'", "s", " ", "123", "4", ",", " 你好", "!", "\n\n", " x"]),
+        ("", ["It", "'", "s", " ", "123", "4", ",", " 你好", "!", "\n\n", " x"]),
         ("minerva-7b", ["It", "'s", " ", *DIGITS, ",", " 你好", "!", "\n\n", " x"]),
         *((name, ["It", "'s", " 1234", ",", " 你好", "!", "\n\n", " x"]) for name in ("trillion", "mellum", "a.x-4.0")),
     ],
@@ -160,6 +165,44 @@ def test_tokens_of_phi_3_take_the_white_space_behind_them(tmp_path: Path, archit
     assert tokenizer.encode("<s>\na") == [1, 4, 3]
 
 
+def test_wordpiece(tmp_path: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁ring", "s", "▁the", "▁!", "▁e"]
+    values = {"model": "bert", "tokens": tokens, "token_type": [3, 2, 3, 3, 1, 1, 1, 1, 1], "cls_token_id": 2}
+    values |= {"seperator_token_id": 3, "unknown_token_id": 1}
+    tokenizer = load(tmp_path, GgufModel((), {f"tokenizer.ggml.{key}": value for key, value in values.items()}, {}))  # type: ignore[misc]
+    assert tokenizer.encode("The RINGS! s É") == [2, 6, 4, 5, 7, 1, 8, 3]
+    assert tokenizer.encode_pair("the", "ring") == ([2, 6, 3, 4, 3], [0, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("squeezes", [True, False])
+def test_unigram(tmp_path: Path, squeezes: bool) -> None:
+    own = _train(tmp_path, "unigram", **(_LLAMA | {"remove_extra_whitespaces": squeezes}))
+    kinds = (own.IsUnknown, 2), (own.IsControl, 3), (own.IsByte, 6)
+    types = [next((kind for has, kind in kinds if has(i)), 1) for i in range(own.vocab_size())]
+    types[own.piece_to_id("<turn>")] = 4
+    values = {"model": "t5", "tokens": [own.id_to_piece(i) for i in range(own.vocab_size())], "token_type": types}
+    values |= {"scores": [own.get_score(i) for i in range(own.vocab_size())], "add_space_prefix": True}
+    values |= {"unknown_token_id": own.unk_id(), "eos_token_id": 2, "remove_extra_whitespaces": squeezes}
+    tokenizer = load(tmp_path, GgufModel((), {f"tokenizer.ggml.{key}": value for key, value in values.items()}, {}))  # type: ignore[misc]
+    for text in TEXTS:
+        if "<s>" not in text and "<turn>" not in text:
+            assert tokenizer.encode(text) == [*own.encode(text), 2], text
+
+
+def test_gemma4(tmp_path: Path) -> None:
+    tokens = ["<pad>", "<unk>", "<0x0A>", "<0xC3>", "<0xA9>", "▁", "a", "▁a", "\n", "\n\n", "▁▁"]
+    values = {
+        "model": "gemma4",
+        "tokens": tokens,
+        "token_type": [3, 2, 6, 6, 6, 1, 1, 1, 1, 1, 1],
+        "unknown_token_id": 1,
+    }
+    values |= {"merges": ["▁ ▁", "▁ a", "\n \n"]}
+    tokenizer = load(tmp_path, GgufModel((), {f"tokenizer.ggml.{key}": value for key, value in values.items()}, {}))  # type: ignore[misc]
+    assert tokenizer.encode("a a  é\n\n\na") == [6, 7, 10, 3, 4, 9, 8, 6]
+    assert tokenizer.decode([6, 7, 10, 3, 4, 9]) == "a a  é\n\n"
+
+
 def test_a_long_piece_does_not_delay_the_start() -> None:
     """Every place in a piece of a million characters was tried, which took the time of their square."""
     tokens = ["a", "aa", "a" * 512, "a" * 1_000_000]
@@ -204,11 +247,13 @@ def test_how_a_prompt_begins(tmp_path: Path, pre: str, given: bool | None, first
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "tokenizers of kind bert are not supported (supported: gpt2, llama)"),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizers of kind rwkv are not supported (supported: gpt2, llama, gemma4"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.cls_token_id is None, and there are 3 tokens"),
+        ({"tokenizer.ggml.model": "t5"}, "0 scores in tokenizer.ggml.scores for 3 tokens"),
         ({"tokenizer.ggml.model": "none"}, "tokenizers of kind none are not"),
         ({"tokenizer.ggml.tokens": []}, "the file has no tokenizer ("),
         ({"tokenizer.ggml.tokens": [1]}, "tokenizer.ggml.tokens must be a list of type str"),
-        ({"tokenizer.ggml.pre": "default"}, "tokenizer.ggml.pre is default, which is not supported (supported: llama"),
+        ({"tokenizer.ggml.pre": "other"}, "tokenizer.ggml.pre is other, which is not supported (supported: llama"),
         ({"tokenizer.ggml.merges": []}, "the tokenizer has no tokenizer.ggml.merges"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "merge 'a zz' in tokenizer.ggml.merges is not one of two tokens"),
         ({"tokenizer.ggml.token_type": [1]}, "1 types in tokenizer.ggml.token_type for 3 tokens"),

@@ -81,6 +81,25 @@ def test_vectors_are_those_of_sentence_transformers(
     assert engine.scheduler.kv.prefix_caching
 
 
+@pytest.mark.parametrize("mode", ["max", "mean_sqrt_len_tokens", "weightedmean"])
+@pytest.mark.parametrize("chunk", [16, 2048])
+def test_other_ways_to_pool(embedder: Any, mode: str, chunk: int) -> None:
+    """They were refused."""
+    folder, reference = embedder("llama", mode)
+    found = vectors(started(folder, max_num_batched_tokens=chunk).engine, ids_of(reference))
+    assert_allclose(np.concatenate(found), reference.encode(TEXTS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta"])
+def test_a_limit_on_texts_is_no_size_of_a_table(embedder: Any, model_type: str) -> None:
+    """Where a checkpoint's texts end at 200 tokens its embeddings of positions were expected to be 200, not 258."""
+    folder, reference = embedder(model_type, "mean")
+    ready = started(folder)
+    assert ready.info.max_model_len == 200
+    found = vectors(ready.engine, ids_of(reference))
+    assert_allclose(np.concatenate(found), reference.encode(TEXTS), rtol=0, atol=1e-4)
+
+
 def test_the_last_token_alone_reads_the_prefix_cache(embedder: Any) -> None:
     for mode, num_cached in (("lasttoken", 8), ("mean", 0)):
         folder, _ = embedder("qwen3" if mode == "lasttoken" else "llama", mode, mode == "lasttoken")
@@ -204,6 +223,15 @@ def test_a_checkpoint_is_for_what_its_files_say(embedder: Any, tmp_path: Path) -
     (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.CNN", "path": "1_CNN"}]')
     with pytest.raises(ModelError, match="module CNN is not supported"):
         find_task(tmp_path, "auto")
+    (tmp_path / "modules.json").write_text('[{"type": "models.Transformer", "path": ""}]')
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 7, "do_lower_case": true}')
+    for normalizer, fault in (('{"type": "Lowercase"}', None), ('{"type": "NFC"}', "do_lower_case is not supported")):
+        (tmp_path / "tokenizer.json").write_text(f'{{"normalizer": {normalizer}}}')
+        if fault is None:
+            assert find_task(tmp_path, "auto").max_num_tokens == 7
+        else:
+            with pytest.raises(ModelError, match=fault):
+                find_task(tmp_path, "auto")
     (tmp_path / "modules.json").write_text('[{"type": "models.Dense", "path": "../other"}]')
     with pytest.raises(ModelError, match="path"):
         find_task(tmp_path, "auto")
