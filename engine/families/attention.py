@@ -61,7 +61,7 @@ def windowless(windows: tuple[int | None, ...]) -> frozenset[int]:
 
 
 def bloom_slopes(num_heads: int) -> tuple[float, ...]:
-    """BLOOM's and Falcon's ALiBi: 2 ** (-8 i / n) for the largest power of two n; further heads get every second slope of 2 n heads."""
+    """Of ALiBi: 2 ** (-8 i / n) for the largest power of two n; further heads get every second slope of 2 n heads."""
     whole = 1 << (num_heads.bit_length() - 1)
     firsts = [2.0 ** (-8 * index / whole) for index in range(1, whole + 1)]
     return (*firsts, *(2.0 ** (-4 * index / whole) for index in range(1, 2 * (num_heads - whole), 2)))
