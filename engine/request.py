@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from weft.engine.sampling.scores import Pooler
 
 
+_LONG = b"long"
+"""What the seed of a request that has outgrown the short context ends with."""
+
+
 class RequestStatus(enum.Enum):
     """Where a request is. LOADING means that it waits until a part of its prefix is loaded back into the cache."""
 
@@ -51,6 +55,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        table_offset: Added to its positions where the model looks them up, see `RotaryTable`.
         adapter: Its adapter; None is the model itself.
         adapter_slot: Where that is loaded; 0 without one, and while the request waits for it (`adapters.py`).
         edits: Logit edits that the parameters ask for on every row.
@@ -94,6 +99,7 @@ class Request:
     max_num_tokens: int
     cache_seed: bytes
     edits: LogitEdits
+    table_offset: int = 0
     adapter: Adapter | None = None
     adapter_slot: int = 0
     caching: CachePolicy = USUAL_CACHING
@@ -198,6 +204,13 @@ class Request:
             num_scored_tokens=self.num_prompt_tokens,
             grammar=self.grammar.copy() if self.grammar is not None else None,
         )
+
+    def look_up_at(self, table_offset: int) -> None:
+        """Change the offset of a request of which nothing is computed; its blocks are others' no longer."""
+        if table_offset != self.table_offset:
+            self.cache_seed = self.cache_seed + _LONG if table_offset else self.cache_seed.removesuffix(_LONG)
+            self.table_offset = table_offset
+            self.block_hashes = []
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""
