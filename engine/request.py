@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from weft.engine.sampling.scores import Pooler
 
 
-_LONG = b"long"
-"""What the seed of a request that has outgrown the short context ends with."""
-
-
 class RequestStatus(enum.Enum):
     """Where a request is. LOADING means that it waits until a part of its prefix is loaded back into the cache."""
 
@@ -204,13 +200,6 @@ class Request:
             num_scored_tokens=self.num_prompt_tokens,
             grammar=self.grammar.copy() if self.grammar is not None else None,
         )
-
-    def look_up_at(self, table_offset: int) -> None:
-        """Change the offset of a request of which nothing is computed; its blocks are others' no longer."""
-        if table_offset != self.table_offset:
-            self.cache_seed = self.cache_seed + _LONG if table_offset else self.cache_seed.removesuffix(_LONG)
-            self.table_offset = table_offset
-            self.block_hashes = []
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""

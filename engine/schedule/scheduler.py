@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
 from weft.engine.request import LiveRequests, Request, RequestKey, RequestStatus
+from weft.engine.schedule.short_context import ShortContext
 from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad, TokenBudget
 from weft.engine.schedule.waiting_queue import WaitingQueue, candidates, in_the_way, must_wait_alone
@@ -93,7 +94,7 @@ class Scheduler:
         kv.wake_followers = self.waiting.wake
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
-        self._short_context = short_context
+        self._short_context = ShortContext(short_context)
         self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
         self._target = LatencyTarget(itl_target_s, is_ahead=is_ahead)
 
@@ -107,7 +108,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Put a request into the waiting queue."""
         request.status = RequestStatus.WAITING
-        request.look_up_at(self._table_offset(request))
+        self._short_context.settle(request)
         self.requests[request.key] = request
         self.waiting.add(request, self.clock())
 
@@ -162,7 +163,7 @@ class Scheduler:
 
     def start_beside(self, parent: Request, child: Request) -> None:
         """Start a request that shares the blocks of another. If there is no room now, it waits like any other."""
-        shares = parent.status is RequestStatus.RUNNING and child.table_offset == self._table_offset(child)
+        shares = parent.status is RequestStatus.RUNNING and self._short_context.fits(child)
         if shares and len(self.running) < self._max_num_seqs:
             self.kv.fork(parent, child)
             if self.kv.allocate(child, 1):
@@ -190,10 +191,9 @@ class Scheduler:
         self.kv.pins.release_expired()
         self.kv.finish_loads()
         self.waiting.age(self.clock())
-        for request in in_the_way(self.running, self.waiting):
+        outgrown = self._short_context.outgrown(self.running)
+        for request in dict.fromkeys([*in_the_way(self.running, self.waiting), *outgrown]):
             self._preempt(request)
-        if self._short_context:
-            self._lengthen()
         num_preemptions = self.counters.num_preemptions
         if not self.kv.can_rewind:
             self._fork_in_time()
@@ -218,23 +218,6 @@ class Scheduler:
             return None
         step.blocks = self.kv.take_step_blocks()
         return step
-
-    def _lengthen(self) -> None:
-        """Compute those anew that outgrow the short context; drafts end there.
-
-        All tokens of a request then have the frequencies of long contexts, as transformers has it. A request that stays
-        short never has them, whatever the longest context is.
-        """
-        for request in list(self.running):
-            if request.table_offset:
-                continue
-            if request.num_new_tokens > 0 and request.num_remaining_tokens > 0 and self._table_offset(request):
-                self._preempt(request)
-            else:
-                del request.draft_token_ids[max(self._short_context - request.num_tokens, 0) :]
-
-    def _table_offset(self, request: Request) -> int:
-        return self._short_context if request.num_tokens > self._short_context else 0
 
     def take_expired(self) -> list[Request]:
         """Requests that never ran and whose deadline has passed. Each is returned once, and the caller ends it."""
