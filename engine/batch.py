@@ -190,6 +190,7 @@ class Batch:
         pooling: None when nobody wants hidden states.
         adapters: (num_requests,) slot of each request's adapter, from 1; 0 is the model itself.
             None when all requests use the model itself.
+        table_rows: (num_tokens,) where the model looks up each position; None where that is the position itself.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
             padding, which belongs to no request. None when the step is computed by launches of its own.
     """
@@ -206,7 +207,13 @@ class Batch:
     token_types: Ints | None = None
     pooling: PoolBatch | None = None
     adapters: Ints | None = None
+    table_rows: Ints | None = None
     graph: GraphKey | None = None
+
+    @property
+    def lookups(self) -> Ints:
+        """(num_tokens,) where the model looks up each position."""
+        return self.positions if self.table_rows is None else self.table_rows
 
     @property
     def num_tokens(self) -> int:

@@ -204,7 +204,7 @@ def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: S
     widened = max(model.feed_forward_values, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
     # Where no kernel updates states in place, those of one layer are copied: read, changed, put together again.
     states = 3 * config.max_num_seqs * max((s.bytes_per_request for s in specs if isinstance(s, StateSpec)), default=0)
-    tables = num_positions(config, specs) * model.position_values * config.dtype.itemsize
+    tables = (num_positions(config, specs) + model.short_context) * model.position_values * config.dtype.itemsize
     return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits + states + tables
 
 

@@ -51,6 +51,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        table_offset: Added to its positions where the model looks them up, see `RotaryTable`.
         adapter: Its adapter; None is the model itself.
         adapter_slot: Where that is loaded; 0 without one, and while the request waits for it (`adapters.py`).
         edits: Logit edits that the parameters ask for on every row.
@@ -94,6 +95,7 @@ class Request:
     max_num_tokens: int
     cache_seed: bytes
     edits: LogitEdits
+    table_offset: int = 0
     adapter: Adapter | None = None
     adapter_slot: int = 0
     caching: CachePolicy = USUAL_CACHING

@@ -78,6 +78,7 @@ KNOWN_CYCLES: set[frozenset[str]] = {
             "engine/request.py",
             "engine/schedule/batch_builder.py",
             "engine/schedule/scheduler.py",
+            "engine/schedule/short_context.py",
             "engine/schedule/waiting_queue.py",
         }
     ),

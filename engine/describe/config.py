@@ -78,6 +78,14 @@ class ModelFacts:
         """Values of each position in the tables that are made when the model is loaded."""
         return 0
 
+    @property
+    def short_context(self) -> int:
+        """Tokens up to which a request has frequencies of its own, so that it is computed anew when it outgrows them.
+
+        0 where frequencies are the same for all lengths.
+        """
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(ModelFacts):
@@ -127,6 +135,12 @@ class ModelConfig(ModelFacts):
     @override
     def position_values(self) -> int:
         return sum(2 * (rope.head_dim or self.head_dim) for rope in self.distinct_ropes if rope.rotary_dim != 0)
+
+    @property
+    @override
+    def short_context(self) -> int:
+        scalings = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, LongScaling)]
+        return min((scaling.original_max_position_embeddings for scaling in scalings), default=0)
 
     @property
     def distinct_ropes(self) -> tuple[RopeConfig, ...]:
@@ -305,16 +319,21 @@ def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int)
                 truncate=section.flag("truncate", True),
             )
         case "longrope" | "su":
-            factors = section.numbers("short_factor")
-            if len(factors) != rotary_dim // 2:
-                raise section.wrong("short_factor", f"a list of {rotary_dim // 2} numbers")
+            short, long = (_read_factors(section, f"{kind}_factor", rotary_dim) for kind in ("short", "long"))
             extension = section.number("factor", longest / original)
             factor = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
-            return LongScaling(factors, original, section.number("attention_factor", factor))
+            return LongScaling(short, long, original, section.number("attention_factor", factor))
     raise ModelError(
         f"rope type {rope_type} is not supported "
         "(supported: default, linear, dynamic, llama3, longrope, proportional, yarn)"
     )
+
+
+def _read_factors(section: Fields, name: str, rotary_dim: int) -> tuple[float, ...]:
+    factors = section.numbers(name)
+    if len(factors) != rotary_dim // 2:
+        raise section.wrong(name, f"a list of {rotary_dim // 2} numbers")
+    return factors
 
 
 def _read_attention_factor(section: Fields, factor: float) -> float:
@@ -335,12 +354,9 @@ def _attention_factor(factor: float, mscale: float) -> float:
 def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
     """How far positions reach.
 
-    Published YaRN recipes leave max_position_embeddings at its value before the extension. The second set of
-    frequencies of LongRoPE would change the keys of all tokens when a context outgrows the first one.
+    Published YaRN recipes leave max_position_embeddings at its value before the extension.
     """
     for rope in ropes:
         if isinstance(rope.scaling, YarnScaling):
             longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
-        elif isinstance(rope.scaling, LongScaling):
-            longest = min(longest, rope.scaling.original_max_position_embeddings)
     return longest

@@ -60,6 +60,13 @@ def windowless(windows: tuple[int | None, ...]) -> frozenset[int]:
     return frozenset(layer for layer, window in enumerate(windows) if window is None)
 
 
+def bloom_slopes(num_heads: int) -> tuple[float, ...]:
+    """Of ALiBi: 2 ** (-8 i / n) for the largest power of two n; further heads get every second slope of 2 n heads."""
+    whole = 1 << (num_heads.bit_length() - 1)
+    firsts = [2.0 ** (-8 * index / whole) for index in range(1, whole + 1)]
+    return (*firsts, *(2.0 ** (-4 * index / whole) for index in range(1, 2 * (num_heads - whole), 2)))
+
+
 def read_layer_windows(fields: Fields) -> tuple[int | None, ...]:
     """Sliding windows of Qwen checkpoints: if switched on, by layer_types, else in layers from max_window_layers on."""
     window = fields.optional_integer("sliding_window")

@@ -6,6 +6,7 @@ scores fall with the distance (ALiBi).
 
 from dataclasses import replace
 
+from weft.engine.families.attention import bloom_slopes
 from weft.engine.families.switches import BLOOM, LLAMA, FamilySwitches, Fused, Norm, TensorNames, UseModule, family
 from weft.engine.fields import Fields
 
@@ -144,7 +145,7 @@ def bloom(fields: Fields) -> FamilySwitches:
         mlp_bias=True,
         fused=Fused.HEADS,
         has_rope=False,
-        slopes=_bloom_slopes(fields.size("num_attention_heads", 8)),
+        slopes=bloom_slopes(fields.size("num_attention_heads", 8)),
         activation="gelu_new",
         is_gated=False,
         ties_embeddings=True,

@@ -4,9 +4,10 @@ GPT-NeoX, GPT-J, Phi-1 to Phi-2, Persimmon, StableLM, Nemotron and Falcon have L
 without bias, and GLM-4 has RMSNorm.
 """
 
+import math
 from dataclasses import replace
 
-from weft.engine.families.attention import read_window, windowless, windows_by_pattern
+from weft.engine.families.attention import bloom_slopes, read_window, windowless, windows_by_pattern
 from weft.engine.families.switches import (
     BLOOM,
     LLAMA,
@@ -151,9 +152,10 @@ def nemotron(fields: Fields) -> FamilySwitches:
 
 @family("FalconForCausalLM")
 def falcon(fields: Fields) -> FamilySwitches:
-    """Falcon with rotary embeddings: 7B (one head of keys and values) and 40B (groups, a norm for each half)."""
-    if fields.flag("alibi", False):
-        raise UseModule("alibi is not supported")
+    """Falcon 7B (one head of keys and values), 40B (groups, a norm for each half), and RW, which has ALiBi.
+
+    RW adds its biases before it scales the scores, and rounds slopes to bfloat16 at any dtype.
+    """
     num_heads, size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     is_new = fields.flag("new_decoder_architecture", False)
     num_norms = fields.integer("num_ln_in_parallel_attn", 2) if is_new else 1
@@ -161,6 +163,8 @@ def falcon(fields: Fields) -> FamilySwitches:
     is_multi_query = fields.flag("multi_query", True)
     num_kv_heads = fields.integer("num_kv_heads", num_heads) if is_new else 1 if is_multi_query else num_heads
     has_bias = fields.flag("bias", False)
+    has_alibi = fields.flag("alibi", False)
+    scale = (size // num_heads) ** -0.5
     two = is_new and num_norms == 2
     return replace(
         _BASE,
@@ -173,6 +177,8 @@ def falcon(fields: Fields) -> FamilySwitches:
         fused=Fused.GROUPS if is_new else Fused.STACKED if is_multi_query else Fused.HEADS,
         qkv_bias=has_bias,
         mlp_bias=has_bias,
+        has_rope=not has_alibi,
+        slopes=tuple(scale * _as_bfloat16(slope) for slope in bloom_slopes(num_heads)) if has_alibi else (),
         ties_embeddings=True,
         activation=fields.optional_text("activation") or "gelu",
         defaults={
@@ -182,6 +188,11 @@ def falcon(fields: Fields) -> FamilySwitches:
             "max_position_embeddings": 2048,
         },
     )
+
+
+def _as_bfloat16(value: float) -> float:
+    fraction, exponent = math.frexp(value)
+    return math.ldexp(round(fraction * 256), exponent - 8)
 
 
 @family("CohereForCausalLM")

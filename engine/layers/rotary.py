@@ -54,15 +54,23 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """Divides every frequency by a number of its own, up to the original context (LongRoPE: Ding et al., 2024)."""
+    """Divides every frequency by a number of its own (LongRoPE: Ding et al., 2024).
 
-    factors: tuple[float, ...]
+    A request that outgrows the original context has the long factors at all its positions. See `RotaryTable`.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float
 
     def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
-        """Divide each."""
-        return frequencies / torch.tensor(self.factors)
+        """Divide each by its short factor."""
+        return frequencies / torch.tensor(self.short_factors)
+
+    def scale_beyond(self, frequencies: torch.Tensor) -> torch.Tensor:
+        """Divide each by its long factor."""
+        return frequencies / torch.tensor(self.long_factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +158,38 @@ class PositionTable(Protocol):
 
 
 class RotaryTable(PositionTable):
-    """Cosine and sine of every position below max_model_len, in the model's dtype."""
+    """Cosine and sine of every position below max_model_len, in the model's dtype.
+
+    With a short context, rows below it are for requests that are no longer than that. Behind them come the rows of
+    requests that are longer: position p has row short_context + p.
+    """
 
     def __init__(
-        self, rope: RopeConfig, head_dim: int, max_model_len: int, dtype: torch.dtype, device: torch.device
+        self,
+        rope: RopeConfig,
+        head_dim: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        short_context: int = 0,
     ) -> None:
-        """Compute the table on the CPU in float32, then move it: (max_model_len, 2, 1, head_dim); 1 row for no turn."""
+        """Compute the table on the CPU in float32, then move it: (num_rows, 2, 1, head_dim); 1 row for no turn.
+
+        Args:
+            short_context: See `ModelFacts`; 0 where frequencies are the same for all lengths.
+        """
         rotary_dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
         self._turns = rotary_dim > 0
-        max_model_len = max_model_len if self._turns else 1
+        positions = torch.arange(max_model_len if self._turns else 1, dtype=torch.float32)
         frequencies = 1.0 / (rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / max(rotary_dim, 1)))
-        factor = 1.0
+        factor, beyond = 1.0, frequencies
         if rope.scaling is not None:
-            frequencies = rope.scaling.scale(frequencies, rope.theta)
-            factor = rope.scaling.attention_factor
-        angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
+            scaled = rope.scaling.scale(frequencies, rope.theta)
+            beyond = rope.scaling.scale_beyond(frequencies) if isinstance(rope.scaling, LongScaling) else scaled
+            frequencies, factor = scaled, rope.scaling.attention_factor
+        angles = torch.outer(positions, frequencies)
+        if self._turns and 0 < short_context < max_model_len:
+            angles = torch.cat((angles[:short_context], torch.outer(positions, beyond)))
         cos, sin = angles.cos() * factor, angles.sin() * factor
         others = (0, (head_dim - rotary_dim) // 2)  # a turn by nothing leaves a value as it is
         cos, sin = torch.nn.functional.pad(cos, others, value=1.0), torch.nn.functional.pad(sin, others)

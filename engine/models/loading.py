@@ -137,7 +137,7 @@ def make_rotaries(
 ) -> tuple[PositionTable, ...]:
     """The tables of all rotary embeddings of a model, then that of temperatures, if it has one."""
     ropes = tuple(
-        RotaryTable(rope, rope.head_dim or config.head_dim, max_model_len, dtype, device)
+        RotaryTable(rope, rope.head_dim or config.head_dim, max_model_len, dtype, device, config.short_context)
         for rope in config.distinct_ropes
     )
     tuning = config.switches.temperature

@@ -272,14 +272,16 @@ def _without_requests(batch: Batch) -> Batch:
     """A batch without its requests, all padding in a graph; sampled rows stay."""
     groups = tuple(GroupBatch(g.slot_mapping[:0], g.block_tables[:0], g.block_copies[:0]) for g in batch.groups)
     arrays = {name: getattr(batch, name)[:0] for name in ("token_ids", "positions", "seq_lens")}
-    return dataclasses.replace(batch, groups=groups, query_start_locs=batch.query_start_locs[:1], **arrays)
+    return dataclasses.replace(
+        batch, groups=groups, query_start_locs=batch.query_start_locs[:1], table_rows=None, **arrays
+    )
 
 
 def _inputs(batch: Batch, num_tokens: int, *, with_sources: bool) -> Ints:
     """(3, num_tokens): input ids, positions, and the row of the previous step whose id replaces the input id, or -1."""
     inputs = np.zeros((3, num_tokens), np.int64)
     inputs[0, : batch.num_tokens] = batch.token_ids
-    inputs[1, : batch.num_tokens] = batch.positions
+    inputs[1, : batch.num_tokens] = batch.lookups
     inputs[2] = _NO_SOURCE
     if with_sources:
         inputs[2, batch.placeholders.targets] = batch.placeholders.rows

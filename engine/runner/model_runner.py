@@ -152,7 +152,7 @@ class ModelRunner(Executor[LaunchedStep]):
         rows = None
         if batch.scores is None and batch.pooling is None and len(batch.row_indices) != batch.num_tokens:
             rows = to_device(batch.row_indices, self._device)
-        positions = to_device(batch.positions, self._device)
+        positions = to_device(batch.lookups, self._device)
         if batch.token_types is not None:
             positions = self._model.typed(positions, to_device(batch.token_types, self._device))
         return self._model.forward(token_ids, positions, caches, rows)

@@ -48,6 +48,7 @@ def build_batch(
     starts = np.fromiter((s.start for s in requests), np.int64, len(requests))
     query_start_locs = np.concatenate(([0], np.cumsum(lengths)))
     positions = np.arange(query_start_locs[-1]) + np.repeat(starts - query_start_locs[:-1], lengths)
+    offsets = np.fromiter((s.request.table_offset for s in requests), np.int64, len(requests))
     return Batch(
         token_ids=_ints(chain.from_iterable(map(_input_ids, requests))),
         positions=positions,
@@ -60,6 +61,7 @@ def build_batch(
         scores=_scores(requests, query_start_locs),
         token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
         pooling=pool_batch(requests, query_start_locs),
+        table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
     )
 

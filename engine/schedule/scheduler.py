@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
 from weft.engine.request import LiveRequests, Request, RequestKey, RequestStatus
+from weft.engine.schedule.short_context import ShortContext
 from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad, TokenBudget
 from weft.engine.schedule.waiting_queue import WaitingQueue, candidates, in_the_way, must_wait_alone
@@ -71,12 +72,14 @@ class Scheduler:
         max_num_batched_tokens: int,
         itl_target_s: float | None,
         is_ahead: bool = False,
+        short_context: int = 0,
         counters: Counters | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s and is_ahead.
 
         Args:
+            short_context: See `ModelFacts`.
             counters: Also counted in by others; None makes new ones.
             clock: Seconds, of a simulation; None is `time.monotonic`.
         """
@@ -91,6 +94,7 @@ class Scheduler:
         kv.wake_followers = self.waiting.wake
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
+        self._short_context = ShortContext(short_context)
         self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
         self._target = LatencyTarget(itl_target_s, is_ahead=is_ahead)
 
@@ -104,6 +108,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Put a request into the waiting queue."""
         request.status = RequestStatus.WAITING
+        self._short_context.settle(request)
         self.requests[request.key] = request
         self.waiting.add(request, self.clock())
 
@@ -158,7 +163,8 @@ class Scheduler:
 
     def start_beside(self, parent: Request, child: Request) -> None:
         """Start a request that shares the blocks of another. If there is no room now, it waits like any other."""
-        if parent.status is RequestStatus.RUNNING and len(self.running) < self._max_num_seqs:
+        shares = parent.status is RequestStatus.RUNNING and self._short_context.fits(child)
+        if shares and len(self.running) < self._max_num_seqs:
             self.kv.fork(parent, child)
             if self.kv.allocate(child, 1):
                 self.requests[child.key] = child
@@ -185,7 +191,8 @@ class Scheduler:
         self.kv.pins.release_expired()
         self.kv.finish_loads()
         self.waiting.age(self.clock())
-        for request in in_the_way(self.running, self.waiting):
+        outgrown = self._short_context.outgrown(self.running)
+        for request in dict.fromkeys([*in_the_way(self.running, self.waiting), *outgrown]):
             self._preempt(request)
         num_preemptions = self.counters.num_preemptions
         if not self.kv.can_rewind:

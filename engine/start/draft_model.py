@@ -128,14 +128,18 @@ _AGEING = 0.998
 class DraftModel(Follower):
     """Owner of the draft model and its cache; follows the served model's runner and proposes to its engine."""
 
-    def __init__(self, runner: ModelRunner, kv: KVCacheManager, group_indices: Sequence[int]) -> None:
+    def __init__(
+        self, runner: ModelRunner, kv: KVCacheManager, group_indices: Sequence[int], *, shares_tables: bool = True
+    ) -> None:
         """Take over a loaded model with a cache of as many blocks as kv has.
 
         Args:
             runner: Of the draft model.
             kv: The served model's cache manager.
             group_indices: For each cache group of the draft model, the group of the served model whose tables it uses.
+            shares_tables: Whether it looks up positions where the served model does, see `Batch.table_rows`.
         """
+        self._shares_tables = shares_tables
         self.pace = Pace(_FORGETTING)
         self._runner = runner
         self._kv = kv
@@ -214,4 +218,6 @@ class DraftModel(Follower):
 
     def _own(self, batch: Batch) -> Batch:
         """The batch with the tables that the draft model's groups use."""
-        return dataclasses.replace(batch, groups=tuple(batch.groups[index] for index in self._group_indices))
+        groups = tuple(batch.groups[index] for index in self._group_indices)
+        table_rows = batch.table_rows if self._shares_tables else None
+        return dataclasses.replace(batch, groups=groups, table_rows=table_rows)

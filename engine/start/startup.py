@@ -115,7 +115,7 @@ def start(
     weights = note and note + "; K and V have scales" * bool(scales)
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
-    draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
+    draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv, model_config.short_context)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kernels, caches, sampling)
@@ -124,7 +124,7 @@ def start(
         record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     engine = Engine(
-        _scheduler(config, kv, cost, offload),
+        _scheduler(config, kv, cost, offload, model_config.short_context),
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
@@ -188,6 +188,7 @@ def _draft_model(
     caches: Caches | None,
     sampling: SamplingKernels,
     kv: KVCacheManager,
+    short_context: int,
 ) -> DraftModel | None:
     """A runner of its own around the loaded draft model, if there is one."""
     if draft is None or model is None or caches is None:
@@ -195,7 +196,8 @@ def _draft_model(
     config = draft.engine_config
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
-    return DraftModel(runner, kv, draft.group_indices)
+    shares_tables = draft.config.short_context == short_context
+    return DraftModel(runner, kv, draft.group_indices, shares_tables=shares_tables)
 
 
 def _open_offload(
@@ -256,7 +258,9 @@ def _cache_manager(
     return kv
 
 
-def _scheduler(config: EngineConfig, kv: KVCacheManager, cost: StepCostModel, offload: Opened | None) -> Scheduler:
+def _scheduler(
+    config: EngineConfig, kv: KVCacheManager, cost: StepCostModel, offload: Opened | None, short_context: int
+) -> Scheduler:
     return Scheduler(
         kv,
         cost,
@@ -264,6 +268,7 @@ def _scheduler(config: EngineConfig, kv: KVCacheManager, cost: StepCostModel, of
         max_num_batched_tokens=config.max_num_batched_tokens,
         itl_target_s=config.itl_target_s,
         is_ahead=config.overlap,
+        short_context=short_context,
         counters=offload.tier.counters if offload else None,
     )
 

@@ -90,10 +90,10 @@ def write(name: str, folder: Path, changes: Mapping[str, Any] | None = None) -> 
 
 
 @lru_cache(maxsize=1)
-def load_reference(folder: Path) -> torch.nn.Module:
-    """The checkpoint as transformers reads it: float32, eager attention."""
+def load_reference(folder: Path, attention: str = "eager") -> torch.nn.Module:
+    """The checkpoint as transformers reads it: float32, with an attention of transformers."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation=attention
     )
     return model.eval()
 

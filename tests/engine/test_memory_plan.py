@@ -35,7 +35,7 @@ CONFIG = EngineConfig(
 
 def estimated(**more: int) -> int:
     sizes = {"hidden_size": 64, "num_heads": 4, "head_dim": 16, "vocab_size": 100, "feed_forward_values": 128}
-    facts = SimpleNamespace(**sizes | {"kept_values": 0, "position_values": 0} | more)
+    facts = SimpleNamespace(**sizes | {"kept_values": 0, "position_values": 0, "short_context": 0} | more)
     return estimate_activations_bytes(facts, CONFIG, SPECS)  # type: ignore[arg-type]
 
 
@@ -153,6 +153,7 @@ def test_tables_of_positions_are_as_long_as_any_request(
 
 def test_what_lies_beside_the_layers_counts() -> None:
     assert estimated(position_values=64) - estimated() == 256 * 64 * 2
+    assert estimated(position_values=64, short_context=40) - estimated() == (256 + 40) * 64 * 2
     assert estimated(kept_values=8960) - estimated() == 128 * 8960 * 2
 
 

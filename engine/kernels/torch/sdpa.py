@@ -1,9 +1,9 @@
 """Attention by torch, on the CPU and on CUDA: the reference in plain operations, and whole texts by the fused kernel.
 
-The reference goes request by request. It is the formula to read and to compare with. It also serves what no faster
-kernel of Weft's own serves: CUDA without Triton, and on a CPU float32, float16 and odd sizes of blocks and heads. Keys
-and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered. So values that
-other requests left in a block, NaN included, never reach a result.
+The reference is one call for requests of about the same length. It is the formula to read and to compare with. It also
+serves what no faster kernel of Weft's own serves: CUDA without Triton, and on a CPU float32, float16 and odd sizes of
+blocks and heads. Keys and values of a layer are two tensors over flat slots. Only positions that some query sees are
+gathered. So values that other requests left in a block, NaN included, never reach a result.
 
 Whole texts are those of encoders, whose requests are computed in one step and whose keys and values no later step
 reads: nothing is cached, and nothing is padded. There is one call for all texts of one length.
@@ -11,6 +11,7 @@ reads: nothing is cached, and nothing is padded. There is one call for all texts
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -79,22 +80,33 @@ def _attend_equal(heads: list[torch.Tensor], is_seen: torch.Tensor | None, spec:
 
 _QUERIES_AT_ONCE = 256
 """Most tokens of a request whose scores exist at the same time."""
+_FAR = 1 << 40
 _SCORES_AT_ONCE = 1 << 20
 """Most scores of a head at the same time: behind a long context there are fewer tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Tokens [start, stop) of the step, all of one request.
-
-    Attributes:
-        slots: (num_seen,) cache slots of the positions that any of these tokens sees.
-        is_seen: (stop - start, num_seen) which of these positions each token sees.
-        distances: (stop - start, num_seen) these positions minus those of the tokens; None if they do not matter.
-    """
+class _Run(NamedTuple):
+    """Tokens [start, stop) of the step, all of one request; positions and the cache slots that any of them sees."""
 
     start: int
     stop: int
+    positions: Ints
+    seen: Ints
+    slots: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Runs of as many tokens each. What runs see is padded to the most that one sees, with slot 0, which nobody sees.
+
+    Attributes:
+        tokens: (num_runs, num_queries) indices of their tokens in the step.
+        slots: (num_runs, num_seen) cache slots of the positions that any token of a run sees.
+        is_seen: (num_runs, num_queries, num_seen) which of these positions each token sees.
+        distances: As is_seen, these positions minus those of the tokens; None if they do not matter.
+    """
+
+    tokens: torch.Tensor
     slots: torch.Tensor
     is_seen: torch.Tensor
     distances: torch.Tensor | None
@@ -171,6 +183,15 @@ class SdpaBackend:
         blocks[targets] = blocks[sources]
 
     def _parts(self, batch: Batch, group: GroupBatch, spec: PagedKV) -> Iterator[_Part]:
+        alike: dict[tuple[int, int], list[_Run]] = {}
+        for run in self._runs(batch, group, spec):  # padding takes at most as much as what is seen
+            alike.setdefault((run.stop - run.start, len(run.seen).bit_length()), []).append(run)
+        for (num_queries, _), runs in alike.items():
+            num_runs = max(1, _SCORES_AT_ONCE // (num_queries * max(len(run.seen) for run in runs)))
+            for first in range(0, len(runs), num_runs):
+                yield self._part(runs[first : first + num_runs], spec)
+
+    def _runs(self, batch: Batch, group: GroupBatch, spec: PagedKV) -> Iterator[_Run]:
         for request, seq_len in enumerate(batch.seq_lens.tolist()):
             first, end = batch.query_start_locs[request : request + 2].tolist()
             num_queries = max(1, min(_QUERIES_AT_ONCE, _SCORES_AT_ONCE // seq_len))
@@ -180,9 +201,22 @@ class SdpaBackend:
                 seen = np.arange(spec.first_seen(positions)[0], min(positions[-1] + 1 + spec.num_ahead, seq_len))
                 blocks, offsets = np.divmod(seen, self._block_size)
                 slots = group.block_tables[request, blocks] * self._block_size + offsets
-                is_seen = (seen <= positions[:, None] + spec.num_ahead) & (seen >= spec.first_seen(positions)[:, None])
-                distances = self._to_device(seen - positions[:, None]) if spec.slopes else None
-                yield _Part(start, stop, self._to_device(slots), self._to_device(is_seen), distances)
+                yield _Run(start, stop, positions, seen, slots)
+
+    def _part(self, runs: list[_Run], spec: PagedKV) -> _Part:
+        num_seen = max(len(run.seen) for run in runs)
+        slots, seen = np.zeros((2, len(runs), 1, num_seen), np.int64)
+        seen -= _FAR  # before any token
+        for index, run in enumerate(runs):
+            slots[index, 0, : len(run.seen)], seen[index, 0, : len(run.seen)] = run.slots, run.seen
+        positions = np.stack([run.positions for run in runs])[..., None]  # (num_runs, num_queries, 1)
+        is_seen = (seen <= positions + spec.num_ahead) & (seen >= spec.first_seen(positions))
+        return _Part(
+            self._to_device(np.stack([np.arange(run.start, run.stop) for run in runs])),
+            self._to_device(slots[:, 0]),
+            self._to_device(is_seen),
+            self._to_device(seen - positions) if spec.slopes else None,
+        )
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -218,9 +252,9 @@ class SdpaStep:
         cached_values.index_copy_(0, plan.slot_mapping, values)
         attended = queries.new_empty(*queries.shape[:2], values.shape[2])
         for part in plan.parts:
-            tokens = slice(part.start, part.stop)
             seen = cached_keys[part.slots], cached_values[part.slots]
-            attended[tokens] = attend(queries[tokens], *seen, part.is_seen, plan.spec, part.distances, sinks)
+            results = attend(queries[part.tokens], *seen, part.is_seen, plan.spec, part.distances, sinks)
+            attended[part.tokens] = results.to(attended.dtype)
         return attended
 
 
@@ -236,28 +270,28 @@ def attend(
     """softmax(soft cap(scale * queries . keys)) . values, in float32. Vaswani et al., 2017; Ainslie et al., 2023.
 
     Args:
-        queries: (q, num_heads, head_dim).
-        keys, values: (k, num_kv_heads, head_dim or value_dim), each for num_heads / num_kv_heads neighbouring heads.
-        is_seen: (q, k).
-        distances: (q, k) positions of keys minus those of queries, which slopes need.
+        queries: (r, q, num_heads, head_dim), of r runs.
+        keys, values: (r, k, num_kv_heads, head_dim or value_dim), each for num_heads / num_kv_heads neighbouring heads.
+        is_seen: (r, q, k).
+        distances: (r, q, k) positions of keys minus those of queries, which slopes need.
         sinks: (num_heads,) logits of a further position with a value of zeros; None for none.
 
     Returns:
-        (q, num_heads, value_dim), float32.
+        (r, q, num_heads, value_dim), float32.
     """
-    grouped = queries.float().view(
-        len(queries), keys.shape[1], -1, keys.shape[2]
-    )  # (q, num_kv_heads, num_shared, head_dim)
-    scores = torch.einsum("qhsd,khd->hsqk", grouped, keys.float()) * spec.score_scale
+    num_runs, num_queries = queries.shape[:2]
+    num_keys, num_kv_heads, head_dim = keys.shape[1:]
+    grouped = queries.float().view(num_runs, num_queries, num_kv_heads, -1, head_dim)
+    scores = torch.einsum("rqhsd,rkhd->rhsqk", grouped, keys.float()) * spec.score_scale
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    num_kv_heads, num_shared = scores.shape[:2]
+    num_shared = scores.shape[2]
     if distances is not None:
         slopes = torch.tensor(spec.slopes, device=scores.device).view(num_kv_heads, num_shared, 1, 1)
-        scores += slopes * distances
-    scores.masked_fill_(~is_seen, float("-inf"))
+        scores += slopes * distances[:, None, None]
+    scores.masked_fill_(~is_seen[:, None, None], float("-inf"))
     if sinks is not None:
-        sunk = sinks.view(num_kv_heads, num_shared, 1, 1).expand(-1, -1, len(queries), 1)
+        sunk = sinks.view(num_kv_heads, num_shared, 1, 1).expand(num_runs, -1, -1, num_queries, 1)
         scores = torch.cat((scores, sunk), -1)
-    weights = scores.softmax(-1)[..., : len(keys)]
-    return torch.einsum("hsqk,khd->qhsd", weights, values.float()).flatten(1, 2)
+    weights = scores.softmax(-1)[..., :num_keys]
+    return torch.einsum("rhsqk,rkhd->rqhsd", weights, values.float()).flatten(2, 3)

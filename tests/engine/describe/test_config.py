@@ -269,6 +269,10 @@ def test_no_eos_and_no_dtype(tmp_path: Path) -> None:
         ({"architectures": None}, "names no architecture"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings"),
         ({"rope_scaling": {"rope_type": "longrope"}}, r"short_factor must be a list of 4 numbers, got null"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]}},
+            r"long_factor must be a list of 4 numbers, got \[2.0\]",
+        ),
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope type spiral is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: no factor"),
         ({"partial_rotary_factor": 0.2}, "rotary embedding of 1 values in heads of 8"),

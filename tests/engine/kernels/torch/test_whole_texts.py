@@ -35,7 +35,7 @@ def test_each_text_sees_itself_alone(lengths: list[int], window: int | None, num
     for one, q, k, v in parts:
         places = torch.arange(len(q))
         is_seen = (places[:, None] - places).abs() < (window or len(q))
-        torch.testing.assert_close(one, attend(q, k, v, is_seen, spec))
+        torch.testing.assert_close(one, attend(q[None], k[None], v[None], is_seen[None], spec)[0])
 
 
 @pytest.mark.parametrize("change", [{"is_bidirectional": False}, {"soft_cap": 5.0}, {"slopes": (0.5, 0.25)}])
