@@ -4,6 +4,7 @@
 #   make test       the tests, without the slow ones      (WORKERS= ARGS=)
 #   make test-slow  the slow ones alone                   (ARGS=)
 #   make test-cluster  the tests on a cluster of Ray alone, for minutes  (ARGS=)
+#   make test-agents  coding agents at work on scripts, alone with the server (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make lint       format, lint and type checks
 #   make docs       rewrites the generated parts of README.md and docs/
@@ -20,13 +21,13 @@
 #   make gpu        on a machine with a GPU, within nine minutes: its tests, then what it reaches beside what it could;
 #                   installs nothing: GPU_PYTHON= is an interpreter that has torch for CUDA and what Weft needs (ARGS=)
 #   make gpu-cache  compiles the kernels of these in parallel, here or on a machine like it: build/triton may be copied
-#   make clean      remove caches and build products; `make distclean` removes .venv and .venv-clients, too
+#   make clean      remove caches and build products; `make distclean` removes .venv, .venv-clients and .agents, too
 #
 # TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow test-cluster faults lint docs bench gpu gpu-cache clean distclean
+.PHONY: serve test test-slow test-cluster test-agents faults lint docs bench gpu gpu-cache clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -46,6 +47,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Third-party clients that the tests run: one of them needs an older SDK than the tests themselves.
 CLIENTS := .venv-clients
+# Coding agents that the tests run: programs from npm, and Python's own.
+AGENTS := .agents
 IS_GOOD := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c '$(IS_GOOD)' >/dev/null 2>&1 && { echo $$python; break; }; done)
@@ -62,16 +65,24 @@ serve: $(VENV)/.installed
 	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Threads of torch that wait for work would spin, on cores that the tests beside them need.
-test test-slow test-cluster faults: export OMP_WAIT_POLICY := passive
+test test-slow test-cluster test-agents faults: export OMP_WAIT_POLICY := passive
 
 test: $(VENV)/.installed-test $(CLIENTS)/.installed
-	$(BIN)/python -m pytest -m "not slow and not cluster" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not cluster and not agents" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-cluster: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m cluster $(ARGS)
+
+# In a network namespace that has loopback alone, where the kernel lets this user make one.
+UNSHARE := unshare --user --map-root-user --net sh -c
+ALONE = $(shell $(UNSHARE) 'ip link set lo up' 2>/dev/null && \
+	echo "$(UNSHARE) 'ip link set lo up && exec \"\$$@\"' alone")
+
+test-agents: $(VENV)/.installed-test $(AGENTS)/.installed
+	$(ALONE) $(BIN)/python -m pytest -m agents $(ARGS)
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/faults --long-faults $(ARGS)
@@ -120,7 +131,7 @@ clean:
 	find server engine tests benchmarks demo_model docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(CLIENTS)
+	rm -rf $(VENV) $(CLIENTS) $(AGENTS)
 
 # What is compiled at installation.
 SOURCES := pyproject.toml $(wildcard engine/kernels/cpu/*.[ch])
@@ -153,4 +164,14 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/.torch
 	@echo 'Installing the clients that the tests run into $(CLIENTS): a minute or two, once'
 	@$(BIN)/python -m venv --clear $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@touch $@
+
+$(AGENTS)/.installed: tests/agents/package.json tests/agents/requirements.txt | $(VENV)/.torch
+	@command -v npm >/dev/null || { echo 'The agents need Node.js with npm, and there is none.' >&2; exit 1; }
+	@echo 'Installing the agents that the tests run into $(AGENTS): 2 GB, some minutes, once'
+	@mkdir -p $(AGENTS)
+	@cp tests/agents/package.json $(AGENTS)/
+	@cd $(AGENTS) && npm install --no-audit --no-fund --loglevel=error
+	@$(BIN)/python -m venv --clear $(AGENTS)/venv
+	@$(AGENTS)/venv/bin/python -m pip install --quiet --requirement tests/agents/requirements.txt
 	@touch $@

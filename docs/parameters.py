@@ -72,7 +72,7 @@ REMARKS = {
     "service_tier": "`flex` last; `priority` and `fast` first, only for `priority_keys`; the answer names the tier",
     "priority": "lower is served earlier within a tier; negative only for `priority_keys`",
     "prompt_cache_options": "`explicit` without a breakpoint leaves the prefix cache alone; ttl `30m`, `12h`",
-    "prompt_cache_key": "only requests with the same key share blocks",
+    "prompt_cache_key": "a hint; every request finds what is cached, whatever its key",
     "cache_salt": "only requests with the same salt share blocks",
     "prewarm": "computes the prompt and generates nothing",
     "kv_transfer_params": "`do_remote_decode`: the prompt's blocks are in the shared folder before the answer, which "

@@ -25,7 +25,7 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.models.served_model import ServedModel
-from weft.server.task.request_options import cache_salt_of, deadline_of
+from weft.server.task.request_options import deadline_of
 from weft.server.task.validation import REFUSED_EVERYWHERE, check_range, ignored_fields
 from weft.server.task.vectors import Embedding, Hidden, Input, InputEncoder, VectorBody, VectorUsage
 
@@ -91,7 +91,7 @@ class VectorCall:
             name = f"the number of values of all hidden states{'' if is_packed else ', if not in base64,'}"
             check_range(name, num_values, 1, most, param="input")
         deadline = deadline_of(self.request, is_stream=False, ping_s=0)
-        salt, tenant = cache_salt_of(body.cache_salt), tenant_of(self.request)
+        salt, tenant = body.cache_salt or "", tenant_of(self.request)
         timer = RequestTimer(context.metrics.of(model.name), self.request.state.arrival_time, len(prompts))
         timer.accept(lengths)
 

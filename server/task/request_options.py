@@ -140,12 +140,6 @@ def _ttl_s(ttl: str | None, path: str) -> float | None:
     return None if ttl is None else TTLS_S[ttl]
 
 
-def cache_salt_of(*parts: str | None) -> str:
-    """Combine several salts into one; empty if there are none. Different lists of parts give different salts."""
-    given = [f"{len(part)}:{part}" if part else "" for part in parts]
-    return ",".join(given) if any(given) else ""
-
-
 def stores_prompt(body: GenerationBody, engine: EngineInfo) -> bool:
     """Whether another server waits for the blocks of the prompt.
 
@@ -170,7 +164,7 @@ def salt_of(body: GenerationBody) -> str:
     """The salt of a request's blocks; that of another server's request if this one is made for it."""
     if body.kv_transfer_params is not None and body.kv_transfer_params.cache_salt is not None:
         return body.kv_transfer_params.cache_salt
-    return cache_salt_of(body.cache_salt, body.prompt_cache_key)
+    return body.cache_salt or ""
 
 
 _TIER_CLASSES = {"priority": -1, "default": 0, "flex": 1}

@@ -256,7 +256,8 @@ REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSE
 _ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
 ACCEPTED = frozenset(
     {
-        *("user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity", "keep_alive"),
+        *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity"),
+        "keep_alive",
         *("input[].id", "input[].namespace", "input[].phase", "input[].status"),
     }
 )
@@ -265,6 +266,7 @@ ACCEPTED_IN_RESPONSES = frozenset(
     {
         "user",
         "safety_identifier",
+        "prompt_cache_key",
         "prompt_cache_retention",
         "text.verbosity",
         "reasoning.summary",

@@ -120,7 +120,7 @@ def test_probabilities_do_not_depend_on_load(server: LiveServer) -> None:
     """Weft's own kernels compute the same bits whatever runs beside them, and whatever is cached."""
 
     def answers(key: str) -> Any:
-        return decide(server, input=TICKET, questions=[CHOICE, PREDICATE, SCORE], prompt_cache_key=key)["answers"]
+        return decide(server, input=TICKET, questions=[CHOICE, PREDICATE, SCORE], cache_salt=key)["answers"]
 
     alone = answers("alone")
     assert answers("alone") == alone

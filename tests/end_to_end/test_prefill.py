@@ -27,7 +27,7 @@ def post(server: LiveServer, path: str, body: dict[str, object]) -> Any:
 
 def complete(server: LiveServer, number: int) -> list[int]:
     body = {"prompt": prompt(number), "max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    ids: list[int] = post(server, "/v1/completions", body | {"prompt_cache_key": "somebody"})["choices"][0]["token_ids"]
+    ids: list[int] = post(server, "/v1/completions", body | {"cache_salt": "somebody"})["choices"][0]["token_ids"]
     return ids
 
 

@@ -277,7 +277,6 @@ async def _answer_of_body(
         temperature=0.0,
         service_tier=fields.get("service_tier"),
         priority=fields.get("priority"),
-        prompt_cache_key=fields.get("prompt_cache_key"),
         cache_salt=fields.get("cache_salt") if is_cached else secrets.token_hex(16),
     )
     task = await read_task(

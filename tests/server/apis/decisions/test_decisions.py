@@ -117,15 +117,13 @@ def test_a_low_label_mass_is_a_refusal(make_site: Any) -> None:
 def test_the_cache_fields_become_salt_and_pins(site: Any) -> None:
     part = {"type": "input_text", "text": "Hi there", "prompt_cache_breakpoint": {"mode": "explicit"}}
     options = {"mode": "explicit"}
-    decide(
-        site, CHOICE, input=[{"role": "user", "content": [part]}], prompt_cache_key="k", prompt_cache_options=options
-    )
+    decide(site, CHOICE, input=[{"role": "user", "content": [part]}], cache_salt="k", prompt_cache_options=options)
     decide(site, CHOICE, CHOICE, prompt_cache_options=options)
     decide(site, CHOICE)
     pinned, *unshared, usual = (asked.request for asked in site.engine.asked)
     assert [pin.num_tokens for pin in pinned.caching.pins] == [len("user: Hi there") + 1]
     assert unshared[0].cache_salt == unshared[1].cache_salt != usual.cache_salt == ""
-    assert pinned.cache_salt == ",1:k"
+    assert pinned.cache_salt == "k"
 
 
 def test_thinking_is_switched_off(site: Any) -> None:
