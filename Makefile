@@ -6,6 +6,7 @@
 #   make test-cluster  the tests on a cluster of Ray alone, for minutes  (ARGS=)
 #   make test-agents  coding agents at work on scripts, alone with the server (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
+#   make real       fetches small real models and tokenizers, 0.55 GB, and runs the tests that need them  (ARGS=)
 #   make lint       format, lint and type checks
 #   make docs       rewrites the generated parts of README.md and docs/
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
@@ -15,6 +16,7 @@
 #                   BENCH=offload: the first token of a prompt whose blocks come back from disk, beside computing it
 #                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=quality: what every form of weights does to the demo model
+#                   BENCH=real_quality: what they do to the models of `make real`, beside transformers and llama.cpp
 #                   BENCH=simulation: what `weft simulate` predicts beside what two servers do
 #                   BENCH=router: the router over simulated replicas that come and go
 #                   BENCH=architectures: decode steps of every kind of model beside what memory allows
@@ -27,7 +29,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow test-cluster test-agents faults lint docs bench gpu gpu-cache clean distclean
+.PHONY: serve test test-slow test-cluster test-agents faults real lint docs bench gpu gpu-cache clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -65,7 +67,7 @@ serve: $(VENV)/.installed
 	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Threads of torch that wait for work would spin, on cores that the tests beside them need.
-test test-slow test-cluster test-agents faults: export OMP_WAIT_POLICY := passive
+test test-slow test-cluster test-agents faults real: export OMP_WAIT_POLICY := passive
 
 test: $(VENV)/.installed-test $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m "not slow and not cluster and not agents" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -86,6 +88,13 @@ test-agents: $(VENV)/.installed-test $(AGENTS)/.installed
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/faults --long-faults $(ARGS)
+
+# What cannot be fetched is said, and its tests skip.
+real: $(VENV)/.installed-test
+	@status=0; \
+	$(BIN)/python -m tests.real.fetch || status=1; \
+	$(BIN)/python -m pytest -m real --whole-real $(ARGS) || status=1; \
+	exit $$status
 
 lint: $(VENV)/.installed-test $(NAMES)
 	$(BIN)/python -m ruff format --check .

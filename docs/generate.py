@@ -6,6 +6,7 @@ stays as it is. The tests check that every part is up to date and stands in one 
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,47 @@ def render_quality(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_real(run: Path) -> str:
+    """The tables of a stored run of real models: what decoders predict, and the vectors of encoders."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    titles = ("KL divergence", "mean \\|Δ log p\\|", "perplexity", "same top token", "greedy outputs equal")
+    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    for figure in report["figures"]:
+        close = figure["closeness"]
+        cells = (
+            f"{close['divergence']:.4f}",
+            f"{close['difference']:.4f}",
+            f"{close['growth']:+.2%}",
+            f"{close['same_top']:.1%}",
+            f"{figure['greedy']} of {figure['num_prompts']}",
+        )
+        lines.append(f"| {figure['model']}: {figure['form']} | {' | '.join(cells)} |")
+    lines += ["", "| | texts | smallest cosine | largest difference of a value |", "| --- |" + " ---: |" * 3]
+    for vectors in report["vectors"]:
+        cells = (str(vectors["num_texts"]), f"{vectors['cosine']:.6f}", f"{vectors['difference']:.6f}")
+        lines.append(f"| {vectors['model']}: {vectors['form']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def render_correctness(run: Path) -> str:
+    """What the README says of a stored run of real models, in a paragraph."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    exact = [figure for figure in report["figures"] if "float32" in figure["form"]]
+    same, number = (sum(figure[key] for figure in exact) for key in ("greedy", "num_prompts"))
+    served = [
+        f"{figure['closeness']['divergence']:.4f} ({figure['model']})"
+        for figure in report["figures"]
+        if figure["form"] == "as it comes"
+    ]
+    cosine = min(vectors["cosine"] for vectors in report["vectors"])
+    text = (
+        "Correctness, on [real models](docs/models.md#real-models) beside transformers in float32: in float32, "
+        f"{same} of {number} greedy outputs are the same, token by token. As served, the KL divergence is "
+        f"{' and '.join(served)}. Vectors have a cosine of {cosine:.5f} or more with sentence-transformers'."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/cli/architectures.json"
@@ -138,6 +180,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
     "quantized.json": partial(render_files, ROOT / "benchmarks/results/quantized.json"),
     "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
+    "real-quality.json": partial(render_real, ROOT / "benchmarks/results/real-quality.json"),
+    "correctness": partial(render_correctness, ROOT / "benchmarks/results/real-quality.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
 

@@ -19,6 +19,7 @@ for signum in (signal.SIGINT, signal.SIGHUP):
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--traffic-seconds", type=float, default=180.0, help="how long the GPU is given random traffic")
     parser.addoption("--long-faults", action="store_true", help="tests/faults at full size, for minutes")
+    parser.addoption("--whole-real", action="store_true", help="tests/real at full size, for minutes")
     parser.addoption("--write-lock", action="store_true", help="store what tests/end_to_end/test_lock.py compares")
 
 

@@ -10,17 +10,15 @@ for its log-probability. Such requests need a row for every id, so their forced 
 """
 
 import logging
-from collections.abc import Iterator
-from itertools import islice, takewhile
+from itertools import takewhile
 
-from weft.engine.batch import Floats, StepResult
+from weft.engine.batch import StepResult
 from weft.engine.drafts import MAX_NUM_DRAFTS, PredictionDrafter
 from weft.engine.request import Request, RequestStatus
-from weft.engine.sampling.scores import Pooler
 from weft.engine.schedule.batch_builder import scored_range
+from weft.engine.schedule.pooled_requests import give
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
-from weft.engine.wire.params import PooledOutput
 
 logger = logging.getLogger(__name__)
 
@@ -198,28 +196,3 @@ def _needs_rows(request: Request) -> bool:
     is_restricted = params.allowed_token_ids is not None or bool(params.bad_words_token_ids)
     may_have_to_end = reasoning is not None and not reasoning.has_ended
     return is_restricted or may_have_to_end or params.logprobs is not None
-
-
-def give(
-    scheduler: Scheduler, scheduled: ScheduledRequest, pooler: Pooler, pooled: Iterator[Floats]
-) -> list[tuple[int, RequestOutput]]:
-    """Give a request its part of the hidden states; its vector once it has all of them."""
-    request, key = scheduled.request, scheduled.request.key
-    wanted = pooler.wanted(scheduled.start, scheduled.num_tokens)
-    rows = list(islice(pooled, len(wanted.lengths)))
-    if request.is_finished:
-        return []
-    pooler.take(wanted, rows)
-    if not pooler.is_complete:
-        return []
-    try:
-        values = pooler.vector()
-    except Exception as error:
-        logger.exception("request %s failed, and the others go on", request.key)
-        scheduler.drop(request)
-        message = f"the request failed: {type(error).__name__}"
-        return [(key.connection, TokensOutput(key.request_id, 0, [], FinishReason.ERROR, message=message))]
-    scheduler.drop(request)
-    content = values.astype("<f4", copy=False).tobytes()
-    times = request.num_cached_tokens, request.queue_time_s
-    return [(key.connection, PooledOutput(key.request_id, key.choice, content, len(values), FinishReason.STOP, *times))]

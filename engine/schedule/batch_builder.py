@@ -19,7 +19,6 @@ from weft.engine.batch import (
     Ints,
     PenaltyBatch,
     Placeholders,
-    PoolBatch,
     SamplingBatch,
     ScoreBatch,
 )
@@ -27,6 +26,7 @@ from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
+from weft.engine.schedule.pooled_requests import pool_batch
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
@@ -301,16 +301,3 @@ class _Penalties:
             counts=np.concatenate(self._counts, dtype=np.int64),
             placeholders=Placeholders(_ints(targets), _ints(sources)),
         )
-
-
-def pool_batch(requests: list[ScheduledRequest], query_start_locs: Ints) -> PoolBatch | None:
-    """The tokens of a step whose hidden states are wanted; None when nobody wants any."""
-    indices: list[Ints] = []
-    lengths: list[int] = []
-    for scheduled, offset in zip(requests, query_start_locs[:-1].tolist(), strict=True):
-        if scheduled.request.pooler is not None:
-            wanted = scheduled.request.pooler.wanted(scheduled.start, scheduled.num_tokens)
-            shift = offset - scheduled.start
-            indices.append(np.arange(wanted.positions.start + shift, wanted.positions.stop + shift))
-            lengths += wanted.lengths
-    return PoolBatch(np.concatenate(indices), np.array(lengths, np.int64)) if lengths else None

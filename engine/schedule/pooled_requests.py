@@ -1,0 +1,53 @@
+"""Between the steps and the poolers: which hidden states a step gives, and what becomes of them."""
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from weft.engine.batch import Floats, Ints, PoolBatch
+from weft.engine.sampling.scores import Pooler
+from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
+from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
+from weft.engine.wire.params import PooledOutput
+
+logger = logging.getLogger(__name__)
+
+
+def pool_batch(requests: list[ScheduledRequest], query_start_locs: Ints) -> PoolBatch | None:
+    """The tokens of a step whose hidden states are wanted; None when nobody wants any."""
+    indices: list[Ints] = []
+    lengths: list[int] = []
+    for scheduled, offset in zip(requests, query_start_locs[:-1].tolist(), strict=True):
+        if scheduled.request.pooler is not None:
+            wanted = scheduled.request.pooler.wanted(scheduled.start, scheduled.num_tokens)
+            shift = offset - scheduled.start
+            indices.append(np.arange(wanted.positions.start + shift, wanted.positions.stop + shift))
+            lengths += wanted.lengths
+    return PoolBatch(np.concatenate(indices), np.array(lengths, np.int64)) if lengths else None
+
+
+def give(
+    scheduler: Scheduler, scheduled: ScheduledRequest, pooler: Pooler, pooled: Iterator[Floats]
+) -> list[tuple[int, RequestOutput]]:
+    """Give a request its part of the hidden states; its vector once it has all of them."""
+    request, key = scheduled.request, scheduled.request.key
+    wanted = pooler.wanted(scheduled.start, scheduled.num_tokens)
+    rows = list(islice(pooled, len(wanted.lengths)))
+    if request.is_finished:
+        return []
+    pooler.take(wanted, rows)
+    if not pooler.is_complete:
+        return []
+    try:
+        values = pooler.vector()
+    except Exception as error:
+        logger.exception("request %s failed, and the others go on", request.key)
+        scheduler.drop(request)
+        message = f"the request failed: {type(error).__name__}"
+        return [(key.connection, TokensOutput(key.request_id, 0, [], FinishReason.ERROR, message=message))]
+    scheduler.drop(request)
+    content = values.astype("<f4", copy=False).tobytes()
+    times = request.num_cached_tokens, request.queue_time_s
+    return [(key.connection, PooledOutput(key.request_id, key.choice, content, len(values), FinishReason.STOP, *times))]
