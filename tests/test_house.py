@@ -77,6 +77,7 @@ KNOWN_CYCLES: set[frozenset[str]] = {
             "engine/loop/output_collector.py",
             "engine/request.py",
             "engine/schedule/batch_builder.py",
+            "engine/schedule/pooled_requests.py",
             "engine/schedule/scheduler.py",
             "engine/schedule/short_context.py",
             "engine/schedule/waiting_queue.py",

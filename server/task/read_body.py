@@ -72,7 +72,6 @@ async def read_task(
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
     n, beams = 1 if body.n is None else body.n, beam_options(body)
-    ranks = num_made is not None and num_made > n
     filling = input.filling if isinstance(input, Texts) else None
     sampling = await context.workers.run(
         num_to_look_at(body),
@@ -80,7 +79,7 @@ async def read_task(
         body,
         model,
         max_tokens=max_tokens,
-        logprobs=0 if logprobs is None and ranks else logprobs,
+        logprobs=0 if logprobs is None and (num_made or n) > n else logprobs,
         prompt_logprobs=prompt_logprobs,
         extra_stop_ids=filling.stop_token_ids if filling else (),
     )
@@ -105,12 +104,7 @@ async def read_task(
         stores_prompt=stores_prompt(body, model.engine_info),
         fits_context=not settings.strict_params,
         is_stream=bool(body.stream),
-        ignored=[
-            *wishes.left_out,
-            *(name for name in ignored if name not in honoured),
-            *wishes.thinking.ignored,
-            *wishes.lost,
-        ],
+        ignored=[*wishes.left_out, *(n for n in ignored if n not in honoured), *wishes.thinking.ignored, *wishes.lost],
     )
 
 

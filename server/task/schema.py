@@ -4,6 +4,7 @@ Only types are checked here. Ranges are checked where the values become `Samplin
 Bodies are pydantic models, for good error messages. Answers are msgspec structs, for speed: one is written per token.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -324,3 +325,35 @@ class KvTransfer(msgspec.Struct):
     remote_block_ids: None = None
     remote_host: None = None
     remote_port: None = None
+
+
+MAX_OPAQUE_CHARS = 4096
+"""A longer text without a space is an image or something sealed. The prompt has its length instead."""
+
+
+_NOT_SHOWN = frozenset(
+    {"type", "id", "call_id", "tool_use_id", "status", "execution", "encrypted_content", "cache_control"}
+)
+
+
+def shown_members(members: Mapping[str, Any]) -> dict[str, Any]:
+    """The members that can mean something to the model, without ids and without what is opaque."""
+    return {name: _shortened(value) for name, value in members.items() if name not in _NOT_SHOWN}
+
+
+def foreign_text(kind: str, members: Mapping[str, Any]) -> str:
+    """A part of a conversation of a type that is not known here, as text."""
+    return f"{kind}: {json_text(shown_members(members))}"
+
+
+def json_text(value: object) -> str:
+    """A value as compact JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_OPAQUE_CHARS and " " not in value:
+        return f"({len(value)} characters)"
+    if isinstance(value, dict):
+        return {name: _shortened(inner) for name, inner in value.items() if name != "encrypted_content"}
+    return [_shortened(inner) for inner in value] if isinstance(value, list) else value

@@ -27,8 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.server.text.conversation_repairs import shows_all, ways
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
-from weft.server.text.template_forms import MessageForms, wanted_forms
-from weft.server.text.tool_variables import with_tools
+from weft.server.text.template_forms import MessageForms, wanted_forms, with_tools
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Finds the forms in which a chat template takes messages, by rendering a short chat in each.
+"""Finds the forms in which a chat template takes messages, by rendering a short chat in each, and names of tools.
 
 Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
 instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null; some fail where the
@@ -8,7 +8,9 @@ through the members.
 """
 
 import json
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 import jinja2
@@ -102,3 +104,27 @@ def _question(content: object) -> dict[str, Any]:
 
 def _parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
+
+
+TEXT_NAMES = ("functions",)
+
+
+LIST_NAMES = ("xml_tools",)
+
+
+def with_tools(variables: Mapping[str, object], wanted: Set[str]) -> dict[str, object]:
+    """Return the variables, with the tools under the name that the template wants.
+
+    Args:
+        variables: Tools are a list under `tools`, if there are any.
+        wanted: Names that the template uses and does not define.
+    """
+    tools = variables.get("tools")
+    if not isinstance(tools, list) or not tools or "tools" in wanted:
+        return dict(variables)
+    added: dict[str, object] = {name: tools for name in LIST_NAMES if name in wanted}
+    functions = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
+    added |= {name: json.dumps(functions, ensure_ascii=False, indent=4) for name in TEXT_NAMES if name in wanted}
+    if added and "datetime" in wanted:
+        added["datetime"] = datetime.now().strftime("%Y-%m-%d")
+    return {**added, **variables}

@@ -24,10 +24,9 @@ from weft.server.apis.anthropic.schema import (
 )
 from weft.server.errors import InvalidRequestError, ThreadsUnsupportedError, UnsupportedValueError, shown
 from weft.server.task.bodies import ChatCompletionBody, FunctionCall, Message, ToolCall
-from weft.server.task.foreign import foreign_text
 from weft.server.task.messages import PART_SEPARATOR
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint
-from weft.server.task.schema import FunctionDefinition, JsonSchema, ResponseFormat, ToolDefinition
+from weft.server.task.schema import FunctionDefinition, JsonSchema, ResponseFormat, ToolDefinition, foreign_text
 from weft.server.task.validation import check_range, required
 
 RENAMED: Mapping[str, str] = {

@@ -2,7 +2,7 @@
 
 The items are the body's own and those of its conversation, or of the responses before it. Reasoning, a message of the
 assistant and calls that follow each other are one turn, so they become one message. Items of other types become calls
-and their outputs, or text (`weft.server.task.foreign`). Reasoning that was sealed elsewhere is left out and reported. A
+and their outputs, or text (`foreign_text`). Reasoning that was sealed elsewhere is left out and reported. A
 compaction that was sealed elsewhere is refused: it is the conversation itself.
 """
 
@@ -20,10 +20,9 @@ from weft.server.formats.parser import ToolFormat
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.task.bodies import FunctionCall
-from weft.server.task.foreign import foreign_text
 from weft.server.task.messages import PART_SEPARATOR, call_of, fit_call_ids, function_call
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
-from weft.server.task.schema import PromptCacheOptions
+from weft.server.task.schema import PromptCacheOptions, foreign_text
 from weft.server.task.task import Chat
 from weft.server.task.tool_use import CUSTOM_INPUT, QualifiedName
 from weft.server.task.validation import required

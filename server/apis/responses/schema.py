@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import CacheBreakpoint, CallArguments, Metadata, TokenLogprob
-from weft.server.task.foreign import json_text, shown_members
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
     GenerationBody,
@@ -21,6 +20,8 @@ from weft.server.task.schema import (
     Text,
     ToolName,
     WireModel,
+    json_text,
+    shown_members,
 )
 
 MAX_INPUT_ITEMS = 2**14

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from weft.server.text.chat_template import ChatTemplate
-from weft.server.text.tool_variables import with_tools
+from weft.server.text.template_forms import with_tools
 
 FUNCTION = {"name": "now", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
