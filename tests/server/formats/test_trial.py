@@ -28,7 +28,7 @@ def _render(template: str) -> Any:
     compiled = ChatTemplate(template)
 
     def render(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, object]], has_prompt: bool) -> str:
-        return compiled.render(messages, has_prompt, {"tools": list(tools)} if tools else {})
+        return compiled.render(messages, has_prompt, {"tools": list(tools)} if tools else {}, repairs=False)
 
     return render
 

@@ -260,7 +260,11 @@ def test_adapters_are_folders_or_downloaded(folder: pathlib.Path, monkeypatch: p
     ):
         with pytest.raises(StartError, match=f"^lora: a: {fault}$"):
             checkpoint.find(Settings(lora={"a": source}))
-    assert checkpoint.find(Settings(lora={"a": "org/lora"}), is_plan=True).keys() == {"model", "speculative"}
+    assert checkpoint.find(Settings(lora={"a": "org/lora"}), is_plan=True).keys() == {
+        "model",
+        "speculative",
+        "chat_template",
+    }
     assert asked == [("org/lora", ["adapter_config.json", "adapter_model.safetensors"])]
     for name in checkpoint.ADAPTER_PATTERNS:
         (folder / name).touch()
