@@ -143,6 +143,7 @@ def render_correctness(run: Path) -> str:
     report = json.loads(run.read_text(encoding="utf-8"))
     exact = [figure for figure in report["figures"] if "float32" in figure["form"]]
     same, number = (sum(figure[key] for figure in exact) for key in ("greedy", "num_prompts"))
+    models = " and ".join(figure["model"] for figure in exact)
     served = [
         f"{figure['closeness']['divergence']:.4f} ({figure['model']})"
         for figure in report["figures"]
@@ -150,8 +151,8 @@ def render_correctness(run: Path) -> str:
     ]
     cosine = min(vectors["cosine"] for vectors in report["vectors"])
     text = (
-        "Correctness, on [real models](docs/models.md#real-models) beside transformers in float32: in float32, "
-        f"{same} of {number} greedy outputs are the same, token by token. As served, the KL divergence is "
+        "Correctness, on [real models](docs/models.md#real-models) beside transformers in float32: "
+        f"{models} in float32 gives {same} of {number} greedy outputs token by token. As served, the KL divergence is "
         f"{' and '.join(served)}. Vectors have a cosine of {cosine:.5f} or more with sentence-transformers'."
     )
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"

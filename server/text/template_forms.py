@@ -106,10 +106,8 @@ def _parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-TEXT_NAMES = ("functions",)
-
-
-LIST_NAMES = ("xml_tools",)
+TEXT_NAMES, LIST_NAMES = ("functions",), ("xml_tools",)
+"""Where other templates take the tools than in `tools`: as JSON text (Firefunction), or as a list (SmolLM 3)."""
 
 
 def with_tools(variables: Mapping[str, object], wanted: Set[str]) -> dict[str, object]:
