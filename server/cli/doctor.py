@@ -380,11 +380,17 @@ def port_owner(port: int, proc: pathlib.Path = pathlib.Path("/proc")) -> str | N
         path = proc / "net" / table
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
         sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
-    # In the order of ids: the supervisor has a lower one than its children.
-    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+    owners = []
+    for process in proc.glob("[0-9]*"):
         try:
             if any(os.readlink(file) in sockets for file in (process / "fd").iterdir()):
-                return f"{(process / 'comm').read_text().strip()} (process {process.name})"
+                # After the name, which may hold anything, field 22 (proc_pid_stat(5)): the start, in clock ticks.
+                started = int((process / "stat").read_text().rpartition(")")[2].split()[19])
+                owners.append((started, int(process.name), (process / "comm").read_text().strip()))
         except OSError:  # the process has ended, or is another user's
             continue
-    return None
+    if not owners:
+        return None
+    # The oldest: the supervisor has started before its children. Ids begin again at their limit.
+    _, pid, name = min(owners)
+    return f"{name} (process {pid})"

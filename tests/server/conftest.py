@@ -291,8 +291,9 @@ class Site:
     def rebuild(self) -> None:
         """Build the app anew, around the tokenizer as it is now."""
         self.app = create_app(served_models(self.engine, self.tokenizer, self.settings), self.settings)
-        self.tokenizer.threads.clear()  # formats were tried at the start, before anybody asked
-        self.tokenizer.num_renderings = 0
+        if isinstance(self.tokenizer, ByteTokenizer):  # formats were tried at the start, before anybody asked
+            self.tokenizer.threads.clear()
+            self.tokenizer.num_renderings = 0
 
     def call(self, method: str, path: str, **request: Any) -> Reply:
         async def run() -> Reply:

@@ -92,9 +92,11 @@ def test_the_owner_of_a_port_is_the_oldest_process_that_has_its_socket(tmp_path:
         "   0: 0100007F:1F40 0100007F:9999 01 0:0 0:0 0 0 0 11\n"  # a connection to it
         "   1: 0100007F:1F40 00000000:0000 0A 0:0 0:0 0 0 0 22\n"
     )
-    for pid, inode, name in ((7, 11, "curl"), (12, 22, "child"), (9, 22, "weft")):
+    # Ids begin again at their limit: the child has a lower one than its parent.
+    for pid, inode, name, started in ((7, 11, "curl", 1), (8, 22, "a (child)", 90), (9, 22, "weft", 80)):
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S 1{' 0' * 17} {started} 0\n")
         (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
     assert doctor.port_owner(8000, tmp_path) == "weft (process 9)"
     assert doctor.port_owner(8001, tmp_path) is None
