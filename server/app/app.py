@@ -11,10 +11,10 @@ import os
 import pathlib
 import pkgutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -114,10 +114,8 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fle
         store=Store(settings),
         created=int(time.time()),
     )
-    for found in pkgutil.walk_packages(apis.__path__, f"{apis.__name__}."):
-        module = importlib.import_module(found.name)
-        if hasattr(module, "router"):  # the others help these
-            app.include_router(module.router)
+    for router in find_routers():
+        app.include_router(router)
     # The middleware that is added last is the outermost.
     app.add_middleware(
         BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_file_bytes=settings.max_file_bytes
@@ -135,6 +133,14 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fle
     app.add_middleware(RequestHeadersMiddleware, model_name=default.name)
     _install_error_handlers(app)
     return app
+
+
+def find_routers() -> Iterator[APIRouter]:
+    """The `router` of every module of `server/apis` that has one; the others help these."""
+    for found in pkgutil.walk_packages(apis.__path__, f"{apis.__name__}."):
+        module = importlib.import_module(found.name)
+        if hasattr(module, "router"):
+            yield module.router
 
 
 def _error_schema() -> dict[str, object]:

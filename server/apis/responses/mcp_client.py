@@ -108,7 +108,7 @@ async def call_tool(connection: McpConnection, name: str, arguments: str) -> Out
 
 async def _run(connection: McpConnection, work: Callable[["Client"], Awaitable[_T]]) -> _T:
     await asyncio.to_thread(importlib.import_module, "mcp")  # takes a second, the first time
-    from weft.server.apis.responses.mcp_session import BoundedTransport, open_client
+    from weft.server.http.mcp_session import BoundedTransport, open_client
 
     transport = BoundedTransport(connection.url, connection.max_bytes)
     try:

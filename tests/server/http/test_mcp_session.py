@@ -6,8 +6,8 @@ import contextlib
 import httpx2
 import pytest
 
-from weft.server.apis.responses import mcp_session as session
-from weft.server.apis.responses.mcp_session import BoundedTransport
+from weft.server.http import mcp_session as session
+from weft.server.http.mcp_session import BoundedTransport
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
 MOST = 1000
