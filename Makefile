@@ -59,6 +59,8 @@ NAMES := build/path/weft
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Every process would compile a thousand modules again, and the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install
 # pip shows its bars on a terminal; in a log it keeps quiet.
 QUIET := $(if $(MAKE_TERMOUT),,--quiet)
