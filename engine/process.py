@@ -27,7 +27,6 @@ from weft.engine.cache.manager import KVCacheManager
 from weft.engine.device import is_out_of_memory
 from weft.engine.loop.crash_record import CrashRecord, Fingerprint, StallRule, fingerprint
 from weft.engine.loop.output_collector import Outputs
-from weft.engine.loop.patience import Patience
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
@@ -75,7 +74,6 @@ class EngineProcess:
         """
         self._record = CrashRecord(runtime_dir)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
-        self._patience = Patience(self._page)
         is_first = not self._page.read().epoch_id
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
@@ -83,7 +81,7 @@ class EngineProcess:
         self._is_leaving = False
         self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
         self._progress_logged = time.monotonic()
-        self._patience.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
+        self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
         self._lora_names, self._names_time = b"", 0.0
         self._publisher = open_publisher(options)
         epoch = f"{self._epoch_id:016x}"
@@ -105,7 +103,6 @@ class EngineProcess:
         self._stored = StoredPrompts(started.engine.scheduler.kv, is_every=options.kv_role == "prefill")
         self._stall_rule = StallRule(options.stall_timeout_s, started.info.device)
         self._write_status()
-        self._patience.start()
 
     def run(self) -> None:
         """Serve until it is told to leave, and has nothing left to do."""
@@ -217,7 +214,7 @@ class EngineProcess:
     def _show_progress(self, done: int, total: int) -> None:
         """Show how many bytes of the weights are loaded: on the status page, and now and then in the log."""
         now = time.monotonic()
-        self._patience.write(replace(self._page.read(), progress_time=now, loaded_bytes=done, total_bytes=total))
+        self._page.write(replace(self._page.read(), progress_time=now, loaded_bytes=done, total_bytes=total))
         if now - self._progress_logged >= _LOG_EVERY_S:
             self._progress_logged = now
             logger.info("loading weights: %d of %d MB", done // 1_000_000, total // 1_000_000)
@@ -225,7 +222,7 @@ class EngineProcess:
     def _show_missing(self, num_machines: int) -> None:
         """Show that so many machines have not joined yet."""
         now = time.monotonic()
-        self._patience.write(replace(self._page.read(), progress_time=now, num_missing_machines=num_machines))
+        self._page.write(replace(self._page.read(), progress_time=now, num_missing_machines=num_machines))
 
     def _write_status(self, *steps: ScheduledStep) -> None:
         """Give a sign of life, with the time until the next is due; `steps` are about to be launched."""
@@ -236,7 +233,7 @@ class EngineProcess:
         adapters = self._engine.pending.adapters
         if adapters.num_slots and (now >= self._names_time + _NAMES_EVERY_S or not self._engine.has_work):
             self._lora_names, self._names_time = adapters.use().pack(MAX_NAME_BYTES), now
-        self._patience.write(
+        self._page.write(
             Status(
                 epoch_id=self._epoch_id,
                 is_ready=1,

@@ -333,7 +333,8 @@ class Settings(BaseModel):
     """Maximum messages that are kept for kv_events_replay, in at most 64 MiB."""
     stall_timeout_s: float = Field(default=120.0, ge=0)
     """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a
-    step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never."""
+    step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. All of them are up to ten times as long
+    while the engine's threads wait for a core or the disk. 0: never."""
     data_dir: str | None = None
     """Folder for files, batches, stored responses and conversations, which outlive the server in it. Default: a
     temporary folder, which ends with the server."""

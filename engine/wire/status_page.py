@@ -77,6 +77,8 @@ class Status(Counters):
         loaded_bytes, total_bytes: Bytes of the weights, while they load; 0 before and after.
         num_missing_machines: Machines that the engine waits for before it loads.
         stall_time: `time.monotonic` from which the engine counts as hanging if it has not written again; 0 for never.
+        put_off_time: As stall_time, later: by the supervisor, for an engine that a busy machine keeps from running. The
+            engine's next sign of life ends it.
         lora_names: `AdapterUse`, packed.
     """
 
@@ -97,6 +99,7 @@ class Status(Counters):
     stall_time: float = 0.0
     num_lora_slots: Annotated[int, Shown("LoRA adapters that may be used at once.", "lora_slots", in_stats=False)] = 0
     num_used_lora_slots: Annotated[int, Shown("Slots that hold a LoRA adapter.", "lora_slots_used", in_stats=False)] = 0
+    put_off_time: float = 0.0
     lora_names: bytes = b""
 
     @property
@@ -107,7 +110,7 @@ class Status(Counters):
     @property
     def is_stalled(self) -> bool:
         """Whether the engine has been silent for longer than it announced."""
-        return 0.0 < self.stall_time <= time.monotonic()
+        return self.stall_time > 0.0 and max(self.stall_time, self.put_off_time) <= time.monotonic()
 
     @property
     def is_alive(self) -> bool:
@@ -127,6 +130,7 @@ _TYPES = get_type_hints(Status)
 MAX_NAME_BYTES = 6 << 10
 _BODY = struct.Struct("=" + "".join({float: "d", int: "Q", bytes: f"{MAX_NAME_BYTES}s"}[_TYPES[n]] for n in _FIELDS))
 _SIZE = _VERSION_BYTES + _BODY.size
+_PUT_OFF = _VERSION_BYTES + 8 * _FIELDS.index("put_off_time")  # behind numbers of eight bytes each
 
 _NUM_SPINS = 100
 _NUM_TRIES = 200
@@ -135,7 +139,7 @@ _PAUSE_S = 5e-4
 
 
 class StatusPage:
-    """The page itself. One writer (the engine process); any number of readers."""
+    """The page itself. One writer (the engine process), but for `put_off`; any number of readers."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open the page at path; create it, all zero, when it is missing. Raises OSError when there is no room."""
@@ -147,6 +151,7 @@ class StatusPage:
             os.close(file)
         # One store of eight bytes. `struct.pack_into` clears its target first, so that readers would see a zero.
         self._version = memoryview(self._map)[:_VERSION_BYTES].cast("Q")
+        self._put_off_time = memoryview(self._map)[_PUT_OFF : _PUT_OFF + 8].cast("d")
 
     def write(self, status: Status) -> None:
         """Replace the whole reading."""
@@ -169,7 +174,12 @@ class StatusPage:
         status.lora_names = status.lora_names.partition(b"\0")[0]
         return status
 
+    def put_off(self, time: float) -> None:
+        """Replace the time until which the supervisor waits; the engine may be in the middle of a write."""
+        self._put_off_time[0] = time
+
     def close(self) -> None:
         """Unmap the page; the file stays."""
         self._version.release()
+        self._put_off_time.release()
         self._map.close()
