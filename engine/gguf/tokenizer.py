@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from weft.engine.gguf.file import GgufError, GgufModel
 from weft.engine.gguf.other_vocabularies import describe_unigram, describe_wordpiece
 from weft.engine.gguf.splits import GPT2, GPT2_WITH_DIGITS, QWEN2, SPLITS, WHOLE_FIRST, WITH_BOS
-from weft.engine.wire.merges import TooManyTokensError, find_merges
+from weft.engine.wire.bpe import TooManyTokensError, find_merges
 
 Json = dict[str, object]
 

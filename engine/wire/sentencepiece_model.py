@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from weft.engine.wire.merges import find_merges
+from weft.engine.wire.bpe import find_merges
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UNIGRAM, _BPE, _CHAR = 1, 2, 4

@@ -18,8 +18,8 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
+from weft.engine.wire.bpe import convert_tekken
 from weft.engine.wire.sentencepiece_model import convert_sentencepiece
-from weft.engine.wire.tekken import convert_tekken
 
 TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Names of the files of each kind of tokenizer, the best first."""

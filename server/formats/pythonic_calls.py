@@ -17,9 +17,9 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.answers import member_rules
 from weft.server.formats.grammar import resolve, types_of, values_of
 from weft.server.formats.parser import AnswerRules, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+from weft.server.formats.shared_rules import member_rules
 
 _QUOTES = ('"""', "'''", '"', "'")
 _CLOSERS = {"[": "]", "{": "}"}

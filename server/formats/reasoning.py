@@ -17,8 +17,8 @@ import jinja2
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.answers import text_up_to
 from weft.server.formats.parser import Kind, Mark, OutputParser, Piece, Scanner, Steps
+from weft.server.formats.shared_rules import text_up_to
 
 _NEWLINES = re.compile(r"\n*")
 _ANYTHING = re.compile(r"(?s:.*)")

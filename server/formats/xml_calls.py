@@ -15,9 +15,9 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.answers import answer_rules, text_up_to
 from weft.server.formats.grammar import _MAX_LITERAL, _PYTHON_TYPES, INDEX, resolve, types_of, values_of
 from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+from weft.server.formats.shared_rules import answer_rules, text_up_to
 
 _DIGITS = re.compile("[0-9]{0,9}")
 

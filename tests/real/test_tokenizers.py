@@ -10,8 +10,8 @@ import sentencepiece
 from tests.odd_lines import odd_lines
 from weft.engine.gguf.file import read_model
 from weft.engine.gguf.tokenizer import describe_tokenizer
+from weft.engine.wire.bpe import convert_tekken
 from weft.engine.wire.sentencepiece_model import convert_sentencepiece
-from weft.engine.wire.tekken import convert_tekken
 from weft.server.text.tokenizer import Tokenizer
 
 REAL = Path(os.environ.get("WEFT_REAL") or Path.home() / ".cache" / "weft-real")

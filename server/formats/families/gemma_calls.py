@@ -16,9 +16,8 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.answers import answer_rules, member_rules
-from weft.server.formats.families.value_rules import ValueRules
 from weft.server.formats.parser import AnswerRules, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+from weft.server.formats.shared_rules import ValueRules, answer_rules, member_rules
 
 _BEGIN, _END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _WORD = re.compile(r"[^,:\[\]{}<\"\s]{0,4096}")

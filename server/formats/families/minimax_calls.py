@@ -17,10 +17,9 @@ from typing import Any
 from typing_extensions import override
 
 from weft.server.formats import grammar as lark
-from weft.server.formats.answers import answer_rules
-from weft.server.formats.families.value_rules import ValueRules
 from weft.server.formats.grammar import resolve, types_of
 from weft.server.formats.parser import AnswerRules, OutputParser, Scanner, Steps, Tool, ToolFormat, json_text
+from weft.server.formats.shared_rules import ValueRules, answer_rules
 from weft.server.formats.xml_calls import raw_to_json
 
 _TOKEN = "]<]minimax[>["

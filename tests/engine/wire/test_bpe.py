@@ -10,7 +10,7 @@ import regex
 
 from tests.odd_lines import odd_lines
 from tests.tokenizers_for_tests import training_text
-from weft.engine.wire.tekken import TekkenError, convert_tekken
+from weft.engine.wire.bpe import TekkenError, convert_tekken
 
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 

@@ -1,7 +1,12 @@
-"""Converts Mistral's `tekken.json` to a tokenizer of the tokenizers library that gives mistral-common's ids.
+"""BPE vocabularies that are kept without their merges: finds these, and converts Mistral's `tekken.json`.
 
-The file has tokens by rank, as tiktoken does, and the ids of special tokens stand before them. Files of 2024 do not
-name the special tokens: all of them have the same. Facts: github.com/mistralai/mistral-common, `tekken.py`.
+Tokens have scores (SentencePiece) or ranks (tiktoken). Such an encoder joins the two neighbours that make the best
+token, whichever they are, so every way to make a token of two others is a merge. Long tokens stay unmade, and the
+number of characters to cut is bounded.
+
+`tekken.json` has tokens by rank, and the ids of special tokens stand before them. Files of 2024 do not name the special
+tokens: all of them have the same. Ids are those of mistral-common. Facts: github.com/mistralai/mistral-common,
+`tekken.py`.
 """
 
 import base64
@@ -13,7 +18,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from weft.engine.wire.merges import find_merges
+MAX_TOKEN = 512
+"""Characters of the longest token that SentencePiece's trainer makes."""
+MAX_CHARACTERS = 1 << 23
 
 _OF_2024 = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
@@ -22,6 +29,31 @@ _OF_2024 = (
 )
 _VERSIONS_OF_2024 = ("v1", "v2", "v3", "v7")
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+class TooManyTokensError(ValueError):
+    """The tokens have more than `MAX_CHARACTERS`; one line."""
+
+
+def find_merges(order: Mapping[str, float]) -> list[tuple[str, str]]:
+    """All merges, the first one to be applied first.
+
+    Args:
+        order: Every token that merges make or take, with its place: those with the least number are made first.
+
+    Raises:
+        TooManyTokensError: They are not cut up.
+    """
+    tokens = {token: place for token, place in order.items() if len(token) <= MAX_TOKEN}
+    if (size := sum(map(len, tokens))) > MAX_CHARACTERS:
+        raise TooManyTokensError(f"tokens of {size:,} characters, at most {MAX_CHARACTERS:,} are supported")
+    ranked = [
+        (place, index, token[:cut], token[cut:])
+        for index, (token, place) in enumerate(tokens.items())
+        for cut in range(1, len(token))
+        if token[:cut] in tokens and token[cut:] in tokens
+    ]
+    return [(first, second) for _, _, first, second in sorted(ranked, key=lambda merge: merge[:2])]
 
 
 class TekkenError(Exception):
