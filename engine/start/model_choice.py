@@ -202,7 +202,7 @@ def weights_note(model: ModelFacts, config: EngineConfig, kernels: LayerKernels 
     ):
         return None
     if config.options.quantization != "none":
-        kept = f"kept in {config.options.quantization}"
+        kept = f"rounded again, to {config.options.quantization}"
     else:
         quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
         is_kept = (

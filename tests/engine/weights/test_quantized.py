@@ -256,7 +256,7 @@ def test_faults_name_the_tensor(
     ("name", "options", "note"),
     [
         ("gptq", {}, "stored as W4A16 (GPTQ) and kept in float32"),
-        ("gptq", {"dtype": "bfloat16", "quantization": "int8"}, "stored as W4A16 (GPTQ) and kept in int8"),
+        ("gptq", {"dtype": "bfloat16", "quantization": "int8"}, "stored as W4A16 (GPTQ) and rounded again, to int8"),
         ("fp8 static", {}, "stored as W8A8 in floating point (fp8; activations are not quantized) and kept in float32"),
     ],
 )
