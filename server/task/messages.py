@@ -40,6 +40,7 @@ def template_messages(messages: list[Message], tools: ToolFormat | None = None) 
         shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
         raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+    _answer_calls(shown)
     fit_call_ids(shown, tools)
     return shown
 
@@ -52,10 +53,10 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
         message, in_parts = _without_reasoning(message, message.content)
         reasoning = in_parts if reasoning is None else reasoning
     has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
-    if message.content is None and not (message.role == "assistant" and has_more):
-        raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
-    if message.role == "tool":
-        required(message.tool_call_id, f"{at}.tool_call_id")
+    if message.content is None and not has_more:
+        if message.role not in ("assistant", "tool", "function"):
+            raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
+        message = message.model_copy(update={"content": ""})  # a turn that was cut at once, a tool that says nothing
     result: dict[str, Any] = {
         "role": "tool" if message.role == "function" else message.role,
         "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),
@@ -127,6 +128,18 @@ def function_call(function: FunctionCall) -> dict[str, Any]:
 def call_of(name: str, arguments: Any) -> dict[str, Any]:
     """A call as templates expect it, without an id."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _answer_calls(messages: list[dict[str, Any]]) -> None:
+    """Give each result without an id that of the first call before it which has no result."""
+    unanswered = dict[str, None]()
+    for message in messages:
+        unanswered |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()) if "id" in call)
+        if "tool_call_id" in message:
+            unanswered.pop(message["tool_call_id"], None)
+        elif message["role"] == "tool" and unanswered:
+            message["tool_call_id"] = first = next(iter(unanswered))
+            del unanswered[first]
 
 
 def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> None:

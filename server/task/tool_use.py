@@ -89,11 +89,11 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
     Raises:
         InvalidRequestError: A tool is declared twice or incompletely, or the body names an undeclared tool.
     """
-    if body.functions is not None:
+    if body.functions:
         return _legacy_use(body, body.functions)
     if body.function_call not in (None, "none", "auto"):
         raise InvalidRequestError("function_call needs functions", param="function_call")
-    if body.tools is None:
+    if not body.tools:  # clients send a list without tools where they have none
         if body.tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
         return None
@@ -144,7 +144,7 @@ def use_of(
 
 
 def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -> ToolUse | None:
-    if body.tools is not None:
+    if body.tools:
         raise InvalidRequestError("functions is the old name of tools: send only one of them", param="functions")
     paths = [f"functions[{i}].parameters" for i in range(len(functions))]
     check_functions(functions, "functions", paths)
@@ -206,8 +206,8 @@ def _pattern_of(definition: str, at: str) -> str:
 
 def check_functions(functions: Sequence[FunctionDefinition], param: str, paths: Sequence[str]) -> None:
     """Check the number, the names and, of strict ones, the schemas. `paths`: where the schema of each function is."""
-    if not 1 <= len(functions) <= MAX_TOOLS:
-        raise InvalidRequestError(f"{param} must hold 1 to {MAX_TOOLS} tools, got {len(functions)}", param=param)
+    if len(functions) > MAX_TOOLS:
+        raise InvalidRequestError(f"{param} must hold at most {MAX_TOOLS} tools, got {len(functions)}", param=param)
     seen: set[str] = set()
     for path, function in zip(paths, functions, strict=True):
         if function.name in seen:

@@ -34,3 +34,22 @@ def test_ids_of_calls_are_as_the_family_wants_them(
     messages = template_messages(_chat(*given), tools)
     assert tuple(message["tool_calls"][0]["id"] for message in messages[::2]) == shown
     assert tuple(message["tool_call_id"] for message in messages[1::2]) == shown
+
+
+@pytest.mark.parametrize(
+    ("answered", "shown"),
+    [
+        ((None, None), ("a", "b")),
+        (("b", None), ("b", "a")),
+        ((None, "a"), ("a", "a")),
+        ((None, None, None), ("a", "b", None)),
+    ],
+)
+def test_a_result_without_an_id_is_of_the_first_call_without_a_result(
+    answered: tuple[str | None, ...], shown: tuple[str | None, ...]
+) -> None:
+    function = FunctionCall(name="f", arguments="{}")
+    calls = [ToolCall(id=call_id, type="function", function=function) for call_id in ("a", "b")]
+    turns = [Message(role="tool", tool_call_id=call_id, content="4") for call_id in answered]
+    messages = template_messages([Message(role="assistant", tool_calls=calls), *turns])
+    assert tuple(message.get("tool_call_id") for message in messages[1:]) == shown

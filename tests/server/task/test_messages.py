@@ -44,6 +44,15 @@ def test_what_a_template_sees(site: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("role", ["assistant", "tool", "function"])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_a_replayed_turn_may_say_nothing(site: Any, role: str, content: dict[str, Any]) -> None:
+    """An answer that was cut before its first word ended the session."""
+    user = {"role": "user", "content": "a"}
+    assert site.chat(messages=[user, {"role": role, **content}, user]).status == 200
+    assert site.tokenizer.rendered[1] == {"role": role.replace("function", "tool"), "content": ""}
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
 def test_parts_that_a_text_model_cannot_see(site: Any, kind: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": kind, kind: {"url": "data:"}}]
@@ -56,10 +65,9 @@ def test_parts_that_a_text_model_cannot_see(site: Any, kind: str) -> None:
     [
         ([], "invalid_value", "messages"),
         ([{"role": "user"}], "invalid_value", "messages[0].content"),
-        ([{"role": "assistant", "content": None}], "invalid_value", "messages[0].content"),
+        ([{"role": "system", "content": None}], "invalid_value", "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "invalid_value", "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "poem"}]}], "invalid_value", "messages[0].content[0].type"),
-        ([{"role": "tool", "content": "4"}], "invalid_value", "messages[0].tool_call_id"),
         ([{"role": "assistant", "audio": {"id": "a"}}], "unsupported_value", "messages[0].audio"),
     ],
 )

@@ -85,6 +85,11 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     assert [tool.is_strict for tool in use.tools] == [True, False]
 
 
+@pytest.mark.parametrize("fields", [{"tools": []}, {"functions": []}, {"tools": [], "tool_choice": "auto"}])
+def test_a_list_without_tools_is_no_tools(fields: dict[str, Any]) -> None:
+    assert read(**fields) is None
+
+
 @pytest.mark.parametrize("strict", [None, False, True])
 def test_only_a_strict_function_is_taken_literally(strict: bool | None) -> None:
     use = read(tools=tools({**TIME, "strict": strict}))
@@ -95,14 +100,15 @@ def test_only_a_strict_function_is_taken_literally(strict: bool | None) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": []}, "tools", "1 to 1024 tools, got 0"),
+        ({"tools": tools(TIME) * 1025}, "tools", "at most 1024 tools, got 1025"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": tools(TIME, TIME)}, "tools[1]", "'time' a second time"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ({"tools": [{"type": "custom"}]}, "tools[0].custom", "is required"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
         ({"functions": [TIME], "tools": tools(TIME)}, "functions", "only one"),
-        ({"functions": []}, "functions", "got 0"),
+        ({"functions": [], "function_call": {"name": "f"}}, "function_call", "needs functions"),
         ({"functions": [TIME], "function_call": {"name": "f"}}, "function_call.name", "one of ['time'], got 'f'"),
         (
             {"tools": tools(TIME), "tool_choice": {"type": "function", "function": {"name": "f"}}},
@@ -183,7 +189,7 @@ def test_a_long_name_and_many_tools_are_taken() -> None:
     use = read(tools=tools(*many))
     assert use is not None
     assert names(use) == [each["name"] for each in many]
-    with pytest.raises(InvalidRequestError, match="1 to 1024 tools, got 1025"):
+    with pytest.raises(InvalidRequestError, match="at most 1024 tools, got 1025"):
         read(tools=tools(*many, {"name": "more"}))
     with pytest.raises(ValueError, match="name"):
         read(tools=tools({"name": "x" * 257}))
