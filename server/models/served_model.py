@@ -8,7 +8,7 @@ serving goes on; many checkpoints have none.
 import logging
 import pathlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import msgspec
 from typing_extensions import override
@@ -149,6 +149,8 @@ def served_model(
         settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
     """
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
+    if given := ", ".join(f"{key} {value:g}" for key, value in asdict(defaults).items() if value is not None):
+        _log.info("requests that do not say are sampled with %s", given)
     prompts = read_vector_prompts(pathlib.Path(settings.model)) if settings.model else NO_PROMPTS
     template = tokenizer.template_source(has_tools=True)
     formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
