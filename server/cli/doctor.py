@@ -27,9 +27,10 @@ from weft.engine.wire.machine import MachineFacts, driver_version, package_versi
 from weft.engine.wire.tokenizer_files import TOKENIZER_KINDS
 from weft.server.http.limits import SHARE_OF_FILES, raise_file_limit
 from weft.server.settings import Settings, StartError
-from weft.server.supervise import checkpoint, runtime_folder, supervisor
+from weft.server.supervise import checkpoint, runtime_folder
 from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer, gguf_on_hub, is_hub_id
 from weft.server.supervise.child import python_command
+from weft.server.supervise.listening import listen
 
 Severity = Literal["ok", "note", "missing"]
 
@@ -71,12 +72,11 @@ def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
     return Finding("memory", "ok", detail)
 
 
-def check_port(host: str, port: int, fault: str | None, owner: str | None) -> Finding:
-    """Whether the address can be listened on. fault: why not (None: it can); owner: who has it (None: unknown)."""
+def check_port(host: str, port: int, fault: str | None) -> Finding:
+    """Whether the address can be listened on. fault: why not (None: it can)."""
     if fault is None:
         return Finding("port", "ok", f"{host} port {port} is free")
-    has_it = f", {owner} has it" if owner else ""
-    return Finding("port", "missing", f"{fault}{has_it}", "stop that process, or choose another port with --port")
+    return Finding("port", "missing", fault, "stop that process, or choose another port with --port")
 
 
 def check_folder(folder: str, names: list[str]) -> Finding:
@@ -227,7 +227,6 @@ def check_triton(version: str | None) -> Finding:
 _HUB_S = 4.0
 _COMMAND_S = 120.0
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "bold red"}
-_LISTENS = "0A"
 
 
 def run(settings: Settings) -> int:
@@ -364,33 +363,9 @@ def _refused(error: StartError) -> Finding:
 
 
 def _port(settings: Settings) -> Finding:
-    fault = owner = None
+    fault = None
     try:
-        supervisor.listen(settings.host, settings.port).close()
+        listen(settings.host, settings.port).close()
     except StartError as error:
         fault = str(error).removesuffix(" (--host, --port)")
-        owner = port_owner(settings.port)
-    return check_port(settings.host, settings.port, fault, owner)
-
-
-def port_owner(port: int, proc: pathlib.Path = pathlib.Path("/proc")) -> str | None:
-    """Who listens on a TCP port, such as "weft (process 7)"; None if nobody, or a process of another user."""
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        path = proc / "net" / table
-        rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
-        sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
-    owners = []
-    for process in proc.glob("[0-9]*"):
-        try:
-            if any(os.readlink(file) in sockets for file in (process / "fd").iterdir()):
-                # After the name, which may hold anything, field 22 (proc_pid_stat(5)): the start, in clock ticks.
-                started = int((process / "stat").read_text().rpartition(")")[2].split()[19])
-                owners.append((started, int(process.name), (process / "comm").read_text().strip()))
-        except OSError:  # the process has ended, or is another user's
-            continue
-    if not owners:
-        return None
-    # The oldest: the supervisor has started before its children. Ids begin again at their limit.
-    _, pid, name = min(owners)
-    return f"{name} (process {pid})"
+    return check_port(settings.host, settings.port, fault)

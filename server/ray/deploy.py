@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from weft.server.ray.replica import check_settings, num_ranks
 from weft.server.settings import Settings, StartError
-from weft.server.supervise.supervisor import page_url
+from weft.server.supervise.listening import page_url
 
 SERVE: Final = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -36,9 +36,10 @@ from prometheus_client import multiprocess
 from weft.engine.wire import errors as limits
 from weft.server.http.limits import certificate
 from weft.server.models.fleet import ASK_SIGNAL
-from weft.server.settings import Settings, StartError, check_meeting, engine_options
+from weft.server.settings import Settings, check_meeting, engine_options
 from weft.server.supervise import status_line
 from weft.server.supervise.child import Child, EngineProcess, die_with_parent, python_command
+from weft.server.supervise.listening import listen, page_url
 from weft.server.supervise.memory_shares import EvictionPlan, MemoryNeed, Shares, shares, with_shares
 from weft.server.supervise.model_loader import ModelLoader
 from weft.server.supervise.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
@@ -152,27 +153,6 @@ def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path,
     with runtime_folder() as runtime_dir, data_folder(settings.data_dir) as data_dir:
         tell(runtime_dir, data_dir)
         return Supervisor(settings, shares(settings), runtime_dir, None, Commands()).run()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bind the socket on which the servers accept connections.
-
-    Raises:
-        StartError: The port is taken, or the address is not one of this machine.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server((str(address[0]), port), family=family, backlog=2048)
-    except OSError as error:
-        number = error.errno or 0  # negative if the name does not resolve
-        fault = (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()
-        raise StartError(f"cannot listen on {host} port {port}: {fault} (--host, --port)") from None
-
-
-def page_url(host: str, port: int, scheme: str = "http") -> str:
-    """The chat page's address for a browser on this machine; "all interfaces" becomes the loopback address."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
 
 
 class Supervisor:

@@ -21,11 +21,10 @@ def test_memory_is_held_against_the_weights() -> None:
     assert check_memory(GB // 2, 0).status == "note"
 
 
-def test_a_taken_port_names_who_has_it() -> None:
-    assert check_port("::1", 80, None, None) == Finding("port", "ok", "::1 port 80 is free")
-    taken = check_port("::1", 80, "address already in use", "nginx (process 7)")
-    assert (taken.status, taken.detail) == ("missing", "address already in use, nginx (process 7) has it")
-    assert check_port("::1", 80, "permission denied", None).detail == "permission denied"
+def test_a_port_must_be_free() -> None:
+    assert check_port("::1", 80, None) == Finding("port", "ok", "::1 port 80 is free")
+    taken = check_port("::1", 80, "address already in use")
+    assert (taken.status, taken.detail) == ("missing", "address already in use")
 
 
 def test_a_folder_must_hold_a_model() -> None:

@@ -69,9 +69,8 @@ def test_taken_port_is_one_line_and_exit_code_2() -> None:
         port = taken.getsockname()[1]
         done = weft("serve", "--port", str(port))
     assert done.returncode == 2
-    assert done.stderr == (
-        f"weft: error: cannot listen on 127.0.0.1 port {port}: address already in use (--host, --port)\n"
-    )
+    assert done.stderr.startswith(f"weft: error: cannot listen on 127.0.0.1 port {port}: address already in use by ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -57,7 +57,7 @@ def test_what_is_missing_is_counted(
     monkeypatch.setattr(doctor, "python_command", lambda *_: answering("ImportError: no libtorch.so", code=1))
     assert doctor.run(Settings(port=taken_port, model=str(tmp_path))) == 1
     out = capsys.readouterr().out
-    assert re.search(rf"^missing port .* in use, .* \(process {os.getpid()}\) has it$", out, re.MULTILINE)
+    assert re.search(rf"^missing port .* in use by .* \(process {os.getpid()}\); port \d+ is free$", out, re.MULTILINE)
     assert re.search(r"^missing model .* no config.json in ", out, re.MULTILINE)
     assert re.search(r"^missing engine +torch cannot be used: ImportError: no libtorch.so$", out, re.MULTILINE)
     assert out.endswith("\n3 missing\n")
@@ -83,23 +83,6 @@ def test_a_hub_that_does_not_answer_is_waited_for_briefly(
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         finding = doctor._model(Settings(model="org/model"))
     assert (finding.status, finding.detail) == ("missing", "org/model: the hub cannot be reached (timed out)")
-
-
-def test_the_owner_of_a_port_is_the_oldest_process_that_has_its_socket(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net" / "tcp").write_text(
-        "  sl  local_address rem_address   st ...\n"
-        "   0: 0100007F:1F40 0100007F:9999 01 0:0 0:0 0 0 0 11\n"  # a connection to it
-        "   1: 0100007F:1F40 00000000:0000 0A 0:0 0:0 0 0 0 22\n"
-    )
-    # Ids begin again at their limit: the child has a lower one than its parent.
-    for pid, inode, name, started in ((7, 11, "curl", 1), (8, 22, "a (child)", 90), (9, 22, "weft", 80)):
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S 1{' 0' * 17} {started} 0\n")
-        (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
-    assert doctor.port_owner(8000, tmp_path) == "weft (process 9)"
-    assert doctor.port_owner(8001, tmp_path) is None
 
 
 def test_the_files_of_gguf_models_are_weighed(tmp_path: pathlib.Path) -> None:

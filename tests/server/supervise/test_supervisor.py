@@ -19,7 +19,7 @@ import pytest
 
 from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.status_page import StatusPage
-from weft.server.settings import Settings, StartError
+from weft.server.settings import Settings
 from weft.server.supervise import supervisor
 
 SUPERVISOR = """
@@ -501,22 +501,3 @@ def test_sleeps_when_nothing_happens(weft: Weft) -> None:
         return num_wakeups() == before
 
     eventually(is_asleep, "it wakes for nothing")
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("localhost", "http://localhost:80/"),
-        ("0.0.0.0", "http://127.0.0.1:80/"),
-        ("::", "http://[::1]:80/"),
-        ("fe80::1", "http://[fe80::1]:80/"),
-    ],
-)
-def test_the_page_has_an_address_to_go_to(host: str, url: str) -> None:
-    assert supervisor.page_url(host, 80) == url
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_address_that_is_not_ours_is_one_line(host: str) -> None:
-    with pytest.raises(StartError, match=rf"^cannot listen on {host} port 0: [a-z ,-]+ \(--host, --port\)$"):
-        supervisor.listen(host, 0)
