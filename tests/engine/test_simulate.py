@@ -133,10 +133,10 @@ def test_costs_of_other_options_and_other_files_are_refused(tmp_path: pathlib.Pa
 
 
 MEASURES_SHORTLY = """
-import runpy
-from weft.engine import simulate as measure_costs
-measure_costs.measure.__defaults__ = (1.0,)
-runpy.run_module("weft.engine.simulate", run_name="__main__")
+import sys
+from weft.engine import simulate
+simulate.measure.__defaults__ = (1.0,)
+sys.exit(simulate.main())
 """
 
 
