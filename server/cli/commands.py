@@ -45,7 +45,10 @@ class _Group(TyperGroup):
             sys.exit(2)
 
 
-app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=_HELP
+)
 
 
 def _with_flags(
