@@ -2,10 +2,9 @@
 
 Content becomes one string. Parts that this server cannot show to a model are refused. Templates expect the arguments of
 earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template. Ids of
-earlier calls that the templates of the model's family would not take are replaced.
+earlier calls are those that the templates of the model's family take (`fit_call_ids`).
 """
 
-import re
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.task.bodies import ContentPart, FunctionCall, Message, ToolCall
-from weft.server.task.tool_use import CUSTOM_INPUT
+from weft.server.task.tool_use import CUSTOM_INPUT, fit_call_ids
 from weft.server.task.validation import required
 
 PART_SEPARATOR = "\n"
@@ -40,7 +39,6 @@ def template_messages(messages: list[Message], tools: ToolFormat | None = None) 
         shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
         raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
-    _answer_calls(shown)
     fit_call_ids(shown, tools)
     return shown
 
@@ -128,32 +126,3 @@ def function_call(function: FunctionCall) -> dict[str, Any]:
 def call_of(name: str, arguments: Any) -> dict[str, Any]:
     """A call as templates expect it, without an id."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _answer_calls(messages: list[dict[str, Any]]) -> None:
-    """Give each result without an id that of the first call before it which has no result."""
-    unanswered = dict[str, None]()
-    for message in messages:
-        unanswered |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()) if "id" in call)
-        if "tool_call_id" in message:
-            unanswered.pop(message["tool_call_id"], None)
-        elif message["role"] == "tool" and unanswered:
-            message["tool_call_id"] = first = next(iter(unanswered))
-            del unanswered[first]
-
-
-def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> None:
-    """Number the calls anew in the family's way, unless all of their ids fit it."""
-    if tools is None or not tools.call_id:
-        return
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    if all(re.fullmatch(tools.call_id_pattern, call.get("id", "")) for call in calls):
-        return
-    index, fitting = 0, dict[str, str]()
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            made = tools.call_id.format(index=index, name=call["function"]["name"])
-            fitting[call.get("id", "")] = call["id"] = made
-            index += 1
-        if "tool_call_id" in message:
-            message["tool_call_id"] = fitting.get(message["tool_call_id"], message["tool_call_id"])

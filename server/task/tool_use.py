@@ -1,9 +1,10 @@
-"""Reads the tools of a chat body: what the template shows, and which tools the model may call.
+"""Reads the tools of a chat body: what the template shows, which the model may call, and the ids of earlier calls.
 
 The input of a custom tool is text. The model sees it as a function with one string argument, `input`. The deprecated
 `functions` and `function_call` mean the same under other names, with at most one call.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
 from weft.server.formats.grammar import SchemaError, guided_schema
 from weft.server.formats.lark_regex import NotRegularError, lark_regex
-from weft.server.formats.parser import Tool
+from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.task.bodies import ChatCompletionBody
 from weft.server.task.enforced import enforceable
 from weft.server.task.schema import (
@@ -269,3 +270,33 @@ def _shown(function: FunctionDefinition) -> dict[str, Any]:
 
 def _tool(function: FunctionDefinition, at: str) -> Tool:
     return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict), at)
+
+
+def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> None:
+    """Give results that have no id that of their call; number calls anew in the family's way, unless all ids fit it."""
+    _answer_calls(messages)
+    if tools is None or not tools.call_id:
+        return
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    if all(re.fullmatch(tools.call_id_pattern, call.get("id", "")) for call in calls):
+        return
+    index, fitting = 0, dict[str, str]()
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            made = tools.call_id.format(index=index, name=call["function"]["name"])
+            fitting[call.get("id", "")] = call["id"] = made
+            index += 1
+        if "tool_call_id" in message:
+            message["tool_call_id"] = fitting.get(message["tool_call_id"], message["tool_call_id"])
+
+
+def _answer_calls(messages: list[dict[str, Any]]) -> None:
+    """Give each result without an id that of the first call before it which has no result."""
+    unanswered = dict[str, None]()
+    for message in messages:
+        unanswered |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()) if "id" in call)
+        if "tool_call_id" in message:
+            unanswered.pop(message["tool_call_id"], None)
+        elif message["role"] == "tool" and unanswered:
+            message["tool_call_id"] = first = next(iter(unanswered))
+            del unanswered[first]

@@ -20,11 +20,11 @@ from weft.server.formats.parser import ToolFormat
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.task.bodies import FunctionCall
-from weft.server.task.messages import PART_SEPARATOR, call_of, fit_call_ids, function_call
+from weft.server.task.messages import PART_SEPARATOR, call_of, function_call
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
 from weft.server.task.schema import PromptCacheOptions, foreign_text
 from weft.server.task.task import Chat
-from weft.server.task.tool_use import CUSTOM_INPUT, QualifiedName
+from weft.server.task.tool_use import CUSTOM_INPUT, QualifiedName, fit_call_ids
 from weft.server.task.validation import required
 
 
