@@ -333,3 +333,27 @@ def test_a_batch_has_bounds(tmp_path: pathlib.Path) -> None:
     assert (count, model, [(error["line"], error["code"]) for error in errors]) == (2, "m", [(1, "line_too_long")])
     path.write_text(json.dumps(line("a", x=[[]] * (MAX_PARTS + 1))))
     assert "texts, lists and objects" in check_input(path, CHAT, 1 << 30)[2][0]["message"]
+
+
+def test_the_runner_sweeps(client: openai.OpenAI, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each upload did it, at a cost that grew with the number of files."""
+    monkeypatch.setattr(runner, "SWEEP_S", 0.1)
+    kept = client.files.create(file=("f", b"x"), purpose="batch").id
+    left = tmp_path / "files" / "part_left"
+    left.touch()
+    for path in (left, tmp_path / "files" / kept):
+        os.utime(path, (1, 1))
+    deadline = time.monotonic() + 30
+    while left.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [kept]
+
+
+def test_a_damaged_input_ends_the_batch(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
+    content = json.dumps(line("a")).encode() + b"\n"
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    (tmp_path / "files" / file.id).write_bytes(content.replace(b"Hi", b"Ho"))
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")  # type: ignore[arg-type]
+    batch = ended(client, batch)
+    assert batch.status == "failed" and "is damaged" in batch.errors.data[0].message
