@@ -53,7 +53,7 @@ def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str,
 def _declared_in(file: Path) -> object:
     try:
         content = json.loads(read_text(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TemplateFileError(f"{file.name} is not valid JSON: {error}") from error
     return content.get("chat_template") if isinstance(content, dict) else None
 

@@ -304,7 +304,7 @@ def _read_json(file: Path) -> _Json:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{file} must hold a JSON object")
