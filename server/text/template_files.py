@@ -11,6 +11,10 @@ DEFAULT_NAME = "default"
 """The name in `transformers` of the template for all chats."""
 
 
+MAX_FILE_BYTES = 64 << 20
+"""Of a file with a template, which may hold other things, too."""
+
+
 class TemplateFileError(Exception):
     """A file with a chat template cannot be read; the message names it."""
 
@@ -65,6 +69,8 @@ def read_text(file: Path) -> str:
         TemplateFileError: There is none, or it is not in UTF-8.
     """
     try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise TemplateFileError(f"{file} must have at most {MAX_FILE_BYTES} bytes, has {file.stat().st_size}")
         return file.read_text(encoding="utf-8")
     except OSError as error:
         raise TemplateFileError(f"{file} cannot be read: {error.strerror}") from error

@@ -26,6 +26,7 @@ from weft.server.text.chat_template import (
 )
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 from weft.server.text.shield import Shield
+from weft.server.text.template_files import TemplateFileError, read_text
 from weft.server.text.text_tokenizer import Detokenizer, TokenRoom, fitted
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
@@ -303,7 +304,9 @@ def _read_json(file: Path) -> _Json:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
+    except TemplateFileError as error:
+        raise TokenizerError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
