@@ -323,6 +323,29 @@ def test_a_journal_cuts_half_a_line(tmp_path: pathlib.Path) -> None:
     assert paths[1].read_bytes() == b'{"id":"batch_req_x_8"}\n'
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00" * 40 + b"\n",
+        b'{"id":"x"}\n',
+        b"[]\n",
+        b"\xff\n",
+        b"{}\n",
+        b'{"id":"a_1","response":null}\n',
+        b"[" * 9000 + b"\n",
+    ],
+)
+def test_a_journal_is_done_again_from_where_it_is_damaged(tmp_path: pathlib.Path, damage: bytes) -> None:
+    """The batch ended with an internal error, and with it what was answered."""
+    paths = (tmp_path / "answers", tmp_path / "errors")
+    lines = [b'{"id":"batch_req_x_%d","response":{"body":{"usage":{"prompt_tokens":3}}}}\n' % i for i in range(3)]
+    paths[0].write_bytes(lines[0] + damage + lines[2])
+    journal = Journal(paths)
+    journal.close()
+    assert (journal.done, journal.counts, journal.num_bytes) == ({0}, [1, 0], len(lines[0]))
+    assert paths[0].read_bytes() == lines[0]
+
+
 def test_a_batch_has_bounds(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(b"".join(json.dumps(line(str(i))).encode() + b"\n" for i in range(MAX_LINES + 1)))
