@@ -17,13 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import meta, nodes
-
 from weft.server.text.conversation_repairs import shows_all, ways
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
 from weft.server.text.template_forms import MessageForms, wanted_forms, with_tools
-from weft.server.text.template_sandbox import MAX_SOURCE_CHARS, TemplateLimitError, environment, limits, watch
+from weft.server.text.template_sandbox import TemplateLimitError, TemplateSourceError, compiled, limits
 
 logger = logging.getLogger(__name__)
 
@@ -81,20 +78,11 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: It is not a valid template; the message names the line.
         """
-        if len(source) > MAX_SOURCE_CHARS:
-            fault = f"it must have at most {MAX_SOURCE_CHARS} characters, has {len(source)}"
-            raise ChatTemplateError(f"the chat template is invalid: {fault}")
         try:
-            with limits():
-                tree = environment().parse(source)
-                self.names = _names(tree)
-                self.variables = frozenset(meta.find_undeclared_variables(tree))
-                watch(tree)
-                self._template = environment().from_string(tree)
-        except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(f"the chat template is invalid at line {error.lineno}: {error.message}") from error
-        except Exception as error:  # what the compiler or Python say of code that nests too deeply, for example
-            raise ChatTemplateError(f"the chat template is invalid: {type(error).__name__}: {error}") from error
+            self._template, names, self.variables = compiled(source)
+        except TemplateSourceError as error:
+            raise ChatTemplateError(f"the chat template is invalid{error}") from error
+        self.names = names | {"role", *_REASONING_NAMES}
         self.source = source
         self._told: set[str] = set()
         self._fault: str | None = None  # why it is not used
@@ -214,12 +202,6 @@ class ChatTemplate:
             for name in _REASONING_NAMES:
                 adapted.setdefault(name, reasoning)
         return adapted
-
-
-def _names(tree: nodes.Template) -> frozenset[str]:
-    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
-    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return frozenset(attributes | constants | {"role", *_REASONING_NAMES})
 
 
 class ChatTemplates:

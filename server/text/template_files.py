@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class TemplateFileError(Exception):
-    """A file with a chat template cannot be read; the message names it."""
+    """A file cannot be read; the message names it."""
 
 
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -55,11 +55,24 @@ def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str,
 
 
 def _declared_in(file: Path) -> object:
+    return read_object(file).get("chat_template")
+
+
+def read_object(file: Path) -> dict[str, object]:
+    """The JSON object in a file; empty if there is no such file.
+
+    Raises:
+        TemplateFileError: It cannot be read, or holds something else.
+    """
+    if not file.is_file():
+        return {}
     try:
         content = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
-        raise TemplateFileError(f"{file.name} is not valid JSON: {error}") from error
-    return content.get("chat_template") if isinstance(content, dict) else None
+        raise TemplateFileError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TemplateFileError(f"{file} must hold a JSON object")
+    return content
 
 
 def read_text(file: Path) -> str:

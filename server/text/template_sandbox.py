@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -44,7 +44,7 @@ class TemplateLimitError(Exception):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with limits. `watch` a tree before it is compiled, and compile and render it within `limits`."""
+    """Jinja's sandbox with limits; what `compiled` makes is rendered within `limits`."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -114,11 +114,40 @@ def environment() -> LimitedEnvironment:
     return environment
 
 
-def watch(tree: nodes.Template) -> None:
-    """Let every loop of a template look at the time."""
-    for loop in tree.find_all(nodes.For):
-        tick = nodes.EnvironmentAttribute("tick", lineno=loop.lineno, environment=tree.environment)
-        loop.body.insert(0, nodes.ExprStmt(tick, lineno=loop.lineno, environment=tree.environment))
+class TemplateSourceError(Exception):
+    """A source is no template; the message follows the words that it is invalid."""
+
+
+class Compiled(NamedTuple):
+    """A template, the words by which it looks up keys and compares values, and the names that it does not define."""
+
+    template: jinja2.Template
+    words: frozenset[str]
+    undeclared: frozenset[str]
+
+
+def compiled(source: str) -> Compiled:
+    """Compile a template, every loop of which looks at the time.
+
+    Raises:
+        TemplateSourceError: It is not valid, or takes too much.
+    """
+    if len(source) > MAX_SOURCE_CHARS:
+        raise TemplateSourceError(f": it must have at most {MAX_SOURCE_CHARS} characters, has {len(source)}")
+    try:
+        with limits():
+            tree = environment().parse(source)
+            attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+            constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+            undeclared = frozenset(meta.find_undeclared_variables(tree))
+            for loop in tree.find_all(nodes.For):
+                tick = nodes.EnvironmentAttribute("tick", lineno=loop.lineno, environment=tree.environment)
+                loop.body.insert(0, nodes.ExprStmt(tick, lineno=loop.lineno, environment=tree.environment))
+            return Compiled(environment().from_string(tree), frozenset(attributes | constants), undeclared)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateSourceError(f" at line {error.lineno}: {error.message}") from error
+    except Exception as error:  # what the compiler or Python say of code that nests too deeply, for example
+        raise TemplateSourceError(f": {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager
