@@ -143,7 +143,7 @@ class Fields:
         value = self._values.get(name)
         items = value if isinstance(value, list) else [] if value is None else [value]
         if all(_is_a(item, int) for item in items):
-            return tuple(self._within(name, item) for item in items)
+            return tuple(self._within(name, cast(int, item)) for item in items)
         raise self.wrong(name, "an integer or a list of integers")
 
     def numbers(self, name: str) -> tuple[float, ...]:

@@ -63,7 +63,7 @@ def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
             found[entry.name] = -1
         else:
             try:
-                SamplingParams(**{entry.name: value})  # which checks its range
+                SamplingParams(**{entry.name: value})  # type: ignore[arg-type]  # checks its range
                 found[entry.name] = value  # type: ignore[assignment]  # it is a number
             except ValueError as exc:
                 _log.warning("%s: %s is not used: %s", path, entry.name, exc)

@@ -56,7 +56,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateLimitError(f"it takes more than {limit.seconds:g} s")
 
     @override
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.tick  # noqa: B018 (which raises)
         return super().call(context, obj, *args, **kwargs)
 
@@ -70,7 +70,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     @override
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """Join the output of a template or macro."""
         text = "".join(pieces)
         if len(text) > MAX_CHARS:

@@ -103,6 +103,7 @@ def test_what_cannot_be_compiled_is_one_line(source: str) -> None:
         ("{% for i in range(3) if i %}{{ i }}{% if i == 1 %}{% continue %}{% endif %}x{% endfor %}", "12x"),
         ("{% for i in [[1, [2]]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}", "12"),
         ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) ~ 'a' ~ 2 }}", "<1>a2"),
+        ("{% macro f(obj, context) %}{{ obj }}{{ context }}{% endmacro %}{{ f(obj=1, context=3) }}", "13"),
     ],
 )
 def test_what_is_usual_is_as_it_was(source: str, text: str) -> None:
