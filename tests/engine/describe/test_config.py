@@ -233,7 +233,10 @@ def test_activation_of_gemma_2(tmp_path: Path, changes: dict[str, object], activ
     [
         ({"hidden_activation": "tanh"}, "activation tanh is not supported"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be between 1e-06 and 1000000000000, got 0"),
-        ({"attn_logit_softcapping": -50.0}, r"attn_logit_softcapping must be between 1e-06 and 1000000000000, got -50\.0"),
+        (
+            {"attn_logit_softcapping": -50.0},
+            r"attn_logit_softcapping must be between 1e-06 and 1000000000000, got -50\.0",
+        ),
         ({"final_logit_softcapping": "30"}, 'final_logit_softcapping must be a number, got "30"'),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list of 4"),
