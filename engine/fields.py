@@ -1,18 +1,39 @@
 """Typed reading of the JSON files of a model folder.
 
-A missing or mistyped value is a `ModelError` that names file and field, so callers never see an unchecked value. A null
-field counts as absent, because published checkpoints use it so.
+A value that is missing, mistyped or out of the field's range (`engine/ranges.py`) is a `ModelError` that names file and
+field, so callers never see an unchecked value. A null field counts as absent, because published checkpoints use it so.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import TypeVar, cast
 
+from weft.engine.ranges import range_of
 from weft.engine.wire.errors import ModelError
 
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
+
+MAX_FILE_BYTES = 64 << 20
+"""Of a JSON file. The largest known, an index of tensors, has 10 MB."""
+_MAX_SHOWN = 80
+"""Characters of a value that an error quotes."""
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Make a `ModelError` of what follows from values that are in their ranges, and do not go together.
+
+    A family divides, multiplies and counts with what a file says; what comes out is no fault of Weft's.
+    """
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        fault = " ".join(str(error).split())[:_MAX_SHOWN]
+        raise ModelError(f"{path}: its values do not go together ({type(error).__name__}: {fault})") from error
 
 
 class Fields:
@@ -25,12 +46,7 @@ class Fields:
     @classmethod
     def read(cls, path: Path) -> "Fields":
         """Read a file that holds one JSON object. Raises ModelError if it is missing or holds anything else."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ModelError(f"{path.parent}: no {path.name}") from None
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: not readable as JSON ({error})") from None
+        values = _read_json(path)
         if not isinstance(values, dict):
             raise ModelError(f"{path}: expected a JSON object")
         return cls(values, str(path))
@@ -38,10 +54,7 @@ class Fields:
     @classmethod
     def read_list(cls, path: Path) -> "list[Fields]":
         """Read a file that holds a list of JSON objects; raises ModelError as `read` does."""
-        try:
-            items = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: not readable as JSON ({error})") from None
+        items = _read_json(path)
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise ModelError(f"{path}: expected a list of JSON objects")
         return [cls(item, str(path)) for item in items]
@@ -64,7 +77,8 @@ class Fields:
 
     def optional_integer(self, name: str) -> int | None:
         """An integer, or None if absent."""
-        return self._typed(name, int, "an integer")
+        value = self._typed(name, int, "an integer")
+        return None if value is None else self._within(name, value)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer; required if there is no default."""
@@ -78,6 +92,20 @@ class Fields:
             raise self.wrong(name, "a positive integer")
         return value
 
+    def check_all(self) -> None:
+        """Refuse numbers at any depth that are above their ranges; for who gives the file to others to read."""
+        parts: list[tuple[str, object]] = [("", self._values)]
+        while parts:
+            name, value = parts.pop()
+            if isinstance(value, dict):
+                parts += value.items()
+            elif isinstance(value, list):
+                parts += [(name, item) for item in value]
+            elif _is_a(value, (int, float)):
+                _, high = range_of(name, isinstance(value, int))
+                if not cast(float, value) <= high:
+                    raise Fields({name: value}, self._where).wrong(name, f"at most {high:.15g}")
+
     def integer_or_auto(self, name: str, default: int) -> int:
         """An integer; the default if absent or "auto"."""
         return default if self._values.get(name) == "auto" else self.integer(name, default)
@@ -85,7 +113,7 @@ class Fields:
     def optional_number(self, name: str) -> float | None:
         """A number, or None if absent."""
         value = self._typed(name, (int, float), "a number")
-        return None if value is None else float(value)
+        return None if value is None else float(self._within(name, value, is_integer=False))
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number; required if there is no default."""
@@ -115,14 +143,14 @@ class Fields:
         value = self._values.get(name)
         items = value if isinstance(value, list) else [] if value is None else [value]
         if all(_is_a(item, int) for item in items):
-            return tuple(items)
+            return tuple(self._within(name, cast(int, item)) for item in items)
         raise self.wrong(name, "an integer or a list of integers")
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of numbers; empty if absent. transformers 5 writes infinity as an object."""
         items = [inf if item == {"__float__": "Infinity"} else item for item in self._typed(name, list, "a list") or []]
         if all(_is_a(item, (int, float)) for item in items):
-            return tuple(map(float, items))
+            return tuple(float(self._within(name, item, is_integer=False)) for item in items)
         raise self.wrong(name, "a list of numbers")
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
@@ -145,13 +173,21 @@ class Fields:
 
     def wrong(self, name: str, expected: str) -> ModelError:
         """The error that says what the field should have been."""
-        return ModelError(f"{self._where}: {name} must be {expected}, got {json.dumps(self._values.get(name))}")
+        text = json.dumps(self._values.get(name))
+        shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+        return ModelError(f"{self._where}: {name} must be {expected}, got {shown}")
 
     def _typed(self, name: str, kind: type[_T] | tuple[type[_T], ...], expected: str) -> _T | None:
         value = self._values.get(name)
         if value is None or _is_a(value, kind):
             return cast(_T | None, value)
         raise self.wrong(name, expected)
+
+    def _within(self, name: str, value: _Number, *, is_integer: bool = True) -> _Number:
+        low, high = range_of(name, is_integer)
+        if low <= value <= high:
+            return value
+        raise self.wrong(name, f"between {low:.15g} and {high:.15g}")
 
     def _required(self, name: str, default: _T | None) -> _T:
         if default is None:
@@ -162,3 +198,16 @@ class Fields:
 def _is_a(value: object, kind: type | tuple[type, ...]) -> bool:
     """Like isinstance, except that a bool is no int."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _read_json(path: Path) -> object:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ModelError(f"{path}: must have at most {MAX_FILE_BYTES} bytes, has {path.stat().st_size}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent}: no {path.name}") from None
+    except RecursionError:
+        raise ModelError(f"{path}: not readable as JSON (nested too deeply)") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not readable as JSON ({error})") from None

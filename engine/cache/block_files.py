@@ -1,10 +1,11 @@
 """Keeps rows of bytes in files, one for each cached block, in a folder of bounded size that outlives the process.
 
-A file begins with a header that holds a checksum, so that a torn or changed file is never taken for what was written.
-Files are written under another name and then renamed. When there is no room, the least recently used go first; the
-times of the files keep that order for the next start. One process uses a folder at a time, which a lock ensures, or
-several share it. These look for files by name, since others write and remove them, and each lists the folder again
-after it has written a sixteenth of the limit. So the folder may exceed the limit by a sixteenth for each writer.
+A file begins with a header that holds a checksum of what it holds and of the block that it is for, so that a torn,
+changed or renamed file is never taken for what was written. Files are written under another name and then renamed. When
+there is no room, the least recently used go first; the times of the files keep that order for the next start. One
+process uses a folder at a time, which a lock ensures, or several share it. These look for files by name, since others
+write and remove them, and each lists the folder again after it has written a sixteenth of the limit. So the folder may
+exceed the limit by a sixteenth for each writer.
 
 `has`, `add`, `drop` and `num_blocks` return at once, on any thread. The others wait for the disk: `read` and `look` on
 any thread, all others on one.
@@ -33,7 +34,7 @@ MAX_NUM_FILES = 1 << 18
 """Of small models a folder would hold millions of files: slow to list, and each takes memory here."""
 
 _HEADER = struct.Struct("<8sQI")  # magic and version, length, CRC-32
-_MAGIC = b"weftkv\x00\x01"
+_MAGIC = b"weftkv\x00\x02"
 _KEY_BYTES = 16
 _ENDING, _UNFINISHED = ".kv", ".new"
 _DISK_UNIT = 4096
@@ -160,7 +161,7 @@ class BlockFiles:
         unfinished = path.with_suffix(self._unfinished)
         try:
             with open(unfinished, "wb", buffering=0) as file:
-                file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data)))
+                file.write(_header(key, data))
                 _write_all(file.fileno(), data)
             unfinished.replace(path)
         except OSError:
@@ -187,7 +188,7 @@ class BlockFiles:
         with open(path, "rb", buffering=0) as file:
             header = file.read(_HEADER.size)
             num_read = _read_all(file, data)
-        if header != _HEADER.pack(_MAGIC, row_bytes, zlib.crc32(data[:num_read])):
+        if num_read != row_bytes or header != _header(key, data):
             raise ValueError(f"{path} is damaged")
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -268,3 +269,8 @@ def _read_all(file: io.FileIO, data: memoryview) -> int:
     while count := file.readinto(data[num_read:]):
         num_read += count
     return num_read
+
+
+def _header(key: Key, data: memoryview) -> bytes:
+    group, block_hash = key
+    return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(b"%d %s" % (group, block_hash))))

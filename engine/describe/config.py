@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from weft.engine.families.registry import Identity, identify
 from weft.engine.families.switches import FamilySwitches
-from weft.engine.fields import Fields
+from weft.engine.fields import Fields, understood
 from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
 from weft.engine.layers.rotary import (
     NO_ROPE,
@@ -28,6 +28,7 @@ from weft.engine.layers.rotary import (
     RopeScaling,
     YarnScaling,
 )
+from weft.engine.ranges import MAX_CONTEXT
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
 
@@ -161,6 +162,11 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 def native_config(folder: Path, identity: Identity) -> ModelConfig:
     """`load_model_config` of a folder whose family is known."""
+    with understood(folder / "config.json"):
+        return _native_config(folder, identity)
+
+
+def _native_config(folder: Path, identity: Identity) -> ModelConfig:
     switches = identity.switches
     assert switches is not None
     fields = identity.fields.with_defaults(switches.defaults)
@@ -174,8 +180,6 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
         raise ModelError(
             f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
         )
-    if fields.integer("intermediate_size") < 0:
-        raise fields.wrong("intermediate_size", "no negative integer")
     max_position_embeddings = fields.size("max_position_embeddings")
     if switches.counts_skipped:
         max_position_embeddings -= switches.num_positions_skipped
@@ -307,6 +311,8 @@ def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int)
             return LinearScaling(section.number("factor"))
         case "llama3":
             low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+            if not low < high:
+                raise section.wrong("high_freq_factor", f"above low_freq_factor, which is {low:g}")
             return Llama3Scaling(section.number("factor"), low, high, original_max_position_embeddings=original)
         case "yarn":
             factor = section.number("factor", longest / original)
@@ -359,4 +365,8 @@ def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
     for rope in ropes:
         if isinstance(rope.scaling, YarnScaling):
             longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
+    if longest > MAX_CONTEXT:
+        raise ModelError(
+            f"the context must have at most {MAX_CONTEXT} tokens, the rotary embedding extends it to {longest}"
+        )
     return longest

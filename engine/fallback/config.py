@@ -69,6 +69,7 @@ def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
         ModelError: A file is malformed, or the model cannot be served.
     """
     architecture, fields = identity.architecture, identity.fields
+    Fields.read(folder / "config.json").check_all()
     config, is_half = _read_config(folder, architecture, fields)
     text = config.get_text_config()
     for name in ("vocab_size", "hidden_size"):

@@ -63,7 +63,7 @@ def gemma2(fields: Fields) -> FamilySwitches:
         defaults={"num_key_value_heads": 4},
         norms=Norms.AROUND,
         sliding_windows=windows_where(fields, read_window(fields, 4096), lambda layer: layer % 2 == 0),
-        attention_scale=_positive(fields, "query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", 50.0),
         logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", 30.0),
         activation=fields.optional_text("hidden_activation") or fields.optional_text("hidden_act") or _ACTIVATION,
@@ -94,14 +94,7 @@ def _soft_cap(fields: Fields, name: str, default: float | None) -> float | None:
     """A soft cap: null means none, an absent field means the default."""
     if default is None and not fields.has(name):
         return None
-    return None if fields.mentions(name) and not fields.has(name) else _positive(fields, name, default)
-
-
-def _positive(fields: Fields, name: str, default: float | None) -> float:
-    value = fields.number(name, default)
-    if not value > 0:
-        raise fields.wrong(name, "a number above 0")
-    return value
+    return None if fields.mentions(name) and not fields.has(name) else fields.number(name, default)
 
 
 _GEMMA4_ROPE = {

@@ -4,7 +4,7 @@ Every module of this folder is imported, and the families in it make themselves 
 checkpoint that also reads images or sounds, the text half is served alone, as the model that it is.
 """
 
-import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from weft.engine import families
 from weft.engine.families.switches import FAMILIES, FamilySwitches, UseModule
-from weft.engine.fields import Fields
+from weft.engine.fields import Fields, understood
 from weft.engine.weights.quantization import Quantization, read_quantization
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import package_version
 
 for _module in pkgutil.iter_modules(families.__path__):
     if _module.name != __name__.rpartition(".")[2]:
@@ -94,11 +95,17 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
     switches = None
     if family:
         try:
-            switches = family(own := own.with_aliases(_ALIASES))
+            with understood(folder / "config.json"):
+                switches = family(own := own.with_aliases(_ALIASES))
             architecture, fields = name, own
         except UseModule:
             if model_impl == "native":
                 raise
+    if switches is None and not _is_transformers(architecture, fields):
+        raise ModelError(
+            f"architecture {architecture} is not supported: it has no native family, and transformers "
+            f"{package_version('transformers')} has no model of this name"
+        )
     quantization = read_quantization(fields.section("quantization_config"), folder)
     if quantization and switches is None:
         raise ModelError(
@@ -106,6 +113,21 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
             "take the one that is not quantized"
         )
     return Identity(architecture, switches, fields, quantization)
+
+
+def _is_transformers(architecture: str, fields: Fields) -> bool:
+    """Whether transformers names a model so, or its text half; True where that cannot be seen without importing it.
+
+    Imports take long, and then only its modules can say whether they can be served.
+    """
+    spec = importlib.util.find_spec("transformers")
+    folders = spec.submodule_search_locations if spec else None
+    table = Path(folders[0], "models", "auto", "modeling_auto.py") if folders else None
+    if table is None or not table.is_file():
+        return True
+    text, half = table.read_text(encoding="utf-8"), fields.section("text_config").optional_text("model_type")
+    has_code = fields.has("auto_map")  # which is refused by name
+    return has_code or any(f'"{name}"' in text for name in (architecture, half) if name)
 
 
 _TEXT_HALVES: Mapping[str, str] = {

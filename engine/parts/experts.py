@@ -12,14 +12,16 @@ from typing_extensions import override
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
 from weft.engine.describe.tensor_names import dense_spec, norm_spec
-from weft.engine.families.experts import ExpertSwitches, Gating, Routing
+from weft.engine.families.experts import ExpertSwitches, Gating, Routing, TopK
 from weft.engine.families.gemma import Gemma4Experts
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward, Layer, Linear, unchanged
 from weft.engine.layers.feed_forward import ExpertLayer, Experts, ScaledInputs, SharedExpert
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.wrapped_linear import scaled
+from weft.engine.ranges import MAX_NUM_EXPERTS_IN_ALL
 from weft.engine.weights.reader import ExpertsRef, RowOrder, TensorRef, WeightReader, WeightRef
+from weft.engine.wire.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,13 @@ class ExpertsSpec(FeedForwardSpec):
 def experts_spec(
     switches: ExpertSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> ExpertsSpec:
-    """The experts of the layer of this name."""
+    """The experts of the layer of this name.
+
+    Raises:
+        ModelError: There are none, too many in all layers, or not as many as a token chooses of them.
+    """
     hidden, names, count = config.hidden_size, switches.names, switches.num_experts
+    _check_numbers(switches, config.num_layers)
     gating = switches.gating or Gating(config.activation, has_gate=config.switches.is_gated)
     order = RowOrder(switches.size, (1, 1)) if switches.is_interleaved else None
     gate_up = _matrix(switches, layer, names.gate_up, (switches.size,) * gating.num_parts, hidden, order)
@@ -110,6 +117,20 @@ def experts_spec(
         norm=output_norm,
         scale=config.switches.residual_scale,
     )
+
+
+def _check_numbers(switches: ExpertSwitches, num_layers: int) -> None:
+    count, routing = switches.num_experts, switches.routing
+    if not 1 <= count * num_layers <= MAX_NUM_EXPERTS_IN_ALL:
+        raise ModelError(
+            f"all layers must have between 1 and {MAX_NUM_EXPERTS_IN_ALL} experts together, got {count} in each of "
+            f"{num_layers}"
+        )
+    num_groups, num_best = (routing.num_groups, routing.num_best_groups) if isinstance(routing, TopK) else (1, 1)
+    if count % num_groups or not 1 <= num_best <= num_groups:
+        raise ModelError(f"{count} experts cannot be in {num_groups} groups, of which {num_best} are chosen")
+    if not 1 <= routing.num_chosen <= count // num_groups * num_best:
+        raise ModelError(f"a token cannot choose {routing.num_chosen} of {count // num_groups * num_best} experts")
 
 
 def _matrix(

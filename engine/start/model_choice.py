@@ -18,7 +18,7 @@ from weft.engine.describe.config import ModelConfig, ModelFacts, native_config
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.registry import identify
-from weft.engine.fields import Fields
+from weft.engine.fields import Fields, understood
 from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kernels, choose_linear_kernels, make_caches
 from weft.engine.layers.block import Decoder
 from weft.engine.layers.kernels import LayerKernels
@@ -111,7 +111,9 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     """
     options = config.options
     if isinstance(model, ModelConfig):
-        num_ranks, whole = options.tensor_parallel_size, decoder_spec(model)
+        num_ranks = options.tensor_parallel_size
+        with understood(config.model / "config.json"):
+            whole = decoder_spec(model)
         index, rank = divmod(config.rank, num_ranks)
         stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
         sharded, stage, kernels = shard(whole, rank, num_ranks), stages[index], choose_kernels(model, config)

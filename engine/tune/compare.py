@@ -14,6 +14,7 @@ import math
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +38,27 @@ class _Entry(msgspec.Struct, frozen=True):
     settled: KernelChoice
 
 
+class _File(msgspec.Struct, frozen=True):
+    version: int
+    checksum: int
+    entries: list[_Entry]
+
+
+_VERSION = 1
+_MAX_FILE_BYTES = 4 << 20
+
+
+def _checksum(entries: list[_Entry]) -> int:
+    return zlib.crc32(msgspec.json.encode(entries))
+
+
 class ChoiceFile:
     """The choices that were kept for one machine.
 
-    The file only saves time: one that is missing, broken or foreign counts as empty, and one that cannot be written is
-    left alone. A writer replaces the whole file, so a reader never sees half of one. Of two that write at once, one may
-    lose its entry, which is then measured again.
+    The file only saves time: one that is missing, broken, changed by others or foreign counts as empty, and one that
+    cannot be written is left alone. A choice counts only if nothing in the file says that it is wrong. A writer
+    replaces the whole file, so a reader never sees half of one. Of two that write at once, one may lose its entry,
+    which is then measured again.
     """
 
     def __init__(self, path: Path | None, machine: str) -> None:
@@ -54,7 +70,9 @@ class ChoiceFile:
         """What was chosen for a component with the same shapes and candidates; None if nothing was."""
         for choice in self.of_this_machine():
             if (choice.component, choice.shapes, choice.names) == (component, shapes, tuple(names)):
-                return choice if choice.chosen in names else None
+                faulty = {verdict.candidate for verdict in choice.verdicts if verdict.fault}
+                is_right = choice.chosen not in faulty or len(faulty) == len(choice.verdicts)  # the fallback, else
+                return choice if choice.chosen in names and is_right else None
         return None
 
     def of_this_machine(self) -> tuple[KernelChoice, ...]:
@@ -70,13 +88,21 @@ class ChoiceFile:
         entries = [*others, _Entry(self._machine, choice)][-_MAX_NUM_ENTRIES:]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self._path, msgspec.json.format(msgspec.json.encode(entries)))
+            content = msgspec.json.encode(_File(_VERSION, _checksum(entries), entries))
+            _replace(self._path, msgspec.json.format(content))
         except OSError as error:
             logger.info("the choice of kernels is not kept: %s cannot be written: %s", self._path, error.strerror)
 
     def _read(self) -> list[_Entry]:
+        if self._path is None:
+            return []
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=list[_Entry]) if self._path else []
+            if self._path.stat().st_size > _MAX_FILE_BYTES:
+                raise OSError(f"more than {_MAX_FILE_BYTES} bytes")
+            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            if (file.version, file.checksum) != (_VERSION, _checksum(file.entries)):
+                raise OSError("written by another Weft, or changed since")
+            return file.entries
         except FileNotFoundError:
             return []
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

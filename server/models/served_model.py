@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from weft.engine.wire.messages import EngineInfo
 from weft.engine.wire.options import Adapter
+from weft.engine.wire.params import SamplingParams
 from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
 from weft.server.formats.trial import renderer
@@ -41,13 +42,13 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
-    """Read generation_config.json in the checkpoint folder. Values of a wrong type are skipped with a warning."""
+    """Read generation_config.json in the checkpoint folder. Skips values that no request may have, with a warning."""
     path = checkpoint / "generation_config.json"
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
     except FileNotFoundError:
         return GenerationDefaults()
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         _log.warning("%s is not used: %s", path, exc)
         return GenerationDefaults()
     found: dict[str, float | int] = {}
@@ -56,10 +57,16 @@ def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
         if value is None:
             continue
         is_number = isinstance(value, int if entry.name == "top_k" else int | float) and not isinstance(value, bool)
-        if is_number:
-            found[entry.name] = value  # type: ignore[assignment]  # the line above is the check
+        if not is_number:
+            _log.warning("%s: %s is not used: expected a number, got %.80r", path, entry.name, value)
+        elif entry.name == "top_k" and value == -1:  # all, as other servers have it
+            found[entry.name] = -1
         else:
-            _log.warning("%s: %s is not used: expected a number, got %r", path, entry.name, value)
+            try:
+                SamplingParams(**{entry.name: value})  # type: ignore[arg-type]  # checks its range
+                found[entry.name] = value  # type: ignore[assignment]  # it is a number
+            except ValueError as exc:
+                _log.warning("%s: %s is not used: %s", path, entry.name, exc)
     return GenerationDefaults(**found)  # type: ignore[arg-type]  # top_k was checked to be an int
 
 
@@ -91,7 +98,7 @@ def read_vector_prompts(checkpoint: pathlib.Path) -> VectorPrompts:
         file = msgspec.json.decode(path.read_bytes(), type=_PromptsFile)
     except FileNotFoundError:
         return NO_PROMPTS
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         _log.warning("%s is not used: %s", path, exc)
         return NO_PROMPTS
     texts = {name: text or "" for name, text in file.prompts.items()}

@@ -3,8 +3,8 @@
 Rows are objects of the API as JSON. A row whose `parent` is another row's id is a part of it. Triggers keep count and
 bytes of each tenant's rows, so that bounds are checked without reading them.
 
-What a write returned is on the disk, and of a write that failed nothing is. Without a data folder everything is in a
-temporary one, and goes with it.
+What a write returned is on the disk, and of a write that failed nothing is. Reads have a connection of their own, so
+they do not wait for writes. Without a data folder everything is in a temporary one, and goes with it.
 """
 
 import asyncio
@@ -16,6 +16,8 @@ import pathlib
 import shutil
 import sqlite3
 import tempfile
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,17 +31,19 @@ from weft.server.store.transaction import Bounds, Transaction
 FILE_NAME = "weft.sqlite"
 TEMPORARY_MARK = ".temporary"
 """A file in a data folder that ends with its server: nothing in it needs to survive the machine."""
-VERSION = 2
+VERSION = 3
 """Version of the schema. A file of a later version is refused; an earlier one becomes what a new one is."""
 WAL_BYTES = 4 << 20
 """The write-ahead log has this room from the start, more than SQLite fills before it begins anew: what removes rows can
 be written on a full disk."""
 BUSY_TIMEOUT_S = 10.0
-"""How long a process waits for another's write."""
+"""How long a write waits for those of other processes, the time in which it waits for those of this one included."""
 
 MAX_KEPT_OBJECTS = 20_000
 """Most files, uploads and unfinished batches."""
 
+_FULL_VACUUM = 1
+"""The file shrinks with what is in it."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 T = TypeVar("T")
@@ -64,8 +68,9 @@ class Store:
         )
         self._data_dir = settings.data_dir
         self._folder: pathlib.Path | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._thread = ThreadPoolExecutor(1, "store")
+        self._opening = threading.Lock()
+        self._reader = _Line("store reads")
+        self._writer = _Line("store writes")
 
     @property
     def folder(self) -> pathlib.Path:
@@ -82,20 +87,22 @@ class Store:
     @property
     def is_used(self) -> bool:
         """Whether anything was ever stored here."""
-        return self._connection is not None or (
-            self._data_dir is not None and (pathlib.Path(self._data_dir) / FILE_NAME).exists()
+        return (
+            self._reader.is_open
+            or self._writer.is_open
+            or (self._data_dir is not None and (pathlib.Path(self._data_dir) / FILE_NAME).exists())
         )
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
-        """Call `work` in the store's thread; it sees one state of the database.
+        """Call `work` in the thread for reads; it sees one state of the database, with all writes that have returned.
 
         Raises:
             ApiError: `work` raised it, or the store cannot be read.
         """
-        return await self._in_order(partial(self._transact, work, is_write=False))
+        return await self._reader.run(self._open, partial(self._transact, work, is_write=False))
 
     async def write(self, work: Callable[[Transaction], T], *, may_exceed: bool = False) -> T:
-        """Call `work` in the store's thread. All that it writes becomes durable, or nothing.
+        """Call `work` in the thread for writes. All that it writes becomes durable, or nothing.
 
         Args:
             may_exceed: The write is not refused because of the bounds; for what is on the disk anyway.
@@ -103,7 +110,7 @@ class Store:
         Raises:
             ApiError: `work` raised it, there is no room, or the store cannot be written.
         """
-        return await self._in_order(partial(self._transact, work, is_write=True, may_exceed=may_exceed))
+        return await self._writer.run(self._open, partial(self._transact, work, is_write=True, may_exceed=may_exceed))
 
     async def has_room(self, tenant: str) -> bool:
         """Whether files and batches, all and this tenant's, are within their bounds."""
@@ -113,21 +120,24 @@ class Store:
         """Call a function on files in a thread. Its failures become API errors."""
         return await asyncio.to_thread(_translated, work)
 
-    async def _in_order(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _translated, work)
-
     def close(self) -> None:
         """Wait for the last write, and close the database."""
-        self._thread.shutdown()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._reader.close()
+        self._writer.close()
 
-    def _transact(self, work: Callable[[Transaction], T], *, is_write: bool, may_exceed: bool = False) -> T:
-        if self._connection is None:
+    def _open(self, timeout_s: float) -> sqlite3.Connection:
+        with self._opening:  # the first of the two makes the folder
             is_durable = not (self.folder / TEMPORARY_MARK).exists()
-            self._connection = open_database(self.folder, is_durable=is_durable)
-        connection = self._connection
+            return open_database(self.folder, is_durable=is_durable, timeout_s=timeout_s)
+
+    def _transact(
+        self,
+        work: Callable[[Transaction], T],
+        connection: sqlite3.Connection,
+        *,
+        is_write: bool,
+        may_exceed: bool = False,
+    ) -> T:
         connection.execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
         try:
             transaction = Transaction(connection, self._bounds)
@@ -140,6 +150,40 @@ class Store:
                 connection.execute("ROLLBACK")
             raise
         return result
+
+
+_Connect = Callable[[float], sqlite3.Connection]
+
+
+class _Line:
+    """A thread with a connection to the database of its own, which it opens at first use."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+        self.connection: sqlite3.Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection is not None
+
+    async def run(self, connect: _Connect, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call `work` after what came before it. Together the two waits, here and for others, are bounded."""
+        in_time = partial(self._in_time, connect, work, time.monotonic() + BUSY_TIMEOUT_S)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _translated, in_time)
+
+    def _in_time(self, connect: _Connect, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        # One that has waited for its turn does not wait as long again: a hundred of them would each take their time.
+        timeout_s = max(0.0, deadline - time.monotonic())
+        if self.connection is None:
+            self.connection = connect(timeout_s)
+        self.connection.execute(f"PRAGMA busy_timeout = {int(1000 * timeout_s)}")
+        return work(self.connection)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
 
 def _translated(work: Callable[[], T]) -> T:
@@ -165,7 +209,7 @@ CREATE TABLE IF NOT EXISTS objects (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
   kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, parent TEXT NOT NULL,
   created INTEGER NOT NULL, used REAL NOT NULL, expires INTEGER, is_kept INTEGER NOT NULL,
-  size INTEGER NOT NULL, data BLOB NOT NULL,
+  size INTEGER NOT NULL, data BLOB NOT NULL, content_checksum INTEGER, checksum INTEGER,
   UNIQUE (id, kind));
 CREATE INDEX IF NOT EXISTS by_list ON objects (kind, tenant, parent, number);
 CREATE INDEX IF NOT EXISTS by_parent ON objects (parent) WHERE parent <> '';
@@ -173,7 +217,7 @@ CREATE INDEX IF NOT EXISTS by_use ON objects (used) WHERE parent = '' AND NOT is
 CREATE INDEX IF NOT EXISTS by_tenant ON objects (tenant, used) WHERE parent = '' AND NOT is_kept;
 CREATE INDEX IF NOT EXISTS by_expiry ON objects (expires) WHERE expires IS NOT NULL;
 CREATE TABLE IF NOT EXISTS events (
-  owner TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
+  owner TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, checksum INTEGER,
   PRIMARY KEY (owner, number)) WITHOUT ROWID;
 DROP TRIGGER IF EXISTS added;
 DROP TRIGGER IF EXISTS removed;
@@ -200,7 +244,7 @@ END;
 """
 
 
-def open_database(folder: pathlib.Path, *, is_durable: bool) -> sqlite3.Connection:
+def open_database(folder: pathlib.Path, *, is_durable: bool, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
     """Open the database in a folder; makes both if they are missing. Only this user can read them.
 
     Args:
@@ -213,9 +257,10 @@ def open_database(folder: pathlib.Path, *, is_durable: bool) -> sqlite3.Connecti
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / FILE_NAME
     path.touch(mode=0o600)
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA auto_vacuum = FULL")  # the file shrinks with what is in it
+        if connection.execute("PRAGMA auto_vacuum").fetchone() != (_FULL_VACUUM,):  # to ask takes no lock
+            connection.execute(f"PRAGMA auto_vacuum = {_FULL_VACUUM}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA recursive_triggers = ON")  # a row's parts may have parts
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
@@ -228,6 +273,9 @@ def open_database(folder: pathlib.Path, *, is_durable: bool) -> sqlite3.Connecti
 
 
 def _make_schema(connection: sqlite3.Connection, wal: pathlib.Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == VERSION and wal.exists() and wal.stat().st_size >= WAL_BYTES:
+        return  # nobody's write is waited for
     connection.execute("BEGIN IMMEDIATE")  # one process makes it, others wait
     try:
         with contextlib.suppress(OSError), wal.open("r+b") as file:  # on a full disk, it may be mended later
@@ -238,12 +286,21 @@ def _make_schema(connection: sqlite3.Connection, wal: pathlib.Path) -> None:
         if version < VERSION:
             for statement in _statements():
                 connection.execute(statement)
+            _add_columns(connection)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    """Give the tables of an earlier version what they lack."""
+    for table, column in (("objects", "content_checksum"), ("objects", "checksum"), ("events", "checksum")):
+        known = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+        if column not in known:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} INTEGER")
 
 
 def _statements() -> list[str]:

@@ -2,19 +2,27 @@
 
 A row belongs to a tenant, and nobody else finds it. A row whose `parent` is the id of another one is a part of it: it
 goes when that one goes. Events are an append-only log that belongs to a row by its id.
+
+Each row and event has a checksum. One that does not fit it is not found, whatever a disk made of it; the log tells it.
 """
 
+import logging
 import sqlite3
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from weft.server.errors import NotFoundError, StorageFullError, shown
 
 Order = Literal["asc", "desc"]
 
-_COLUMNS = "kind, id, tenant, data, parent, created, expires, is_kept, size"
+_log = logging.getLogger(__name__)
+
+_COLUMNS = "kind, id, tenant, data, parent, created, expires, is_kept, size, content_checksum"
 _IS_ALIVE = "(expires IS NULL OR expires > :now) AND (is_kept OR parent <> '' OR used >= :oldest)"
 
 
@@ -31,6 +39,7 @@ class Row:
         expires: When it is gone, in seconds since 1970; None: no such time.
         is_kept: It is never evicted to make room; instead a row that does not fit is refused.
         size: Bytes that it counts for, here and elsewhere on the disk; 0: those of `data`.
+        content_checksum: CRC-32 of what it has elsewhere on the disk; None: nothing, or an earlier Weft wrote it.
     """
 
     kind: str
@@ -42,6 +51,12 @@ class Row:
     expires: int | None = None
     is_kept: bool = False
     size: int = 0
+    content_checksum: int | None = None
+
+    @property
+    def checksum(self) -> int:
+        """Of what it says and whose it is."""
+        return _checksum(self.kind, self.id, self.tenant, self.content_checksum, self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +85,12 @@ class Transaction:
     def put(self, row: Row) -> None:
         """Add a row, or replace the one with its kind and id, which keeps its place in lists and its events."""
         values: list[object] = [row.kind, row.id, row.tenant, row.data, row.parent, row.created or int(self._now)]
-        values += [row.expires, row.is_kept, row.size or len(row.data), self._now]
+        values += [row.expires, row.is_kept, row.size or len(row.data), row.content_checksum, self._now, row.checksum]
         self._connection.execute(
-            "INSERT INTO objects (kind, id, tenant, data, parent, created, expires, is_kept, size, used) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE SET data = excluded.data, "
-            "expires = excluded.expires, is_kept = excluded.is_kept, used = excluded.used, "
+            f"INSERT INTO objects ({_COLUMNS}, used, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (kind, id) DO UPDATE SET data = excluded.data, expires = excluded.expires, "
+            "is_kept = excluded.is_kept, used = excluded.used, checksum = excluded.checksum, "
+            "content_checksum = excluded.content_checksum, "
             "size = excluded.size + (SELECT total(length(data)) FROM events WHERE owner = excluded.id)",
             values,
         )
@@ -85,8 +101,7 @@ class Transaction:
 
     def get(self, kind: str, id: str, tenant: str | None) -> Row | None:
         """The row; None if this tenant has none. With tenant None, anybody's."""
-        query = f"SELECT {_COLUMNS} FROM objects WHERE kind = :kind AND id = :id AND {_IS_ALIVE}"
-        rows = self._rows(query, kind=kind, id=id)
+        rows = self._rows(f"kind = :kind AND id = :id AND {_IS_ALIVE}", kind=kind, id=id)
         return rows[0] if rows and tenant in (None, rows[0].tenant) else None
 
     def age(self, kind: str, id: str, tenant: str) -> float | None:
@@ -121,22 +136,23 @@ class Transaction:
         if member is not None:
             where += " AND json_extract(CAST(data AS TEXT), :path) = :value"
             named |= {"path": f"$.{member[0]}", "value": member[1]}
-        query = f"SELECT {_COLUMNS} FROM objects WHERE {where} AND number {sign} :place ORDER BY number {order}"
-        return self._rows(f"{query} LIMIT :limit", place=place, limit=limit, **named)
+        where += f" AND number {sign} :place ORDER BY number {order} LIMIT :limit"
+        return self._rows(where, place=place, limit=limit, **named)
 
     def of_kind(self, kind: str, *, only_kept: bool = False) -> Sequence[Row]:
         """Every row of a kind, of all tenants, oldest first; for work of the server itself."""
-        where = f"kind = :kind AND is_kept >= :only_kept AND {_IS_ALIVE}"
-        return self._rows(
-            f"SELECT {_COLUMNS} FROM objects WHERE {where} ORDER BY number", kind=kind, only_kept=only_kept
-        )
+        where = f"kind = :kind AND is_kept >= :only_kept AND {_IS_ALIVE} ORDER BY number"
+        return self._rows(where, kind=kind, only_kept=only_kept)
+
+    def ids(self, *kinds: str) -> set[str]:
+        """Ids of every row of these kinds, of all tenants."""
+        query = f"SELECT id FROM objects WHERE kind = :kind AND {_IS_ALIVE}"
+        return {id for kind in kinds for (id,) in self._fetch(query, kind=kind)}
 
     def delete(self, kind: str, id: str, tenant: str | None) -> bool:
         """Remove a row with its parts and events. False if this tenant has no such row."""
-        if self.get(kind, id, tenant) is None:
-            return False
-        self._connection.execute("DELETE FROM objects WHERE kind = ? AND id = ?", (kind, id))
-        return True
+        where = f"kind = :kind AND id = :id AND tenant = coalesce(:tenant, tenant) AND {_IS_ALIVE}"
+        return bool(self._fetch(f"DELETE FROM objects WHERE {where} RETURNING 1", kind=kind, id=id, tenant=tenant))
 
     def append_events(self, owner: Row, first: int, events: Sequence[bytes]) -> None:
         """Append to the log of a row. Events are numbered from `first`.
@@ -150,14 +166,21 @@ class Transaction:
         )
         if grown.rowcount != 1:
             raise NotFoundError(f"the {owner.kind} {shown(owner.id)} does not exist")
+        numbered = enumerate(events, first)
         self._connection.executemany(
-            "INSERT INTO events VALUES (?, ?, ?)", [(owner.id, first + i, event) for i, event in enumerate(events)]
+            "INSERT INTO events (owner, number, data, checksum) VALUES (?, ?, ?, ?)",
+            [(owner.id, number, event, _checksum(owner.id, number, event)) for number, event in numbered],
         )
 
     def events(self, owner: str, *, after: int = -1, limit: int, order: Order = "asc") -> Sequence[tuple[int, bytes]]:
         """Up to `limit` events of a row with numbers above `after`, in order."""
-        query = f"SELECT number, data FROM events WHERE owner = :owner AND number > :after ORDER BY number {order}"
-        return self._fetch(f"{query} LIMIT :limit", owner=owner, after=after, limit=limit)
+        query = "SELECT number, data, checksum FROM events WHERE owner = :owner AND number > :after"
+        found = self._fetch(f"{query} ORDER BY number {order} LIMIT :limit", owner=owner, after=after, limit=limit)
+        return [
+            (number, data)
+            for number, data, checksum in found
+            if _is_whole(checksum, _checksum(owner, number, data), f"event {number} of {owner}")
+        ]
 
     def tidy(self, *, may_exceed: bool = False) -> None:
         """Remove what is too old, then rows until the bounds hold: of the tenant that has most, the longest unused.
@@ -198,8 +221,10 @@ class Transaction:
         )
         return count, size
 
-    def _rows(self, query: str, **values: Any) -> list[Row]:
-        return [Row(*row) for row in self._fetch(query, **values)]
+    def _rows(self, where: str, **values: Any) -> list[Row]:
+        found = self._fetch(f"SELECT checksum, {_COLUMNS} FROM objects WHERE {where}", **values)
+        rows = [(checksum, Row(*columns)) for checksum, *columns in found]
+        return [row for checksum, row in rows if _is_whole(checksum, row.checksum, f"{row.kind} {row.id}")]
 
     def _fetch(self, query: str, **values: Any) -> list[Any]:
         return self._connection.execute(query, {"now": self._now, "oldest": self._oldest, **values}).fetchall()
@@ -207,3 +232,15 @@ class Transaction:
 
 def _is_beyond(totals: tuple[int, int], max_count: int, max_bytes: int) -> bool:
     return totals[0] > max_count or totals[1] > max_bytes
+
+
+def _checksum(*values: str | bytes | int | None) -> int:
+    return zlib.crc32(msgspec.msgpack.encode(values))
+
+
+def _is_whole(stored: int | None, checksum: int, what: str) -> bool:
+    """Whether the stored checksum is this one; rows of an earlier Weft have none."""
+    if stored in (None, checksum):
+        return True
+    _log.error("the store has a damaged object, which is left out: %s", what)
+    return False

@@ -299,7 +299,7 @@ def check_tokenizer(folder: pathlib.Path, task: str = "auto", template: pathlib.
         config_file = folder / "tokenizer_config.json"
         config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, object]) if config_file.exists() else {}
         own = own_task(folder) if task == "auto" else task
-    except (OSError, msgspec.DecodeError, ModelError, LookupError, TypeError, ValueError):
+    except (OSError, msgspec.DecodeError, ModelError, LookupError, TypeError, ValueError, RecursionError):
         return []
     notes = [] if vocab_size is None else _compare(tokenizer, vocab_size)
     if own != "generate":

@@ -1,9 +1,9 @@
 """Chat templates: compiles and renders them with Jinja2 as `transformers` does.
 
 Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
-messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable
-sandbox, and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor which text must not
-become a control token (see `shield`).
+messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in a sandbox within limits
+(see `template_sandbox`), and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor
+which text must not become a control token (see `shield`).
 
 Messages reach the template in the forms that it takes (see `template_forms`). Where it refuses them, or leaves out what
 they say, they are said in another way (see `conversation_repairs`), and the log tells it once. No prompt is silently
@@ -11,23 +11,16 @@ poorer than its messages.
 """
 
 import functools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from weft.server.text.conversation_repairs import shows_all, ways
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
 from weft.server.text.template_forms import MessageForms, wanted_forms, with_tools
+from weft.server.text.template_sandbox import TemplateLimitError, TemplateSourceError, compiled, limits
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +34,8 @@ NO_TEMPLATE = "this model has no chat template: use /v1/completions, or name one
 BROKEN = "use /v1/completions, or name another template with --chat-template"
 """What to do where a template is no use."""
 _MAX_TOLD = 64
+_MAX_FAULT_CHARS = 1000
+"""Of what a template says of messages."""
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -64,41 +59,8 @@ class ChatTemplateError(Exception):
     """The messages cannot be rendered, or there is no template. The message is fit for the client."""
 
 
-class _GenerationTag(Extension):
-    """Renders the body of `{% generation %}`, which marks the text of the model for training."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Scope:
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=lineno)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON without the escapes for HTML of Jinja's own filter, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-@functools.cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment
+class _TooMuchError(ChatTemplateError):
+    """The template is beyond its limits, whatever is said in whichever way."""
 
 
 class ChatTemplate:
@@ -117,17 +79,14 @@ class ChatTemplate:
             ChatTemplateError: It is not a valid template; the message names the line.
         """
         try:
-            tree = _environment().parse(source)
-            self._template = _environment().from_string(tree)
-        except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(f"the chat template is invalid at line {error.lineno}: {error.message}") from error
-        except Exception as error:  # what the compiler or Python say of code that nests too deeply, for example
-            raise ChatTemplateError(f"the chat template is invalid: {type(error).__name__}: {error}") from error
+            self._template, names, self.variables = compiled(source)
+        except TemplateSourceError as error:
+            raise ChatTemplateError(f"the chat template is invalid{error}") from error
+        self.names = names | {"role", *_REASONING_NAMES}
         self.source = source
         self._told: set[str] = set()
+        self._fault: str | None = None  # why it is not used
         self._knows_developer = "developer" in source
-        self.names = _names(tree)
-        self.variables = frozenset(meta.find_undeclared_variables(tree))
 
     def render(
         self,
@@ -147,12 +106,24 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: The template refuses the messages, or fails; what it said of the messages as they are.
         """
+        with limits():
+            return self._render_all(messages, add_generation_prompt, variables, repairs)
+
+    def _render_all(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+        repairs: bool,
+    ) -> str:
         given = with_tools(variables, self.variables)
         seen = {"documents": None, **given, "add_generation_prompt": add_generation_prompt}
-        seen["tools"] = seen.get("tools") or self._forms.no_tools
+        seen["tools"] = seen.get("tools") or self._known_forms().no_tools
         adapted = [self._adapt(message) for message in messages]
         try:
             prompt, refused = self._render(adapted, seen), None
+        except _TooMuchError:
+            raise
         except ChatTemplateError as error:
             prompt, refused = None, error
         if prompt is not None and (not repairs or shows_all(prompt, adapted)):
@@ -165,10 +136,16 @@ class ChatTemplate:
         return prompt
 
     def _render(self, messages: list[dict[str, Any]], seen: Mapping[str, object]) -> str:
+        forms = self._known_forms()
         try:
-            return self._template.render(seen, messages=[self._forms.applied(message) for message in messages])
+            return self._template.render(seen, messages=[forms.applied(message) for message in messages])
+        except TemplateLimitError as error:
+            raise _TooMuchError(f"the chat template cannot render these messages: {error}") from error
+        except MemoryError as error:
+            raise _TooMuchError("the chat template cannot render these messages: it takes too much memory") from error
         except Exception as error:  # foreign code raises what it likes
-            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+            fault = str(error)[:_MAX_FAULT_CHARS]
+            raise ChatTemplateError(f"the chat template refuses these messages: {fault}") from error
 
     def _repaired(
         self,
@@ -197,6 +174,16 @@ class ChatTemplate:
             self._told.add(what)
             logger.warning("%s. This is said once", what)
 
+    def _known_forms(self) -> MessageForms:
+        """The forms of messages; raises ChatTemplateError for a template that two short ones are too much for."""
+        if self._fault is None:
+            try:
+                return self._forms
+            except TemplateLimitError as error:
+                self._fault = f"the chat template is not used: {error} to render two short messages"
+                logger.warning("%s", self._fault)
+        raise _TooMuchError(f"{self._fault}: {BROKEN}")
+
     @functools.cached_property
     def _forms(self) -> MessageForms:
         return wanted_forms(self._template)
@@ -215,12 +202,6 @@ class ChatTemplate:
             for name in _REASONING_NAMES:
                 adapted.setdefault(name, reasoning)
         return adapted
-
-
-def _names(tree: nodes.Template) -> frozenset[str]:
-    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
-    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return frozenset(attributes | constants | {"role", *_REASONING_NAMES})
 
 
 class ChatTemplates:

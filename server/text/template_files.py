@@ -11,8 +11,12 @@ DEFAULT_NAME = "default"
 """The name in `transformers` of the template for all chats."""
 
 
+MAX_FILE_BYTES = 64 << 20
+"""Of a file with a template, which may hold other things, too."""
+
+
 class TemplateFileError(Exception):
-    """A file with a chat template cannot be read; the message names it."""
+    """A file cannot be read; the message names it."""
 
 
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -51,11 +55,24 @@ def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str,
 
 
 def _declared_in(file: Path) -> object:
+    return read_object(file).get("chat_template")
+
+
+def read_object(file: Path) -> dict[str, object]:
+    """The JSON object in a file; empty if there is no such file.
+
+    Raises:
+        TemplateFileError: It cannot be read, or holds something else.
+    """
+    if not file.is_file():
+        return {}
     try:
         content = json.loads(read_text(file))
-    except ValueError as error:
-        raise TemplateFileError(f"{file.name} is not valid JSON: {error}") from error
-    return content.get("chat_template") if isinstance(content, dict) else None
+    except (ValueError, RecursionError) as error:
+        raise TemplateFileError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TemplateFileError(f"{file} must hold a JSON object")
+    return content
 
 
 def read_text(file: Path) -> str:
@@ -65,6 +82,8 @@ def read_text(file: Path) -> str:
         TemplateFileError: There is none, or it is not in UTF-8.
     """
     try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise TemplateFileError(f"{file} must have at most {MAX_FILE_BYTES} bytes, has {file.stat().st_size}")
         return file.read_text(encoding="utf-8")
     except OSError as error:
         raise TemplateFileError(f"{file} cannot be read: {error.strerror}") from error

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import jinja2
 
+from weft.server.text.template_sandbox import PROBE_SECONDS, TemplateLimitError, limits
+
 _PROBE = "pr0be"
 _NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 
@@ -69,7 +71,11 @@ class MessageForms:
 
 
 def wanted_forms(template: jinja2.Template) -> MessageForms:
-    """Try which forms the template shows; those in which messages come, if it shows them."""
+    """Try which forms the template shows; those in which messages come, if it shows them.
+
+    Raises:
+        TemplateLimitError: It takes too much.
+    """
     takes_list = not _shows(template, [_question(_PROBE)], None) and _shows(template, [_question(_PROBE)], [])
     tools: list[object] | None = [] if takes_list else None
     takes_parts = not _shows(template, [_question(_PROBE)], tools) and _shows(
@@ -93,7 +99,10 @@ def wanted_forms(template: jinja2.Template) -> MessageForms:
 def _shows(template: jinja2.Template, messages: list[dict[str, Any]], tools: list[object] | None) -> bool:
     seen = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
     try:
-        return _PROBE in template.render(_NO_TOKENS, **seen)
+        with limits(PROBE_SECONDS):
+            return _PROBE in template.render(_NO_TOKENS, **seen)
+    except TemplateLimitError:
+        raise
     except Exception:  # foreign code raises what it likes
         return False
 

@@ -6,7 +6,6 @@ call everything here at once; texts are encoded without holding the interpreter 
 tokenizer.json gets one from `tokenizer_files`.
 """
 
-import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence, Set
@@ -26,6 +25,7 @@ from weft.server.text.chat_template import (
 )
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 from weft.server.text.shield import Shield
+from weft.server.text.template_files import TemplateFileError, read_object
 from weft.server.text.text_tokenizer import Detokenizer, TokenRoom, fitted
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
@@ -93,8 +93,11 @@ class Tokenizer:
         return_free_memory()  # the parser's: half of what loading 150,000 entries takes
         backend.no_truncation()
         backend.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
-        maps = (_read_json(each / "special_tokens_map.json") for each in (made, folder))
+        try:
+            config = read_object(folder / "tokenizer_config.json")
+            maps = [read_object(each / "special_tokens_map.json") for each in (made, folder)]
+        except TemplateFileError as error:
+            raise TokenizerError(str(error)) from error
         declared = {name: text for each in (*maps, config) for name, text in each.items()}
         special_tokens = {
             name: text for name in _SPECIAL_NAMES if (text := _token_text(declared.get(name))) is not None
@@ -296,19 +299,6 @@ def _before(rendered: str, tag: str) -> str:
     # A template that trims messages has removed the tag's space; it would also have removed the spaces before the tag.
     is_trimmed = not rendered.startswith(tag, position)
     return rendered[:position].rstrip() if is_trimmed else rendered[:position]
-
-
-def _read_json(file: Path) -> _Json:
-    """Return an empty object when there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{file} must hold a JSON object")
-    return content
 
 
 def _token_text(declared: object) -> str | None:

@@ -4,31 +4,28 @@ A file is acknowledged once it is on the disk. The parts of an upload become one
 expire.
 """
 
-import contextlib
 import hashlib
 import time
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, BinaryIO, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
-from weft.server.apis.batches.files import (
-    CompleteBody,
+from weft.server.apis.batches.contents import (
     Content,
-    Purpose,
-    UploadBody,
     content_path,
     file_row,
     join,
-    living,
     new_id,
-    read_form,
+    open_content,
     remove_contents,
-    sweep,
 )
+from weft.server.apis.batches.files import CompleteBody, Purpose, UploadBody, read_form
 from weft.server.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -64,8 +61,6 @@ body_router = APIRouter(route_class=BodyRoute)
 async def create_file(request: Request, context: Context) -> Response:
     """Store a file, sent as a multipart form."""
     id, store = new_id("file-"), context.store
-    with contextlib.suppress(StorageError):  # the next one tries again
-        await store.run(partial(sweep, store, await store.read(living)))
     try:
         form = await read_form(request, store, id, "file", context.settings.max_file_bytes)
     except ClientDisconnect:
@@ -80,7 +75,7 @@ async def create_file(request: Request, context: Context) -> Response:
             raise InvalidRequestError(f"purpose must be {wanted}, got {shown(purpose)}", param="purpose")
         expires_at = expiry(purpose, _expires_after(form.fields))
         fields = {"bytes": form.content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
-        row = file_row(id, tenant_of(request), **fields)
+        row = file_row(id, tenant_of(request), form.content.checksum, **fields)
         await store.write(lambda transaction: transaction.put(row))
     except BaseException:
         form.content.discard()
@@ -115,10 +110,21 @@ async def retrieve_file(file_id: str, request: Request, context: Context) -> Res
 @router.get("/v1/files/{file_id}/content")
 async def file_content(file_id: str, request: Request, context: Context) -> Response:
     """The bytes of a file."""
-    path = content_path(context.store, (await find_file(file_id, request, context)).id)
-    if not await context.store.run(path.is_file):
-        raise NotFoundError(f"the content of the file is gone: {shown(file_id)}", param="file_id")
-    return FileResponse(path, media_type="application/octet-stream")
+    row = await find_file(file_id, request, context)
+    return _ContentResponse(await context.store.run(partial(open_content, context.store, row)))
+
+
+class _ContentResponse(FileResponse):
+    """An open file, by a name that it keeps when it is deleted."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(f"/proc/self/fd/{file.fileno()}", media_type="application/octet-stream")
+        self._file = file
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 @router.delete("/v1/files/{file_id}")
@@ -199,7 +205,8 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
             bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
             raise InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
         data, expires = msgspec.json.encode(part), upload["expires_at"]
-        transaction.put(Row("part", id, tenant, data, upload_id, now, expires, is_kept=True, size=size + 1))
+        checksum = form.content.checksum
+        transaction.put(Row("part", id, tenant, data, upload_id, now, expires, True, size + 1, checksum))
 
     try:
         await store.write(add)
@@ -220,23 +227,26 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
     content = await store.run(partial(Content, content_path(store, file_id)))
     expires_at = expiry(upload["purpose"], upload["expires_after"])
     fields = {"bytes": upload["bytes"], "filename": upload["filename"], "purpose": upload["purpose"]}
-    row = file_row(file_id, tenant, **fields, expires_at=expires_at)
-    done = upload | {"status": "completed", "file": msgspec.Raw(row.data)}
 
-    def finish(transaction: Transaction) -> None:
+    def finish(transaction: Transaction) -> dict[str, Any]:
+        row = file_row(file_id, tenant, content.checksum, **fields, expires_at=expires_at)
+        done = upload | {"status": "completed", "file": msgspec.Raw(row.data)}
         _pending_upload(transaction, upload_id, tenant)
         transaction.delete("upload", upload_id, tenant)
         transaction.put(_upload_row(done, tenant))
         transaction.put(row)
+        return done
 
     try:
-        await store.run(partial(join, [content_path(store, id) for id in body.part_ids], content))
+        await store.run(partial(join, store, [parts[id] for id in body.part_ids], content))
         await _check_md5(store, file_id, body.md5, content)
         await store.run(content.finish)
-        await store.write(finish)
+        done = await store.write(finish)
     except BaseException as exc:
         content.discard()
-        if isinstance(exc, StorageError):  # another request may have completed it, and so removed the parts
+        if isinstance(
+            exc, (NotFoundError, StorageError)
+        ):  # another request may have completed it, and so removed the parts
             await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
         raise
     await remove_contents(store, parts)

@@ -5,6 +5,7 @@ crash. What reads or writes files blocks: call it through `Store.run`.
 """
 
 import errno
+import logging
 import os
 import pathlib
 import threading
@@ -14,10 +15,12 @@ from typing import Any
 
 import msgspec
 
-from weft.server.apis.batches.files import new_id
+from weft.server.apis.batches.contents import new_id
 from weft.server.errors import MalformedBodyError, shown
 from weft.server.store.transaction import Row
 from weft.server.task.body import check_amount
+
+_log = logging.getLogger(__name__)
 
 KIND = "batch"
 WINDOW_S = 24 * 3600
@@ -175,8 +178,8 @@ def _check_line(line: bytes, endpoint: str, max_bytes: int) -> tuple[tuple[str, 
 class Journal:
     """Results of one batch in two files: answers, and errors. Owned by the process that runs the batch.
 
-    A result is one line, appended and synced. A line that a crash cut in the middle is removed, and its request done
-    again.
+    A result is one line, appended and synced. A line that a crash cut in the middle, or that cannot be read, is removed
+    with all behind it, and their requests are done again.
 
     Attributes:
         done: Numbers of the lines that have a result.
@@ -210,16 +213,21 @@ class Journal:
             for line in lines:
                 if not line.endswith(b"\n"):
                     break
+                try:
+                    self._note(msgspec.json.decode(line), is_error)
+                except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+                    _log.error("%s is damaged at byte %d; what stands from there is done again", path, size)
+                    break
                 size += len(line)
-                self._note(msgspec.json.decode(line), is_error)
         self.num_bytes += size
         return size
 
     def _note(self, result: dict[str, Any], is_error: int) -> None:
-        self.done.add(int(result["id"].rpartition("_")[2]))
-        self.counts[is_error] += 1
+        number = int(result["id"].rpartition("_")[2])
         if not is_error:
             self.usage.add(result["response"]["body"])
+        self.done.add(number)
+        self.counts[is_error] += 1
 
     def append(self, lines: Sequence[bytes], *, is_error: bool) -> None:
         """Add results and wait until they are on the disk. Nothing of them is there if this fails.

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp
 
-from weft.server.apis.batches.files import content_path, file_row, sync_folder
+from weft.server.apis.batches.contents import checksum_of, content_path, file_row, open_content, sweep, sync_folder
 from weft.server.apis.batches.line_run import LineRun, LineSource, Slots, encode_result
 from weft.server.apis.batches.lines import (
     ENDED,
@@ -100,10 +100,15 @@ class BatchRun:
         return await self._store.write(change, may_exceed=True)
 
     async def _validate(self, batch: dict[str, Any]) -> None:
-        path, max_bytes = content_path(self._store, batch["input_file_id"]), self._context.settings.max_body_bytes
+        id, max_bytes = batch["input_file_id"], self._context.settings.max_body_bytes
+        row = await self._store.read(lambda transaction: transaction.get("file", id, self.row.tenant))
         try:
+            if row is None:
+                raise FileNotFoundError
+            await self._store.run(lambda: open_content(self._store, row).close())
+            path = content_path(self._store, id)
             count, model, errors = await asyncio.to_thread(check_input, path, batch["endpoint"], max_bytes)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotFoundError):
             count, model, errors = 0, None, [_NO_INPUT]
         counts = {"total": count, "completed": 0, "failed": 0}
         if errors:
@@ -186,14 +191,14 @@ class BatchRun:
         files: list[Row] = []
         for kind, path, id in zip(("output", "error"), self._paths, batch["result_file_ids"], strict=True):
             try:
-                size = await self._store.run(partial(_publish, path, content_path(self._store, id)))
+                size, checksum = await self._store.run(partial(_publish, path, content_path(self._store, id)))
             except StorageError as exc:
                 if final != "failed":
                     raise
                 where = f"batches/{path.name} in the server's data folder"
                 told.append(fault(exc.code or exc.type, f"the results cannot become a file; they stay in {where}"))
             else:
-                files += [self._result_row(id, kind, size, batch["output_seconds"])] * bool(size)
+                files += [self._result_row(id, kind, size, checksum, batch["output_seconds"])] * bool(size)
         ended = batch | progress | {"status": final, f"{final}_at": int(time.time())}
         for file in files:
             ended["output_file_id" if file.id == batch["result_file_ids"][0] else "error_file_id"] = file.id
@@ -210,10 +215,10 @@ class BatchRun:
                 if not path.stat().st_size or id in {file.id for file in files}:
                     path.unlink()
 
-    def _result_row(self, id: str, kind: str, size: int, seconds: int | None) -> Row:
+    def _result_row(self, id: str, kind: str, size: int, checksum: int, seconds: int | None) -> Row:
         expires_at = None if seconds is None else int(time.time()) + seconds
         fields = {"bytes": size, "filename": f"{self.row.id}_{kind}.jsonl", "purpose": "batch_output"}
-        return file_row(id, self.row.tenant, **fields, expires_at=expires_at)
+        return file_row(id, self.row.tenant, checksum, **fields, expires_at=expires_at)
 
     async def _count(self, batch: dict[str, Any], final: str) -> dict[str, Any]:
         """The final counts. Lines that a cancelled or expired batch has not answered become errors."""
@@ -247,19 +252,27 @@ def _progress(batch: dict[str, Any], journal: Journal) -> dict[str, Any]:
     return {"request_counts": counts, "usage": journal.usage.shown()}
 
 
-def _publish(path: pathlib.Path, content: pathlib.Path) -> int:
-    """Give results a second name, as a file's content; return their bytes. The first one goes once the row is there."""
+def _publish(path: pathlib.Path, content: pathlib.Path) -> tuple[int, int]:
+    """Give results a second name, as a file's content; the first one goes once the row is there.
+
+    Returns their bytes and checksum.
+    """
     size = path.stat().st_size if path.exists() else 0
     if size and not content.exists():
         content.parent.mkdir(mode=0o700, exist_ok=True)
         os.utime(path)  # an old file without its row would be taken for one that was forgotten
         os.link(path, content)
         sync_folder(content.parent)
-    return size
+    if not size:
+        return 0, 0
+    with path.open("rb") as file:
+        return size, checksum_of(file)
 
 
 POLL_S = 2.0
 """How often unfinished batches are looked for."""
+SWEEP_S = 600.0
+"""How often content without a row is looked for."""
 MAX_BATCHES = 16
 """Most batches that run at once."""
 MAX_TRIES = 5
@@ -278,6 +291,7 @@ class BatchRunner:
         self._slots = Slots(context.settings.batch_lines)
         self._running: dict[str, asyncio.Task[None]] = {}  # by tenant
         self._lock: int | None = None  # the file whose lock this process holds
+        self._next_sweep_s = 0.0
 
     async def run(self) -> None:
         """Run batches until the process drains or this is cancelled."""
@@ -286,6 +300,7 @@ class BatchRunner:
                 try:
                     if self._store.is_used and self._holds_lock():
                         await self._begin()
+                        await self._sweep()
                 except Exception as exc:  # for example a full disk: what is done is kept, the rest comes later
                     _log.warning("batches have to wait: %r", exc)
                 if self._running:
@@ -299,6 +314,11 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._lock is not None:
                 os.close(self._lock)
+
+    async def _sweep(self) -> None:
+        if time.monotonic() >= self._next_sweep_s:
+            self._next_sweep_s = time.monotonic() + SWEEP_S
+            await sweep(self._store)
 
     def _holds_lock(self) -> bool:
         if self._lock is None:

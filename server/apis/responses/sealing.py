@@ -1,6 +1,7 @@
 """Seals what a client keeps for this server: reasoning and compacted conversations."""
 
 import base64
+import errno
 import hashlib
 import hmac
 import os
@@ -39,7 +40,10 @@ class Sealer:
                 pass
             finally:
                 made.unlink()
-        self._key = hashlib.blake2b(tenant.encode(), key=path.read_bytes(), digest_size=_KEY_BYTES).digest()
+        secret = path.read_bytes()
+        if len(secret) != _KEY_BYTES:  # with an empty one, everybody could seal
+            raise OSError(errno.EIO, f"{path} must have {_KEY_BYTES} bytes, has {len(secret)}: remove it")
+        self._key = hashlib.blake2b(tenant.encode(), key=secret, digest_size=_KEY_BYTES).digest()
 
     def seal(self, kind: str, text: str) -> str:
         """The sealed text."""

@@ -90,6 +90,21 @@ def test_damaged_files_are_not_read(files: BlockFiles, tmp_path: Path, damage: s
         files.read(key(1), ROW_BYTES + (damage == "longer row"))
 
 
+@pytest.mark.parametrize("other", [(0, key(2)[1]), (1, key(1)[1])])
+def test_a_file_under_the_name_of_another_block_is_not_read(
+    files: BlockFiles, tmp_path: Path, other: tuple[int, bytes]
+) -> None:
+    """Its keys and values would have been those of another text, or of another cache."""
+    put(files, 1)
+    (path,) = (tmp_path / "kv").glob("*.kv")
+    files.write(other, row(2))
+    (target,) = set((tmp_path / "kv").glob("*.kv")) - {path}
+    target.write_bytes(path.read_bytes())
+    assert files.read(key(1), ROW_BYTES).equal(row(1))
+    with pytest.raises(ValueError, match="is damaged"):
+        files.read(other, ROW_BYTES)
+
+
 def test_what_was_left_unfinished_is_removed(files: BlockFiles, tmp_path: Path) -> None:
     left = tmp_path / "kv" / "0-00.new"
     left.write_bytes(b"half")

@@ -232,8 +232,11 @@ def test_activation_of_gemma_2(tmp_path: Path, changes: dict[str, object], activ
     ("changes", "message"),
     [
         ({"hidden_activation": "tanh"}, "activation tanh is not supported"),
-        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number above 0, got 0"),
-        ({"attn_logit_softcapping": -50.0}, r"attn_logit_softcapping must be a number above 0, got -50\.0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be between 1e-06 and 1000000000000, got 0"),
+        (
+            {"attn_logit_softcapping": -50.0},
+            r"attn_logit_softcapping must be between 1e-06 and 1000000000000, got -50\.0",
+        ),
         ({"final_logit_softcapping": "30"}, 'final_logit_softcapping must be a number, got "30"'),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list of 4"),
@@ -426,10 +429,10 @@ def test_folders_without_a_readable_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_attention_heads": 0}, r"config\.json: num_attention_heads must be a positive integer, got 0"),
-        ({"vocab_size": -1}, "vocab_size must be a positive integer, got -1"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
-        ({"intermediate_size": -5}, "intermediate_size must be no negative integer, got -5"),
+        ({"num_attention_heads": 0}, r"config\.json: num_attention_heads must be between 1 and 65536, got 0"),
+        ({"vocab_size": -1}, "vocab_size must be between 1 and 16777216, got -1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be between 1 and 512, got 0"),
+        ({"intermediate_size": -5}, "intermediate_size must be between 0 and 16777216, got -5"),
     ],
 )
 def test_sizes_are_positive(tmp_path: Path, changes: dict[str, object], message: str) -> None:

@@ -47,7 +47,7 @@ def test_a_context_is_as_long_as_one_set_of_frequencies(phi3: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"architectures": ["NewForCausalLM"], "model_type": "new"}, "transformers 5.* has no causal language model"),
+        ({"architectures": ["NewForCausalLM"], "model_type": "new"}, "transformers 5.* has no model of this name"),
         ({"architectures": ["Phi3ForTokenClassification"]}, "Phi3ForTokenClassification is not supported"),
         (
             {"architectures": ["NewForCausalLM"], "model_type": "new", "auto_map": {"AutoModelForCausalLM": "a.B"}},

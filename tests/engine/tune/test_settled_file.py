@@ -15,8 +15,15 @@ from weft.engine.wire.machine import KernelChoice, Verdict
 NAMES = ("triton", "flash2")
 
 
-def settled(component: str = "attention", shapes: str = "8 x 128", chosen: str = "triton") -> KernelChoice:
-    verdicts = Verdict("triton", seconds=0.002, error=0.01), Verdict("flash2", fault="not installed")
+VERDICTS = Verdict("triton", seconds=0.002, error=0.01), Verdict("flash2", fault="not installed")
+
+
+def settled(
+    component: str = "attention",
+    shapes: str = "8 x 128",
+    chosen: str = "triton",
+    verdicts: tuple[Verdict, ...] = VERDICTS,
+) -> KernelChoice:
     return KernelChoice(component, shapes, NAMES, chosen, verdicts)
 
 
@@ -33,8 +40,9 @@ def test_a_choice_is_found_again_for_the_same_shapes_candidates_and_machine(path
     assert file.find("attention", "8 x 64", NAMES) is None
     assert file.find("attention", "8 x 128", (*NAMES, "flash3")) is None
     assert ChoiceFile(path, "there").find("attention", "8 x 128", NAMES) is None
-    file.keep(settled(chosen="flash2"))
-    assert file.of_this_machine() == (settled(chosen="flash2"),)  # in place of the older one
+    newer = settled(verdicts=(Verdict("triton", seconds=0.001, error=0.02), Verdict("flash2", fault="not installed")))
+    file.keep(newer)
+    assert file.of_this_machine() == (newer,)  # in place of the older one
     assert [entry.name for entry in path.parent.iterdir()] == ["settled.json"]
 
 
@@ -50,10 +58,35 @@ def test_a_broken_or_foreign_file_is_ignored_and_replaced(path: Path, content: b
     assert file.of_this_machine() == (settled(),)
 
 
-def test_a_choice_that_is_none_of_the_candidates_is_ignored(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"chosen": "triton"', '"chosen": "malware"'), ('"chosen": "triton"', '"chosen": "flash2"'), ("0.002", "0.001"),
+     ('"machine": "elsewhere"', '"machine": "here"'), ('"version": 1', '"version": 2')],
+)  # fmt: skip
+def test_what_was_changed_since_is_not_believed(path: Path, before: str, after: str) -> None:
+    ChoiceFile(path, "elsewhere").keep(settled("sampler"))
     ChoiceFile(path, "here").keep(settled())
-    path.write_text(path.read_text().replace('"chosen": "triton"', '"chosen": "malware"'))
-    assert ChoiceFile(path, "here").find("attention", "8 x 128", NAMES) is None
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    file = ChoiceFile(path, "here")
+    assert file.of_this_machine() == ()
+    file.keep(settled())
+    assert file.of_this_machine() == (settled(),)
+
+
+def test_a_choice_that_is_none_of_the_candidates_or_is_wrong_is_ignored(path: Path) -> None:
+    file, none_is_right = ChoiceFile(path, "here"), (Verdict("triton", fault="wrong"), VERDICTS[1])
+    for chosen, verdicts, is_found in (
+        ("malware", VERDICTS, False), ("flash2", VERDICTS, False), ("flash2", none_is_right, True)
+    ):  # fmt: skip
+        file.keep(settled(chosen=chosen, verdicts=verdicts))
+        assert (file.find("attention", "8 x 128", NAMES) is not None) == is_found
+
+
+def test_a_file_is_bounded_before_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ChoiceFile(path, "here").keep(settled())
+    monkeypatch.setattr(compare, "_MAX_FILE_BYTES", 100)
+    assert ChoiceFile(path, "here").of_this_machine() == ()
 
 
 def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

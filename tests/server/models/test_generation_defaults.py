@@ -21,7 +21,7 @@ def test_no_file_means_no_defaults(tmp_path: pathlib.Path) -> None:
     assert read_generation_defaults(tmp_path) == GenerationDefaults()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", "[" * 200_000, '{"a":' + "[" * 200_000 + "]" * 200_000 + "}"])
 def test_a_broken_file_is_said_and_left_out(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
@@ -35,3 +35,20 @@ def test_a_value_of_another_type_is_said_and_left_out(
 ) -> None:
     assert write(tmp_path, f'{{"top_k": {value}, "min_p": 0.1, "top_p": null}}') == GenerationDefaults(min_p=0.1)
     assert "top_k" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 1e308), ("temperature", -1.0), ("top_p", 2), ("min_p", -0.5), ("top_k", -7),
+     ("repetition_penalty", 0)],
+)  # fmt: skip
+def test_a_value_that_no_request_may_have_is_said_and_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, name: str, value: float
+) -> None:
+    """Every request that left it out was refused because of it."""
+    assert write(tmp_path, f'{{"{name}": {value}, "eos_token_id": 1}}') == GenerationDefaults()
+    assert name in caplog.text
+
+
+def test_minus_one_is_all(tmp_path: pathlib.Path) -> None:
+    assert write(tmp_path, '{"top_k": -1}') == GenerationDefaults(top_k=-1)

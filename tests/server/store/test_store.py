@@ -4,6 +4,7 @@ import asyncio
 import errno
 import pathlib
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,12 +103,13 @@ def test_a_part_finds_its_parent_without_a_scan(make: MakeStore) -> None:
     """Each part that was written read the whole table, so that a full store was slow."""
     store, statements = make(), list[str]()
     put(store, Row("note", "a", "", b""))
-    assert store._connection is not None
-    store._connection.set_trace_callback(statements.append)
+    connection = store._writer.connection
+    assert connection is not None
+    connection.set_trace_callback(statements.append)
     put(store, Row("part", "p", "", b"", parent="a"))
-    store._connection.set_trace_callback(None)
+    connection.set_trace_callback(None)
     (touching,) = (each for each in statements if each.startswith("UPDATE objects SET used"))
-    plan = store._connection.execute(f"EXPLAIN QUERY PLAN {touching}").fetchall()
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {touching}").fetchall()
     assert plan[0][3].startswith("SEARCH objects")
 
 
@@ -146,15 +148,24 @@ def test_who_has_most_gives_the_room(make: MakeStore, bound: dict[str, int]) -> 
 def test_an_earlier_version_becomes_a_new_one(make: MakeStore, tmp_path: pathlib.Path) -> None:
     """Up to version 1, all tenants were counted together."""
     put(make(), Row("note", "a", "me", b"123"), Row("note", "k", "me", b"", is_kept=True))
-    with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
-        database.executescript("DROP TABLE totals; CREATE TABLE totals (is_kept, count, size); PRAGMA user_version = 1")
-    database.close()
+    write(make(), lambda tx: tx.append_events(Row("note", "k", "me", b""), 0, [b"one"]))
+    columns = [("objects", "checksum"), ("objects", "content_checksum"), ("events", "checksum")]
+    change_database(
+        tmp_path,
+        *(f"DROP TRIGGER {name}" for name in ("added", "removed", "changed")),
+        *(f"ALTER TABLE {table} DROP COLUMN {column}" for table, column in columns),  # of version 3
+        "DROP TABLE totals",
+        "CREATE TABLE totals (is_kept, count, size)",
+        "PRAGMA user_version = 1",
+    )
     put(make(), Row("note", "b", "you", b"45"))
+    assert read(make(), lambda tx: tx.get("note", "a", "me")).data == b"123"  # it has no checksum
+    assert read(make(), lambda tx: tx.events("k", limit=9)) == [(0, b"one")]
     with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
         assert database.execute("SELECT * FROM totals").fetchall() == [
             (0, "me", 1, 3),
             (0, "you", 1, 2),
-            (1, "me", 1, 0),
+            (1, "me", 1, 3),
         ]
     database.close()
 
@@ -238,9 +249,9 @@ def test_a_write_that_fails_leaves_nothing(make: MakeStore) -> None:
 def test_a_full_disk_is_told_and_loses_nothing(make: MakeStore) -> None:
     store = make()
     put(store, Row("note", "a", "", b"safe"))
-    assert store._connection is not None
-    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
-    store._connection.execute(
+    assert store._writer.connection is not None
+    pages = store._writer.connection.execute("PRAGMA page_count").fetchone()[0]
+    store._writer.connection.execute(
         f"PRAGMA max_page_count = {pages + 2}"
     )  # what SQLite then says is what ENOSPC makes it say
     with pytest.raises(StorageFullError) as caught:
@@ -277,19 +288,92 @@ def test_failures_of_files_are_told(make: MakeStore, number: int, error: type[St
 
 
 def test_a_busy_database_is_told(make: MakeStore, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module.open_database.__globals__["sqlite3"], "connect", _impatient(sqlite3.connect))
+    """Each of the writes that waited for another process waited its own time: nine took nine times as long."""
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_S", 0.3)
     store = make()
     put(store, Row("note", "a", "", b""))
     other = sqlite3.connect(tmp_path / "data" / FILE_NAME, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match="cannot be used now"):
-        put(store, Row("note", "b", "", b""))
-    assert all_ids(store) == ["a"]  # readers do not wait
+
+    async def write_many() -> list[Any]:
+        writes = [store.write(lambda tx, i=i: tx.put(Row("note", str(i), "", b""))) for i in range(9)]
+        return await asyncio.gather(*writes, return_exceptions=True)
+
+    began = time.monotonic()
+    told = asyncio.run(write_many())
+    assert time.monotonic() - began < 1.5
+    assert {(type(each), "cannot be used now" in str(each)) for each in told} == {(StorageError, True)}
+    assert all_ids(store) == ["a"]
+    assert all_ids(make()) == ["a"]  # nor does the first read of a process wait
+    other.execute("ROLLBACK")
     other.close()
+    put(store, Row("note", "b", "", b""))
+    assert all_ids(store) == ["a", "b"]
 
 
-def _impatient(connect: Any) -> Any:
-    return lambda *args, **kwargs: connect(*args, **{**kwargs, "timeout": 0.05})
+def test_reads_do_not_wait_for_writes(make: MakeStore) -> None:
+    """A read waited for all writes of its process, and these for the disk."""
+    store, may_end = make(), threading.Event()
+    put(store, Row("note", "a", "", b"old"))
+
+    async def both() -> bytes:
+        def slow(tx: Transaction) -> None:
+            tx.put(Row("note", "a", "", b"new"))
+            assert may_end.wait(30)
+
+        writes = [asyncio.create_task(store.write(slow)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        seen = await asyncio.wait_for(store.read(lambda tx: tx.get("note", "a", "")), 10)
+        may_end.set()
+        await asyncio.gather(*writes)
+        assert seen is not None
+        after = await store.read(lambda tx: tx.get("note", "a", ""))
+        assert after is not None
+        return seen.data + after.data
+
+    assert asyncio.run(both()) == b"oldnew"
+
+
+DAMAGE = ["data = 'forged'", "data = CAST('old' || char(0) AS BLOB)", "tenant = 'you'", "id = 'b'", "checksum = 7",
+          "content_checksum = 8", "kind = 'other'"]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+def test_a_damaged_row_is_not_found(make: MakeStore, tmp_path: pathlib.Path, change: str) -> None:
+    """Whatever lay in the database was believed, or ended in a traceback."""
+    put(make(), Row("note", "a", "me", b"old", content_checksum=1), Row("note", "whole", "me", b"old"))
+    change_database(tmp_path, f"UPDATE objects SET {change} WHERE id = 'a'")
+    store = make()
+    for kind, id in (("note", "a"), ("note", "b"), ("other", "a")):
+        assert read(store, lambda tx, kind=kind, id=id: tx.get(kind, id, None)) is None
+    assert all_ids(store) == ["whole"]
+    assert ids(read(store, lambda tx: tx.page("note", "me", limit=9))) == ["whole"]
+    assert read(store, lambda tx: tx.page("note", "you", limit=9)) == []
+
+
+def test_a_damaged_row_can_be_removed(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    put(make(), Row("file", "a", "me", b"old", is_kept=True))
+    change_database(tmp_path, "UPDATE objects SET data = 'forged'")
+    store = make()
+    assert write(store, lambda tx: tx.delete("file", "a", "you")) is False
+    assert write(store, lambda tx: tx.delete("file", "a", "me")) is True
+
+
+@pytest.mark.parametrize("change", ["data = 'x'", "number = number + 7", "owner = 'b'", "checksum = 7"])
+def test_a_damaged_event_is_left_out(make: MakeStore, tmp_path: pathlib.Path, change: str) -> None:
+    owner = Row("note", "a", "", b"")
+    put(make(), owner)
+    write(make(), lambda tx: tx.append_events(owner, 0, [b"one", b"two"]))
+    change_database(tmp_path, f"UPDATE events SET {change} WHERE number = 1")
+    store = make()
+    assert read(store, lambda tx: [*tx.events("a", limit=9), *tx.events("b", limit=9)]) == [(0, b"one")]
+
+
+def change_database(tmp_path: pathlib.Path, *statements: str) -> None:
+    with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
 
 
 def test_a_later_version_is_refused(make: MakeStore, tmp_path: pathlib.Path) -> None:

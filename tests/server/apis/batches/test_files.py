@@ -1,7 +1,9 @@
 """/v1/files and /v1/uploads with the OpenAI SDK, and what they refuse."""
 
+import asyncio
 import errno
 import hashlib
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +12,8 @@ import openai
 import pytest
 
 from tests.linear_time import assert_linear
-from weft.server.apis.batches import file_routes as uploads
-from weft.server.apis.batches import files as stored
+from weft.server.apis.batches import contents as stored
+from weft.server.apis.batches import file_routes
 from weft.server.store.transaction import Row, Transaction
 
 TEXT = b"one\ntwo\r\n--three\n" * 1000
@@ -109,7 +111,7 @@ def test_of_two_that_complete_an_upload_one_is_told(
         done.append(client.uploads.complete(upload.id, part_ids=[part]))
         stored.join(*args)
 
-    monkeypatch.setattr(uploads, "join", join_late)
+    monkeypatch.setattr(file_routes, "join", join_late)
     with pytest.raises(openai.BadRequestError, match="must be pending, it is completed"):
         client.uploads.complete(upload.id, part_ids=[part])
     assert contents(tmp_path) == [done[0].file.id]
@@ -118,9 +120,9 @@ def test_of_two_that_complete_an_upload_one_is_told(
 def test_parts_are_checked_in_linear_time() -> None:
     def check(num_parts: int) -> None:
         parts = {f"part_{i:024}": Row("part", "", "", b"", size=2) for i in range(num_parts)}
-        uploads._check_parts([*parts], parts, num_parts)
+        file_routes._check_parts([*parts], parts, num_parts)
 
-    assert_linear(check, uploads.MAX_PARTS)
+    assert_linear(check, file_routes.MAX_PARTS)
 
 
 @pytest.mark.parametrize("size", [True, 3.0, "3"])
@@ -248,20 +250,121 @@ def test_a_full_disk_leaves_an_upload_as_it_was(
 
 def test_what_is_stored_is_acknowledged_though_tidying_fails(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer was 503 "nothing was stored", and the file was there."""
-    monkeypatch.setattr("weft.server.apis.batches.file_routes.sweep", full)
     kept = post(data, file=b"kept")
-    assert kept.status == 200
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, "unlink", full)
-        path = f"/v1/files/{kept.json['id']}"
-        assert data.call("DELETE", path, headers={"authorization": "Bearer a"}).json["deleted"] is True
+    monkeypatch.setattr(pathlib.Path, "unlink", full)
+    path = f"/v1/files/{kept.json['id']}"
+    assert data.call("DELETE", path, headers={"authorization": "Bearer a"}).json["deleted"] is True
 
 
-def test_content_without_a_row_is_swept(data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = post(data).json["id"]
-    (tmp_path / stored.FILES / "file-left").touch()
-    monkeypatch.setattr(stored, "ABANDONED_S", -1.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(stored.Content, "finish", full)
-        assert post(data).status == 507
-    assert contents(tmp_path) == [kept]  # also where the disk is full
+@pytest.mark.parametrize(("is_late", "status"), [(False, 404), (True, 200)])
+def test_a_file_that_is_deleted_while_it_is_read_is_whole_or_gone(
+    data: Any, monkeypatch: pytest.MonkeyPatch, is_late: bool, status: int
+) -> None:
+    """It was a 500, or a 200 whose body ended early."""
+    id, key = post(data, file=TEXT).json["id"], {"authorization": "Bearer a"}
+
+    def opened(store: Any, row: Row) -> Any:
+        file = stored.open_content(store, row) if is_late else None
+        stored.content_path(store, id).unlink()
+        return file or stored.open_content(store, row)
+
+    monkeypatch.setattr(file_routes, "open_content", opened)
+    reply = data.call("GET", f"/v1/files/{id}/content", headers=key)
+    assert (reply.status, reply.text == TEXT.decode()) == (status, is_late)
+
+
+def test_a_stream_of_a_deleted_file_goes_on(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
+    file = client.files.create(file=("f", TEXT), purpose="user_data")
+    with client.files.with_streaming_response.content(file.id) as reply:
+        pieces = reply.iter_bytes(100)
+        got = next(pieces)
+        client.files.delete(file.id)
+        assert got + b"".join(pieces) == TEXT
+    assert contents(tmp_path) == []
+
+
+def test_a_part_of_a_file_comes_alone(data: Any) -> None:
+    id = post(data, file=TEXT).json["id"]
+    key = {"authorization": "Bearer a", "range": "bytes=4-8"}
+    reply = data.call("GET", f"/v1/files/{id}/content", headers=key)
+    assert (reply.status, reply.text.encode()) == (206, TEXT[4:9])
+
+
+@pytest.mark.parametrize("damaged", [b"", TEXT[:-1], TEXT + b"x", TEXT[:5] + b"X" + TEXT[6:]])
+def test_what_was_not_written_is_not_read(data: Any, tmp_path: pathlib.Path, damaged: bytes) -> None:
+    """Whatever lay there was sent as the file."""
+    id, key = post(data, file=TEXT).json["id"], {"authorization": "Bearer a"}
+    (tmp_path / stored.FILES / id).write_bytes(damaged)
+    reply = data.call("GET", f"/v1/files/{id}/content", headers=key)
+    assert (reply.status, "is damaged on the server's disk" in reply.error["message"]) == (503, True)
+    assert data.call("DELETE", f"/v1/files/{id}", headers=key).json["deleted"] is True
+
+
+def test_a_damaged_part_makes_no_file(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
+    upload = client.uploads.create(bytes=3, filename="f", mime_type="text/plain", purpose="user_data")
+    part = client.uploads.parts.create(upload.id, data=b"one").id
+    (tmp_path / stored.FILES / part).write_bytes(b"two")
+    with pytest.raises(openai.InternalServerError, match="is damaged"):
+        client.uploads.complete(upload.id, part_ids=[part])
+    assert contents(tmp_path) == [part]
+
+
+def test_content_without_a_row_is_swept(data: Any, tmp_path: pathlib.Path) -> None:
+    kept, store = post(data).json["id"], data.app.state.context.store
+    for name in ("file-left", "part_left", "file-new"):
+        (tmp_path / stored.FILES / name).touch()
+    for name in ("file-left", "part_left", kept):
+        os.utime(tmp_path / stored.FILES / name, (1, 1))
+    asyncio.run(stored.sweep(store))
+    assert sorted(contents(tmp_path)) == sorted([kept, "file-new"])
+
+
+def test_two_sweeps_do_not_mind_each_other(
+    data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What another removed was told as a failure of the store, and the rest stayed."""
+    kept, store = post(data).json["id"], data.app.state.context.store
+    left = [tmp_path / stored.FILES / f"file-{i}" for i in range(9)]
+    for path in left:
+        path.touch()
+        os.utime(path, (1, 1))
+    gone, stat, unlink = iter(left[::2]), pathlib.Path.stat, pathlib.Path.unlink
+
+    def stat_late(path: pathlib.Path, **how: Any) -> os.stat_result:
+        if (other := next(gone, None)) is not None:
+            other.unlink(missing_ok=True)
+        return stat(path, **how)
+
+    def unlink_late(path: pathlib.Path, **how: Any) -> None:
+        unlink(left[3], missing_ok=True)
+        unlink(path, **how)
+
+    monkeypatch.setattr(pathlib.Path, "stat", stat_late)
+    monkeypatch.setattr(pathlib.Path, "unlink", unlink_late)
+    asyncio.run(stored.sweep(store))
+    monkeypatch.undo()
+    assert contents(tmp_path) == [kept]
+    assert "failed" not in caplog.text
+
+
+def test_an_upload_costs_the_same_in_a_full_store(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read the rows of all files."""
+    store = data.app.state.context.store
+    post(data)
+    asyncio.run(
+        store.write(
+            lambda tx: [tx.put(Row("file", f"file-{i}", "a", b"{}", is_kept=True, size=1)) for i in range(1000)]
+        )
+    )
+    statements: list[str] = []
+    for line in (store._reader, store._writer):
+        if line.connection is not None:
+            line.connection.set_trace_callback(statements.append)
+    assert post(data).status == 200
+    plans = [
+        step[3]
+        for each in statements
+        if each.lstrip().upper().startswith(("SELECT", "DELETE", "UPDATE"))
+        for step in store._writer.connection.execute(f"EXPLAIN QUERY PLAN {each}")
+    ]
+    assert plans and not [step for step in plans if step.startswith("SCAN") and "totals" not in step]

@@ -323,6 +323,29 @@ def test_a_journal_cuts_half_a_line(tmp_path: pathlib.Path) -> None:
     assert paths[1].read_bytes() == b'{"id":"batch_req_x_8"}\n'
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00" * 40 + b"\n",
+        b'{"id":"x"}\n',
+        b"[]\n",
+        b"\xff\n",
+        b"{}\n",
+        b'{"id":"a_1","response":null}\n',
+        b"[" * 9000 + b"\n",
+    ],
+)
+def test_a_journal_is_done_again_from_where_it_is_damaged(tmp_path: pathlib.Path, damage: bytes) -> None:
+    """The batch ended with an internal error, and with it what was answered."""
+    paths = (tmp_path / "answers", tmp_path / "errors")
+    lines = [b'{"id":"batch_req_x_%d","response":{"body":{"usage":{"prompt_tokens":3}}}}\n' % i for i in range(3)]
+    paths[0].write_bytes(lines[0] + damage + lines[2])
+    journal = Journal(paths)
+    journal.close()
+    assert (journal.done, journal.counts, journal.num_bytes) == ({0}, [1, 0], len(lines[0]))
+    assert paths[0].read_bytes() == lines[0]
+
+
 def test_a_batch_has_bounds(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(b"".join(json.dumps(line(str(i))).encode() + b"\n" for i in range(MAX_LINES + 1)))
@@ -333,3 +356,27 @@ def test_a_batch_has_bounds(tmp_path: pathlib.Path) -> None:
     assert (count, model, [(error["line"], error["code"]) for error in errors]) == (2, "m", [(1, "line_too_long")])
     path.write_text(json.dumps(line("a", x=[[]] * (MAX_PARTS + 1))))
     assert "texts, lists and objects" in check_input(path, CHAT, 1 << 30)[2][0]["message"]
+
+
+def test_the_runner_sweeps(client: openai.OpenAI, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each upload did it, at a cost that grew with the number of files."""
+    monkeypatch.setattr(runner, "SWEEP_S", 0.1)
+    kept = client.files.create(file=("f", b"x"), purpose="batch").id
+    left = tmp_path / "files" / "part_left"
+    left.touch()
+    for path in (left, tmp_path / "files" / kept):
+        os.utime(path, (1, 1))
+    deadline = time.monotonic() + 30
+    while left.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [kept]
+
+
+def test_a_damaged_input_ends_the_batch(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
+    content = json.dumps(line("a")).encode() + b"\n"
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    (tmp_path / "files" / file.id).write_bytes(content.replace(b"Hi", b"Ho"))
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")  # type: ignore[arg-type]
+    batch = ended(client, batch)
+    assert batch.status == "failed" and "is damaged" in batch.errors.data[0].message

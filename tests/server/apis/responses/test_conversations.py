@@ -222,7 +222,7 @@ def test_reasoning_is_sealed_on_request(make_site: Any) -> None:
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_full_disk_stores_nothing_of_a_turn(client: httpx.Client, site: Any, is_full: bool) -> None:
     id = begin(client, USER)
-    connection = site.app.state.context.store._connection
+    connection = site.app.state.context.store._writer.connection
     if is_full:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -246,7 +246,7 @@ def test_many_responses_and_conversations_stay_within_their_bounds(make_site: An
             id = begin(client, USER)
             for question in (f"q{i}", "x" * 500):
                 assert client.post("responses", json={"input": question, "conversation": id}).status_code == 200
-        connection = store._connection
+        connection = store._writer.connection
         (count, size) = connection.execute("SELECT count, size FROM totals WHERE is_kept = 0").fetchone()
         assert (count, size) == connection.execute("SELECT count(*), sum(size) FROM objects").fetchone()
         assert 30 < count <= 60 and size <= 200_000

@@ -2,6 +2,8 @@
 
 import pathlib
 
+import pytest
+
 from weft.server.apis.responses.sealing import Sealer
 
 
@@ -25,3 +27,13 @@ def test_what_was_changed_or_never_sealed_is_nothing(tmp_path: pathlib.Path) -> 
         assert sealer.unseal("reasoning", sealed[:i] + changed + sealed[i + 1 :]) is None
     for text in ("", "x", "é", "AAAA", sealed[:40]):
         assert sealer.unseal("reasoning", text) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 33])
+def test_a_key_that_is_not_whole_is_no_key(tmp_path: pathlib.Path, size: int) -> None:
+    """With an empty one, everybody could have sealed."""
+    Sealer(tmp_path, "me")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"x" * size)
+    with pytest.raises(OSError, match=f"must have 32 bytes, has {size}"):
+        Sealer(tmp_path, "me")

@@ -265,7 +265,9 @@ def test_nothing_stays_in_progress_for_ever(client: httpx.Client, site: Any, is_
         connection.execute("UPDATE objects SET used = used - ?", (DEAD_AFTER_S + 1,))
 
     write(site, leave)
-    site.app.state.context.store._connection.execute("PRAGMA query_only = ON")
+    store = site.app.state.context.store
+    for line in (store._reader, store._writer):
+        line.connection.execute("PRAGMA query_only = ON")
     found = client.get(f"responses/{made['id']}").json()
     status, kind, code = ("cancelled", "incomplete", None) if is_cancelled else ("failed", "failed", "server_error")
     assert (found["status"], (found["error"] or {}).get("code")) == (status, code)
@@ -284,7 +286,9 @@ def test_a_follower_reads_nothing_but_new_events(site: Any) -> None:
     head = {"id": "resp_1", "status": "in_progress", "background": True, "previous_response_id": None, "output": []}
     row = StoredResponse(head, []).row("")
     write(site, lambda transaction: (transaction.put(row), transaction.append_events(row, 0, [b"a", b"b"])))
-    context.store._connection.set_trace_callback(statements.append)
+    asyncio.run(context.store.read(lambda transaction: None))
+    for line in (context.store._reader, context.store._writer):
+        line.connection.set_trace_callback(statements.append)
     last = b"event: response.completed\n"
 
     async def read() -> list[bytes]:
