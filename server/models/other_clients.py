@@ -17,6 +17,7 @@ from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFai
 from weft.server.models.engine_client import EngineClient, Generation, SocketEngineClient
 from weft.server.models.fleet import ASK_EVERY_S, Ask, Fleet, ModelState
 from weft.server.settings import Settings
+from weft.server.text.shield import strip_controls
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,10 @@ _REFUSED_S = 1.0
 """The same for one that is full or does not take a prompt: it seems to be the least busy one, which is asked."""
 _TELL_S = 10.0
 """Least time between two lines of log about refusals: a full server refuses every prompt."""
+_MAX_ANSWER_BYTES = 64 << 10
+"""Of an answer, of which only the status counts; more than a server for prefill ever says."""
+_LEAST_PIECE = 64
+"""Bytes that any piece of an answer counts for: each costs time, however short it is."""
 _SLICE = 64
 """Tokens of a prompt's beginning that are remembered together."""
 _MAX_SLICES = 1 << 16
@@ -216,7 +221,7 @@ class PrefillingClient:
             outcome = "late" if isinstance(error, TimeoutError) and timeout_s < self._timeout_s else "failed"
             if outcome == "failed":
                 self._resting[url] = time.monotonic() + _REST_S
-                reason = str(error) or type(error).__name__
+                reason = _one_line(str(error)) or type(error).__name__
                 _log.warning("%s computes no prompt and is left alone for %g s: %s", url, _REST_S, reason)
         finally:
             self._running[url] -= 1
@@ -225,14 +230,27 @@ class PrefillingClient:
         self.observe(outcome, time.monotonic() - began)
 
     async def _post(self, url: str, body: bytes) -> Outcome:
-        headers = {"content-type": "application/json"}
-        answer = await self._http.post(f"{url}/v1/completions", content=body, headers=headers)
+        """Send a prompt. Reads a bounded answer as it came: nothing is unpacked, and no redirection is followed."""
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        told, num_bytes = bytearray(), 0
+        async with self._http.stream("POST", f"{url}/v1/completions", content=body, headers=headers) as answer:
+            async for piece in answer.aiter_raw():
+                num_bytes += max(len(piece), _LEAST_PIECE)
+                if num_bytes > _MAX_ANSWER_BYTES:
+                    raise httpx.ReadError(f"it answers with more than {_MAX_ANSWER_BYTES} bytes")
+                told += piece
         if answer.status_code == httpx.codes.OK:
             return "computed"
         if time.monotonic() >= self._next_tell:
             self._next_tell = time.monotonic() + _TELL_S
-            _log.warning("%s computes no prompt: %d %s", url, answer.status_code, answer.text[:200])
+            reason = _one_line(told.decode("utf-8", "replace"))
+            _log.warning("%s computes no prompt: %d %s", url, answer.status_code, reason)
         return "refused"
+
+
+def _one_line(text: str) -> str:
+    """The beginning of what another server says, for the log."""
+    return " ".join(strip_controls(text[:200]).split())
 
 
 def with_prefill(name: str, engine_client: EngineClient, settings: Settings) -> EngineClient:

@@ -1,7 +1,8 @@
 import asyncio
+import gzip
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import msgspec
@@ -42,7 +43,11 @@ class Prefilling:
         async def note(request: httpx.Request) -> httpx.Response:
             self.sent.append(request)
             response = answer(request)
-            return response if isinstance(response, httpx.Response) else await response
+            if not isinstance(response, httpx.Response):
+                response = await response
+            if response.is_stream_consumed:  # as from a socket: nobody has read it yet
+                response = httpx.Response(response.status_code, stream=httpx.ByteStream(response.content))
+            return response
 
         client._http = httpx.AsyncClient(transport=httpx.MockTransport(note), headers=client._http.headers)
 
@@ -136,3 +141,50 @@ def test_without_a_role_or_urls_the_engine_is_asked_itself() -> None:
     engine = FakeEngine()
     for changes in ({"kv_role": "prefill"}, {"prefill_urls": ()}):
         assert with_prefill("name", engine, SETTINGS.model_copy(update=changes)) is engine
+
+
+async def endless(piece: bytes, pause_s: float = 0.0) -> AsyncIterator[bytes]:
+    while True:
+        yield piece
+        await asyncio.sleep(pause_s)
+
+
+@pytest.mark.parametrize("status", [200, 307, 503])
+@pytest.mark.parametrize(
+    ("piece", "pause_s", "headers"),
+    [
+        (b"x" * (1 << 16), 0.0, {}),
+        (b"x", 0.0, {}),  # each piece costs time
+        (gzip.compress(bytes(1 << 20)), 0.0, {"content-encoding": "gzip"}),
+        (b"\x78\x9c", 0.0, {"content-encoding": "deflate"}),
+        (b"x", 0.05, {"content-encoding": "unheard-of"}),
+    ],
+)
+def test_an_answer_is_read_in_bounds_and_never_unpacked(
+    piece: bytes, pause_s: float, headers: dict[str, str], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was read whole: one prompt took 1,754 MB of answers that never end, or of 800 kB that unpack to so much."""
+    taken = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal taken
+        async for data in endless(piece, pause_s):
+            taken += len(data)
+            yield data
+
+    location = {"location": "http://elsewhere/"}
+    prefilling = Prefilling(lambda request: httpx.Response(status, content=counted(), headers={**headers, **location}))
+    prefilling.client._timeout_s = 0.5
+    assert prefilling.generate(PROMPT) == 1
+    assert taken <= prefilling_client._MAX_ANSWER_BYTES + len(piece)
+    assert prefilling.sent[0].headers["accept-encoding"] == "identity"
+    assert list(prefilling.client._resting) == ["http://a:1"], "it is left alone"
+    assert len(caplog.messages[0]) < 200
+
+
+@pytest.mark.parametrize("words", [b"\x1b[2J" + b"one\nERROR two\r\n" * 5000, b"\xff\0" * 900, "\u202eolleh".encode()])
+def test_what_a_server_says_takes_one_short_line_of_the_log(words: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    prefilling = Prefilling(lambda request: httpx.Response(500, content=words[:60_000]))
+    assert prefilling.generate(PROMPT) == 1
+    (line,) = caplog.messages
+    assert len(line) < 300 and not set("\n\r\x1b\0\u202e") & set(line)
