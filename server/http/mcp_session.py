@@ -1,22 +1,29 @@
 """Opens a bounded session with one MCP server. Imports the `mcp` package, so it is imported on first use only.
 
 Whatever the package or the server does, requests go to the listed origin alone, and the bytes of all answers together
-are bounded.
+are bounded. The package takes a list of tools as a whole or not at all, so it gets a stand-in for each.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
 
 import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.types import JSONRPCResponse
 
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)  # it would log what servers send; failures are logged here
 
 CLOSE_S = 2.0
 """How long a server may take to end a session."""
+LEAST_PIECE = 64
+"""Bytes that any piece of an answer counts for: each costs time, however short it is."""
+_PIECES_AT_ONCE = 128
+"""Others get a turn after so many: what has arrived already is read without a pause."""
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
@@ -69,12 +76,68 @@ class _BoundedStream(httpx2.AsyncByteStream):
         self._owner = owner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_pieces = 0
         async for data in self._inner:
-            self._owner.take(len(data))
+            self._owner.take(max(len(data), LEAST_PIECE))
             yield data
+            num_pieces += 1
+            if num_pieces % _PIECES_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+GIVEN = "weft/given"
+"""In the `_meta` of a stand-in, what the server lists."""
+
+
+class _StandIns:
+    """What a server sends, with a stand-in for every tool of a list. A stream as the package reads it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    @property
+    def last_context(self) -> object:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> Any:
+        return _with_stand_ins(await self._inner.receive())
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __aiter__(self) -> "_StandIns":
+        return self
+
+    async def __anext__(self) -> Any:
+        return _with_stand_ins(await self._inner.__anext__())
+
+    async def __aenter__(self) -> "_StandIns":
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        left: bool | None = await self._inner.__aexit__(kind, exc, trace)
+        return left
+
+
+def _with_stand_ins(sent: Any) -> Any:
+    message = getattr(sent, "message", None)  # None: the stream failed
+    if isinstance(message, JSONRPCResponse) and isinstance(tools := message.result.get("tools"), list):
+        message.result["tools"] = [
+            {"name": "tool", "inputSchema": {"type": "object"}, "_meta": {GIVEN: tool}} for tool in tools
+        ]
+    return sent
+
+
+@asynccontextmanager
+async def _streams(url: str, http_client: httpx2.AsyncClient, max_bytes: int) -> AsyncIterator[tuple[Any, Any]]:
+    async with streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes) as (received, sent):
+        yield _StandIns(received), sent
 
 
 @asynccontextmanager
@@ -85,7 +148,7 @@ async def open_client(
     sent = {**headers, "accept-encoding": "identity"}
     async with (
         httpx2.AsyncClient(headers=sent, timeout=None, transport=transport, trust_env=False) as http_client,
-        Client(streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes)) as client,
+        Client(_streams(url, http_client, max_bytes)) as client,
     ):
         yield client
 

@@ -17,7 +17,7 @@ from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFai
 from weft.server.models.engine_client import EngineClient, Generation, SocketEngineClient
 from weft.server.models.fleet import ASK_EVERY_S, Ask, Fleet, ModelState
 from weft.server.settings import Settings
-from weft.server.text.shield import strip_controls
+from weft.server.text.shield import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ class PrefillingClient:
             outcome = "late" if isinstance(error, TimeoutError) and timeout_s < self._timeout_s else "failed"
             if outcome == "failed":
                 self._resting[url] = time.monotonic() + _REST_S
-                reason = _one_line(str(error)) or type(error).__name__
+                reason = one_line(str(error)) or type(error).__name__
                 _log.warning("%s computes no prompt and is left alone for %g s: %s", url, _REST_S, reason)
         finally:
             self._running[url] -= 1
@@ -243,14 +243,9 @@ class PrefillingClient:
             return "computed"
         if time.monotonic() >= self._next_tell:
             self._next_tell = time.monotonic() + _TELL_S
-            reason = _one_line(told.decode("utf-8", "replace"))
+            reason = one_line(told.decode("utf-8", "replace"))
             _log.warning("%s computes no prompt: %d %s", url, answer.status_code, reason)
         return "refused"
-
-
-def _one_line(text: str) -> str:
-    """The beginning of what another server says, for the log."""
-    return " ".join(strip_controls(text[:200]).split())
 
 
 def with_prefill(name: str, engine_client: EngineClient, settings: Settings) -> EngineClient:

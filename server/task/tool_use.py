@@ -135,7 +135,7 @@ def use_of(
     named = [(each, path) for each, path in zip(functions, paths, strict=True) if each.name in choice.names]
     tools, lost = enforceable([_tool(function, path) for function, path in named])
     return ToolUse(
-        shown=[_shown(function) for function in functions],
+        shown=[shown_tool(function) for function in functions],
         tools=tools,
         is_required=choice.is_required,
         allows_many=is_parallel and not choice.is_one,
@@ -262,7 +262,7 @@ def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str],
     return name
 
 
-def _shown(function: FunctionDefinition) -> dict[str, Any]:
+def shown_tool(function: FunctionDefinition) -> dict[str, Any]:
     """A declaration as templates expect it: the fields that were sent, without those meant for this server only."""
     declared = function.model_dump(exclude_none=True, exclude={"strict"})
     return {"type": "function", "function": declared}

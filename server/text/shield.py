@@ -173,3 +173,8 @@ def strip_controls(text: str) -> str:
     Drops control characters except line feed and tab, bidirectional overrides, and unpaired surrogates.
     """
     return _CONTROLS.sub("", text)
+
+
+def one_line(text: str, max_chars: int = 200) -> str:
+    """The beginning of a text from others, for a line of the log."""
+    return " ".join(strip_controls(text[:max_chars]).split())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -112,3 +113,33 @@ def serve(app: Any) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def listing(tools: Any) -> Any:
+    """A server that lists these tools, whatever they are, and says hello to all who call one."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body, more = b"", scope["method"] == "POST"
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        asked = json.loads(body) if body else {}
+        told: dict[str, Any] = {
+            "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                           "serverInfo": {"name": "raw", "version": "1"}},
+            "tools/list": {"tools": tools},
+            "tools/call": {"content": [{"type": "text", "text": "hello"}]},
+        }  # fmt: skip
+        answer = {"jsonrpc": "2.0", "id": asked.get("id")}
+        if result := told.get(asked.get("method", "")):
+            answer["result"] = result
+        else:
+            answer["error"] = {"code": -32601, "message": "no such method"}
+        status, data = (200, json.dumps(answer).encode()) if "id" in asked else (202 if body else 405, b"")
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    return app

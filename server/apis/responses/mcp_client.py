@@ -1,7 +1,8 @@
 """Lists and calls the tools of an MCP server: one connection for each, bounded in time and bytes.
 
-A server that is down, hangs, answers garbage or too much is a `McpFailure`, in the words of the Responses API. What a
-client may reach is decided by `weft.server.apis.responses.mcp_tools`.
+A server that is down, hangs, answers garbage or too much is a `McpFailure`, in the words of the Responses API. Clients
+are told what a server says to its callers: tools, results, errors in MCP. How it was reached, and what it says that is
+no MCP, is in the log alone. What a client may reach is decided by `weft.server.apis.responses.mcp_tools`.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from weft.server.apis.responses.schema import McpTool
+from weft.server.text.shield import one_line
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 1024
 """Most tools that a server may list."""
+MAX_NAME_CHARS = 256
+"""Of a tool; one with a longer name is left out."""
+MAX_LEFT_OUT = 64
+"""Most paths that are reported of one server."""
 MAX_MESSAGE_CHARS = 1000
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -58,30 +64,55 @@ def is_installed() -> bool:
     return importlib.util.find_spec("mcp") is not None
 
 
-async def list_tools(connection: McpConnection) -> list[McpTool]:
-    """All tools of a server.
+class Listed(NamedTuple):
+    """The tools of a server, and the paths of what it lists that is none, or not as MCP asks for."""
+
+    tools: list[McpTool]
+    left_out: list[str]
+
+
+async def list_tools(connection: McpConnection) -> Listed:
+    """All tools of a server. One that is odd is taken as far as it goes, or left out alone.
 
     Raises:
         McpFailure: There is no list.
     """
 
-    async def work(client: "Client") -> list[McpTool]:
-        tools: list[McpTool] = []
+    async def work(client: "Client") -> list[Any]:
+        from weft.server.apis.responses.mcp_session import GIVEN
+
+        given: list[Any] = []
         cursor: str | None = None
         while True:
             page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                annotations = (
-                    tool.annotations.model_dump(by_alias=True, exclude_none=True) if tool.annotations else None
-                )
-                tools.append(McpTool(tool.name, tool.input_schema, tool.description, annotations))
-            if len(tools) > MAX_LISTED:
+            given += [(tool.meta or {}).get(GIVEN) for tool in page.tools]
+            if len(given) > MAX_LISTED:
                 raise McpFailure("http_error", 502, f"the server lists more than {MAX_LISTED} tools")
             cursor = page.next_cursor
             if not cursor:
-                return tools
+                return given
 
-    return await _run(connection, work)
+    listed = Listed([], [])
+    for i, tool in enumerate(await _run(connection, work)):
+        _take_tool(tool, f"{connection.label}.tools[{i}]", listed)
+    del listed.left_out[MAX_LEFT_OUT:]
+    return listed
+
+
+def _take_tool(given: Any, at: str, listed: Listed) -> None:
+    """Read a tool. What it says that MCP does not allow is left out: a member, or if it has no name, the tool."""
+    name = given.get("name") if isinstance(given, dict) else None
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        listed.left_out.append(at)
+        return
+    members: dict[str, Any] = {}
+    for member, kind in (("inputSchema", dict), ("description", str), ("annotations", dict)):
+        members[member] = given.get(member)
+        if not isinstance(members[member], kind):
+            if members[member] is not None:
+                listed.left_out.append(f"{at}.{member}")
+            members[member] = None
+    listed.tools.append(McpTool(name, members["inputSchema"] or {}, members["description"], members["annotations"]))
 
 
 async def call_tool(connection: McpConnection, name: str, arguments: str) -> Outcome:
@@ -119,25 +150,28 @@ async def _run(connection: McpConnection, work: Callable[["Client"], Awaitable[_
             return await work(client)
     except Exception as exc:
         failure = _failure(connection, exc, is_exceeded=transport.is_exceeded)
-        _log.warning("MCP server %s: %s", connection.label, failure)
+        detail = one_line("; ".join(str(leaf) or type(leaf).__name__ for leaf in _leaves(exc)), 1000)
+        _log.warning("MCP server %s: %s (%s)", connection.label, one_line(str(failure)), detail)
         raise failure from None
 
 
 def _failure(connection: McpConnection, exc: Exception, *, is_exceeded: bool) -> McpFailure:
     """The failure for any exception. Task groups wrap what happens in them."""
     from mcp import MCPError
+    from mcp.types import INVALID_REQUEST, PARSE_ERROR
 
     if is_exceeded:
         return McpFailure("http_error", 413, f"the server answered with more than {connection.max_bytes} bytes")
     if isinstance(exc, TimeoutError):
         return McpFailure("http_error", 504, f"the server did not answer within {connection.timeout_s:g} s")
-    leaves = _leaves(exc)
-    for leaf in leaves:
+    for leaf in _leaves(exc):
         if isinstance(leaf, McpFailure):
             return leaf
-        if isinstance(leaf, MCPError):
-            return McpFailure("mcp_protocol_error", leaf.code, leaf.message)
-    return McpFailure("http_error", 502, f"the server could not be reached, or does not speak MCP: {leaves[0]}")
+        if isinstance(leaf, MCPError):  # these two codes are the package's own: they tell addresses and pieces of pages
+            is_own = leaf.code in (INVALID_REQUEST, PARSE_ERROR)
+            message = "the server does not answer in JSON as MCP asks for" if is_own else leaf.message
+            return McpFailure("mcp_protocol_error", leaf.code, message)
+    return McpFailure("http_error", 502, "the server could not be reached, or does not speak MCP")
 
 
 def _leaves(exc: BaseException) -> list[BaseException]:

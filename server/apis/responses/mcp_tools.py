@@ -64,13 +64,15 @@ class McpUse:
 class Listing:
     """The tools of one server that the model is offered; `error` says why there are none.
 
-    `is_old` means that the input brings the list, so the response does not show it again.
+    `is_old` means that the input brings the list, so the response does not show it again; `left_out` has the paths of
+    what the server lists that is no tool, or not as MCP asks for.
     """
 
     use: McpUse
     tools: Sequence[McpTool]
     error: str | None = None
     is_old: bool = False
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,13 @@ class HostedTools:
     Attributes:
         is_later: The model has called one of them before in this response, so none is required any more.
         may_call: Calls are left; if not, none of them is offered.
+        left_out: Paths of what servers list and the model is not shown.
     """
 
     functions: Sequence[HostedFunction] = ()
     is_later: bool = False
     may_call: bool = True
+    left_out: Sequence[str] = ()
 
 
 NO_HOSTED = HostedTools()

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -30,12 +31,15 @@ from weft.server.apis.responses.mcp_tools import (
 )
 from weft.server.apis.responses.render import ResponseRenderer
 from weft.server.apis.responses.schema import McpTool, ResponseBody, ResponseItem, ResponseObject
+from weft.server.apis.responses.tools import presentable
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import CallClosed, Counts, End, Event, PromptReport
 from weft.server.generate.pipeline import accepted, new_answer
 from weft.server.http.context import ServerContext
 from weft.server.task.task import Task
 from weft.server.task.tool_use import HostedTool
+from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
+from weft.server.text.text_tokenizer import TextTokenizer
 
 
 class ItemRenderer(Protocol):
@@ -241,24 +245,37 @@ async def list_servers(
     approved = approved_calls(items, uses)
     if not uses:
         return None
-    await context.check_model(request, body.model)  # before anybody else is asked
+    model = await context.check_model(request, body.model)  # before anybody else is asked
     known = await context.workers.run_light(size, listings_in, items, uses)
     listings = await asyncio.gather(*(_listing(use, known) for use in uses))
     own_names = {tool.name for tool in body.tools or () if tool.name is not None}
     most = size + len(uses) * context.settings.mcp_max_bytes  # bytes of schemas
     functions = await context.workers.run_light(most, hosted_functions, listings, own_names)
+    can_show = partial(_can_show, model.tokenizer)
+    functions, odd = await context.workers.run_light(most, presentable, functions, can_show)
+    left_out = [path for listing in listings for path in listing.left_out]
     prewarms = body.prompt_cache_options is not None and bool(body.prompt_cache_options.prewarm)
-    return McpTools(listings, [] if prewarms else approved, HostedTools(functions))
+    return McpTools(listings, [] if prewarms else approved, HostedTools(functions, left_out=[*left_out, *odd]))
 
 
 async def _listing(use: McpUse, known: dict[str, Listing]) -> Listing:
     if use.label in known:
         return known[use.label]
     try:
-        tools = await list_tools(use.connection)
+        listed = await list_tools(use.connection)
     except McpFailure as failure:
         return Listing(use, [], str(failure))
-    return Listing(use, [tool for tool in tools if use.allows(tool)])
+    return Listing(use, [tool for tool in listed.tools if use.allows(tool)], left_out=listed.left_out)
+
+
+def _can_show(tokenizer: TextTokenizer, tools: list[dict[str, object]]) -> bool:
+    """Whether the chat template renders declarations of tools."""
+    options = TemplateOptions(variables={"tools": tools}, repairs=False)
+    try:
+        tokenizer.render_chat([{"role": "user", "content": "Hi"}], options)
+    except ChatTemplateError:
+        return False
+    return True
 
 
 async def open_rounds(

@@ -4,10 +4,10 @@ The functions of a namespace have qualified names for the model. Agents declare 
 such as web_search. These are left out of the prompt and reported, for the agent can work without them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, HostedTools
+from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, HostedFunction, HostedTools
 from weft.server.apis.responses.schema import (
     KNOWN_TOOLS,
     FlatReference,
@@ -19,6 +19,8 @@ from weft.server.apis.responses.schema import (
 )
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.lark_regex import NotRegularError, lark_regex
+from weft.server.json_schema.loosen import loosened_arguments
+from weft.server.task.enforced import reported
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
 from weft.server.task.tool_use import (
     MAX_TOOLS,
@@ -30,6 +32,7 @@ from weft.server.task.tool_use import (
     check_functions,
     chosen_word,
     custom_function,
+    shown_tool,
     use_of,
     with_grammar,
 )
@@ -80,13 +83,47 @@ def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tupl
         raise InvalidRequestError(message, param="tool_choice")
     use = use_of(
         [*functions, *(each.function for each in hosted.functions)],
-        [*paths, *(f"{each.tool.label}.{each.tool.name}.input_schema" for each in hosted.functions)],
+        [*paths, *map(path_of, hosted.functions)],
         kinds,
         choice,
         is_parallel=body.parallel_tool_calls is not False,
     )
     qualified = {each.function.name: each.qualified for each in declared if each.qualified is not None}
+    left_out += hosted.left_out
     return replace(use, hosted=by_name, qualified=qualified) if use else None, left_out
+
+
+def presentable(
+    functions: Sequence[HostedFunction], can_show: Callable[[list[dict[str, object]]], bool]
+) -> tuple[Sequence[HostedFunction], list[str]]:
+    """The functions of servers that a chat template can show, and the paths of what that leaves out.
+
+    A template may ask more of a schema than grammars do: that a description is a text, for example. A function that it
+    cannot show is declared with less: what a grammar can enforce, else any arguments; else it is left out alone.
+
+    Args:
+        can_show: Whether the template renders declarations of tools.
+    """
+    free: dict[str, object] = {"type": "object", "properties": {}}  # some templates ask for both
+    plain = FunctionDefinition(name="tool", parameters=free)
+    if can_show([shown_tool(each.function) for each in functions]) or not can_show([shown_tool(plain)]):
+        return functions, []
+    kept, left_out = [], []
+    for each in functions:
+        function, at = each.function, path_of(each)
+        enforced = loosened_arguments(function.parameters or {}).schema
+        ways = (function, *(function.model_copy(update={"parameters": less}) for less in (enforced, free)))
+        way = next((way for way in ways if can_show([shown_tool(way)])), None)
+        if way is not function:
+            left_out += reported(function.name, at, [""])
+        if way is not None:
+            kept.append(replace(each, function=way))
+    return kept, left_out
+
+
+def path_of(hosted: HostedFunction) -> str:
+    """Where the schema of a server's tool is."""
+    return f"{hosted.tool.label}.{hosted.tool.name}.input_schema"
 
 
 def _left_out(tools: Sequence[ResponseTool], *, strict: bool, at: str = "") -> list[str]:
