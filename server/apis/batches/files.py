@@ -75,6 +75,7 @@ class Form:
         self._disposition = b""
         self._text = bytearray()
         self._is_file = False
+        self._num_parts = 0
         self.is_whole = False
 
     @property
@@ -99,6 +100,9 @@ class Form:
         return data
 
     def _begin(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > MAX_FIELDS + 1:  # whatever their names: each costs time
+            raise MalformedBodyError(f"the form must have at most {MAX_FIELDS} fields beside its file, got more")
         self._header = self._value = self._disposition = b""
         self._text = bytearray()
 
@@ -116,13 +120,12 @@ class Form:
     def _end_headers(self) -> None:
         _, options = parse_options_header(self._disposition)
         self._name, filename = options.get(b"name", b""), options.get(b"filename")
-        self._is_file = self._name.decode("utf-8", "replace") == self._file_field
+        name = self._name.decode("utf-8", "replace")
+        self._is_file = name == self._file_field
+        if name in self.fields or (self._is_file and self.filename is not None):
+            raise InvalidRequestError(f"{shown(name)} must be sent once", param=name)
         if self._is_file:
-            if self.filename is not None:
-                raise InvalidRequestError(f"{self._file_field} must be sent once", param=self._file_field)
             self.filename = (filename or b"upload").decode("utf-8", "replace")[:255]
-        elif len(self.fields) >= MAX_FIELDS:
-            raise MalformedBodyError(f"the form must have at most {MAX_FIELDS} fields, got more")
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
