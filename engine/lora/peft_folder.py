@@ -5,19 +5,22 @@ else, or the sum in another way, is refused by name.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import MAX_CONFIG_BYTES
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
-_MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERN, _MAX_REPEATS = 200, 3
 """Length of a pattern and repetitions in it: with these bounds, and without groups, matching a name is quick."""
+_MAX_PATTERNS = 64
+"""Most patterns that are no plain name, each of which is held against every module."""
+_PLAIN = re.compile(r"\^?[\w.-]+")
 
 _REFUSED = {
     "trainable_token_indices": "rows of the embedding are not replaced",
@@ -34,13 +37,47 @@ _PLAIN_STARTS = ("gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True, slots=True)
+class Patterns:
+    """Numbers by a pattern for the end of a module's name, or with ^ for all of it; the first that matches counts.
+
+    There may be a plain name for every module, so these are looked up. Both have their place in the order.
+    """
+
+    plain: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    others: Sequence[tuple[int, re.Pattern[str], float]] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> "Patterns":
+        """Take patterns that were checked, in their order."""
+        numbered = [(place, key, value) for place, (key, value) in enumerate(values.items())]
+        others = [each for each in numbered if not _PLAIN.fullmatch(each[1])]
+        return cls(
+            {key: (place, value) for place, key, value in numbered if _PLAIN.fullmatch(key)},
+            [(place, re.compile(rf"(.*\.)?({key})$"), value) for place, key, value in others],
+        )
+
+    @property
+    def largest(self) -> float:
+        """The largest number; 0 if there is none."""
+        return max((value for _, value in (*self.plain.values(), *(each[1:] for each in self.others))), default=0)
+
+    def find(self, module: str, default: float) -> float:
+        """The number of a module. O(parts of its name, and patterns that are no plain names)."""
+        parts = module.split(".")
+        ends = [f"^{module}", *(".".join(parts[i:]) for i in range(len(parts)))]
+        found = [self.plain[end] for end in ends if end in self.plain]
+        found += [(place, value) for place, pattern, value in self.others if pattern.match(module)]
+        return min(found, default=(0, default))[1]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """What the sums of an adapter are scaled with.
 
     Attributes:
         rank, alpha: Of every module that no pattern names.
         is_rank_stabilised: Whether sums are divided by the root of the rank (Kalajdzievski, 2023), not by the rank.
-        ranks, alphas: By a pattern for the end of a module's name, the first one that matches.
+        ranks, alphas: Of the modules that a pattern names.
         modules_to_save: Ends of the names of modules that the adapter has in place of the model's.
         ensures_tying: Whether a replaced embedding is also the output head, if these are tied.
     """
@@ -48,23 +85,19 @@ class AdapterConfig:
     rank: int
     alpha: float
     is_rank_stabilised: bool = False
-    ranks: Mapping[str, float] = field(default_factory=dict)
-    alphas: Mapping[str, float] = field(default_factory=dict)
+    ranks: Patterns = Patterns()
+    alphas: Patterns = Patterns()
     modules_to_save: tuple[str, ...] = ()
     ensures_tying: bool = False
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by its name in the model."""
-        return int(_matching(self.ranks, module, self.rank))
+        return int(self.ranks.find(module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """Factor on B(A x)."""
         rank = self.rank_of(module)
-        return _matching(self.alphas, module, self.alpha) / (sqrt(rank) if self.is_rank_stabilised else rank)
-
-
-def _matching(values: Mapping[str, float], module: str, default: float) -> float:
-    return next((value for key, value in values.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+        return self.alphas.find(module, self.alpha) / (sqrt(rank) if self.is_rank_stabilised else rank)
 
 
 def read_adapter_config(folder: Path, max_rank: int | None = None) -> AdapterConfig:
@@ -79,8 +112,8 @@ def read_adapter_config(folder: Path, max_rank: int | None = None) -> AdapterCon
     path = folder / CONFIG_FILE
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
-    if path.exists() and path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise ModelError(f"{path} must have at most {_MAX_CONFIG_BYTES:,} bytes, got {path.stat().st_size:,}")
+    if path.exists() and path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ModelError(f"{path} must have at most {MAX_CONFIG_BYTES:,} bytes, got {path.stat().st_size:,}")
     fields = Fields.read(path)
     if not (folder / TENSORS_FILE).exists():
         raise ModelError(f"{folder}: no {TENSORS_FILE}; other files of weights are not read")
@@ -96,7 +129,7 @@ def read_adapter_config(folder: Path, max_rank: int | None = None) -> AdapterCon
         fields.texts("modules_to_save"),
         fields.flag("ensure_weight_tying", False),
     )
-    largest = max(config.rank, *map(int, config.ranks.values())) if config.ranks else config.rank
+    largest = max(config.rank, int(config.ranks.largest))
     if max_rank is not None and largest > max_rank:
         raise ModelError(f"{path}: the rank must be at most {max_rank} (max_lora_rank), got {largest}")
     return config
@@ -120,9 +153,12 @@ def _refuse_variants(fields: Fields, path: Path) -> None:
         )
 
 
-def _patterns(fields: Fields, name: str, path: Path) -> dict[str, float]:
+def _patterns(fields: Fields, name: str, path: Path) -> Patterns:
     values = fields.section(name)
-    for key in values.names():
+    keys = [key for key in values.names() if not _PLAIN.fullmatch(key)]
+    if len(keys) > _MAX_PATTERNS:
+        raise ModelError(f"{path}: {name} must have at most {_MAX_PATTERNS} patterns beside names, got {len(keys)}")
+    for key in keys:
         if len(key) > _MAX_PATTERN or "(" in key or sum(map(key.count, "*+{?")) > _MAX_REPEATS:
             raise ModelError(
                 f"{path}: {name}: {key[:_MAX_PATTERN]} must have at most {_MAX_PATTERN} characters and {_MAX_REPEATS} "
@@ -133,4 +169,4 @@ def _patterns(fields: Fields, name: str, path: Path) -> dict[str, float]:
         except re.error as error:
             raise ModelError(f"{path}: {name}: {key} is no pattern ({error})") from None
     is_rank = name == "rank_pattern"
-    return {key: values.size(key) if is_rank else values.number(key) for key in values.names()}
+    return Patterns.of({key: values.size(key) if is_rank else values.number(key) for key in values.names()})

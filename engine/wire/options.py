@@ -7,6 +7,7 @@ process exchange one JSON object per line, over pipes. Imports neither side.
 import hashlib
 import pathlib
 import re
+import time
 from collections.abc import Collection
 from stat import S_ISREG
 from typing import Literal
@@ -127,8 +128,13 @@ MAX_LORAS = 256
 """Most slots of a model."""
 MAX_FOLDER_CHARS = 4096
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_MAX_HEADER_BYTES = 100_000_000
-"""As in safetensors: eight bytes with the size of a header in JSON come before it."""
+MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 32 << 20
+"""Of the tensors' file, before which come eight bytes with this size: names of some 250,000 tensors. To read them holds
+the interpreter's lock."""
+ADAPTER_S = 300.0
+"""How long the files of an adapter may take to be read."""
+_PIECE_BYTES, _OVERLAP_BYTES = 256 << 10, 1 << 10
 _OWN_MODULE = re.compile(rb'"(?![^"]*(?:lora_|base_layer))[^"]+\.weight":')
 """In the header, the name of a weight that is part of no low-rank adapter."""
 
@@ -170,23 +176,43 @@ def adapter_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def find_adapter(name: str, folder: pathlib.Path) -> Adapter:
+def find_adapter(name: str, folder: pathlib.Path, timeout_s: float = ADAPTER_S) -> Adapter:
     """The adapter in a folder as it is now. Reads its files whole.
 
     Raises:
-        ModelError: There is none.
+        ModelError: There is none, it is larger than the bounds, or its files are not read within timeout_s. On a disk
+            that hangs it returns late, or never.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest, deadline = hashlib.blake2b(digest_size=16), time.monotonic() + timeout_s
     try:
-        files = adapter_files(folder)
-        for path in files:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "blake2b").digest())
-        with files[-1].open("rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
+        config, tensors = adapter_files(folder)
+        if (size := config.stat().st_size) > MAX_CONFIG_BYTES:
+            raise ModelError(f"{config} must have at most {MAX_CONFIG_BYTES:,} bytes, got {size:,}")
+        with tensors.open("rb") as file:
+            if (size := int.from_bytes(file.read(8), "little")) > MAX_HEADER_BYTES:
+                raise ModelError(f"the header of {tensors} must have at most {MAX_HEADER_BYTES:,} bytes, got {size:,}")
+            header = file.read(size)
+        for path in (config, tensors):
+            digest.update(_digest(path, deadline))
+    except TimeoutError:
+        raise ModelError(f"{folder}: its files cannot be read within {timeout_s:g} s") from None
     except OSError as error:
         raise _unreadable(folder, error) from None
-    return Adapter(name, str(folder), digest.hexdigest(), _OWN_MODULE.search(header) is not None)
+    ends = (min(start + _PIECE_BYTES + _OVERLAP_BYTES, size) for start in range(0, size, _PIECE_BYTES))
+    pieces = zip(range(0, size, _PIECE_BYTES), ends, strict=True)  # others get a turn between them
+    has_modules = any(_OWN_MODULE.search(header, start, end) for start, end in pieces)
+    return Adapter(name, str(folder), digest.hexdigest(), has_modules)
+
+
+def _digest(path: pathlib.Path, deadline: float) -> bytes:
+    """The digest of a file. Raises TimeoutError after the deadline."""
+    digest = hashlib.blake2b()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    return digest.digest()
 
 
 def _unreadable(folder: pathlib.Path, error: Exception) -> ModelError:

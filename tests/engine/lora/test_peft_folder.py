@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,22 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (write(tmp_path) / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no adapter_model\.safetensors"):
         read_adapter_config(tmp_path)
+
+
+def test_patterns_count_in_their_order_whether_they_are_names_or_not(tmp_path: Path) -> None:
+    ranks = {"b.q": 1, r".*\.a\.q": 2, "q": 3, "a.q": 4, "^x.k": 5, "k": 6, "w-1": 7}
+    config = read_adapter_config(write(tmp_path, rank_pattern=ranks))
+    found = {name: config.rank_of(name) for name in ("x.b.q", "x.a.q", "a.q", "x.q", "x.k", "y.x.k", "w-1", "other")}
+    assert found == {"x.b.q": 1, "x.a.q": 2, "a.q": 3, "x.q": 3, "x.k": 5, "y.x.k": 6, "w-1": 7, "other": 8}
+
+
+def test_a_name_for_every_module_is_looked_up_and_patterns_are_few(tmp_path: Path) -> None:
+    """Each was compiled and held against each module: a config of 1 MB held the interpreter's lock for minutes."""
+    names = [f"model.layers.{i}.mlp.experts.{j}.up_proj" for i in range(20) for j in range(500)]
+    config = read_adapter_config(write(tmp_path, rank_pattern=dict.fromkeys(names, 3), alpha_pattern={"x.*": 5}))
+    begin = time.process_time()
+    assert {config.rank_of(name) for name in names} == {3}
+    assert {config.scale_of(name) for name in names} == {16 / 3}
+    assert time.process_time() - begin < 2
+    with pytest.raises(ModelError, match="rank_pattern must have at most 64 patterns beside names, got 65"):
+        read_adapter_config(write(tmp_path, rank_pattern={f"{i}.*": 1 for i in range(65)}))
