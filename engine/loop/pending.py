@@ -5,8 +5,9 @@ The step loop polls, and nothing that it calls here blocks.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from weft.engine.sampling.scores import VectorModel, pooling_fault
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import AddRequest, RejectReason, id_fault
-from weft.engine.wire.options import Adapter, AdapterUse, adapter_files, find_adapter
+from weft.engine.wire.options import ADAPTER_S, Adapter, AdapterUse, find_adapter, read_through
+from weft.engine.wire.waiting_threads import WaitingThreads
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +82,17 @@ class _Slot:
     adapter: Adapter | None = None  # what it holds, or will hold once it is loaded; None: nothing
     loading: "Future[str] | None" = None  # None: it is loaded, or empty
     load_number: int = 0
+    load_deadline: float = 0.0  # who waits for the load gives up then
     use_number: int = 0
     is_draining: bool = False
+
+
+@dataclass(slots=True)
+class _Look:
+    """At the files of an adapter, before a slot is taken for it."""
+
+    files: "Future[None]"
+    deadline: float
 
 
 @dataclass(slots=True)
@@ -97,6 +108,9 @@ class AdapterTable:
     the slot that was used least recently among those that no request of the scheduler or of a launched step uses. If
     there is none, the slot that was loaded first is drained: it takes no new request, so it becomes free once those
     that use it have ended. So every adapter gets its turn, in the order in which requests began to wait.
+
+    A disk may hang. So the files of an adapter are read once, in a thread that nobody waits for, before a slot is taken
+    for it, and whoever waits gives up after ADAPTER_S.
     """
 
     def __init__(
@@ -114,6 +128,8 @@ class AdapterTable:
         self._waiting: dict[Adapter, dict[_Key, _Waiting]] = {}  # the adapter that is waited for longest first
         self._adapters: dict[_Key, Adapter] = {}  # of the requests in _waiting
         self._number = 0  # of the latest load or use
+        self._looks: dict[Adapter, _Look] = {}
+        self._threads = WaitingThreads("adapter files", _MAX_LOOKS)
 
     def __len__(self) -> int:
         return len(self._adapters)
@@ -157,7 +173,9 @@ class AdapterTable:
                 raise ModelError(_cannot(name, str(error))) from None
             slot = self._begin_load(self._fitting(adapter), adapter)
             if slot.loading is not None:
-                slot.loading.exception()
+                wait([slot.loading], ADAPTER_S)
+                if not slot.loading.done():
+                    raise ModelError(_cannot(name, _LATE))
             if (fault := self._end_load(slot)) is not None:
                 raise ModelError(fault)
 
@@ -196,6 +214,8 @@ class AdapterTable:
             given: Requests that are about to be scheduled, whose slots must, too.
         """
         ready: list[Ready] = []
+        for gone in self._looks.keys() - self._waiting.keys():
+            self._looks.pop(gone).files.cancel()
         for each in self._slots:
             each.is_draining = False
             is_over = each.loading is not None and each.loading.done()
@@ -212,6 +232,8 @@ class AdapterTable:
                     in_use = self._in_use(launched) | {r.request.adapter_slot for r in (*given, *ready)}
                 if (fault := self._make_room(adapter, in_use)) is not None:
                     ready += self._take(adapter, fault, RejectReason.ADAPTER)
+            elif slot.loading is not None and self._scheduler.clock() > slot.load_deadline:
+                ready += self._take(adapter, _cannot(adapter.name, _LATE), RejectReason.ADAPTER)
             elif slot.loading is None and not slot.is_draining:
                 taken = self._take(adapter)
                 for admitted in taken:
@@ -227,13 +249,21 @@ class AdapterTable:
         Returns:
             Why it cannot be loaded, in which case no other adapter loses its slot; None if it may be possible.
         """
-        loaded = self._fitting(adapter)
+        look, loaded = self._looks.get(adapter), self._fitting(adapter)
+        if look is not None and not look.files.done():
+            if self._scheduler.clock() <= look.deadline:
+                return None
+            self._looks.pop(adapter).files.cancel()
+            return _cannot(adapter.name, _LATE)
         if idle := [slot for slot in loaded if slot.index not in in_use]:
-            try:
-                adapter_files(Path(adapter.folder))
-            except ModelError as missing:
-                return _cannot(adapter.name, str(missing))
-            self._begin_load(idle, adapter)
+            if look is None:
+                files = self._threads.submit(partial(read_through, Path(adapter.folder)))
+                look = self._looks[adapter] = _Look(files, self._scheduler.clock() + ADAPTER_S)
+            if look.files.done():
+                del self._looks[adapter]
+                if (error := look.files.exception()) is not None:
+                    return _cannot(adapter.name, str(error))
+                self._begin_load(idle, adapter)
         elif busy := [slot for slot in loaded if not slot.is_draining]:
             min(busy, key=lambda slot: slot.load_number).is_draining = True
         return None
@@ -254,6 +284,7 @@ class AdapterTable:
         slot = min(idle, key=lambda slot: (slot.adapter is not None, slot.use_number, slot.index <= last))
         self._number += 1
         slot.adapter, slot.load_number, slot.use_number = adapter, self._number, self._number
+        slot.load_deadline = self._scheduler.clock() + ADAPTER_S
         slot.loading = self._executor.load_adapter(slot.index, Path(adapter.folder))
         return slot
 
@@ -303,6 +334,11 @@ class AdapterTable:
         del self._waiting[adapter][key]
         if not self._waiting[adapter]:
             del self._waiting[adapter]
+
+
+_MAX_LOOKS = 8
+"""Most adapters whose files are read at once."""
+_LATE = f"its files cannot be read within {ADAPTER_S:g} s"
 
 
 def _cannot(name: str, fault: str) -> str:

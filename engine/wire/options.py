@@ -204,6 +204,24 @@ def find_adapter(name: str, folder: pathlib.Path, timeout_s: float = ADAPTER_S) 
     return Adapter(name, str(folder), digest.hexdigest(), has_modules)
 
 
+def read_through(folder: pathlib.Path) -> None:
+    """Read the files of an adapter once: what reads them next does not wait for the disk.
+
+    Raises:
+        ModelError: One is missing, or they are not read within ADAPTER_S.
+    """
+    deadline = time.monotonic() + ADAPTER_S
+    try:
+        for path in adapter_files(folder):
+            with path.open("rb", buffering=0) as file:
+                while file.read(_PIECE_BYTES) and time.monotonic() <= deadline:
+                    pass
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    if time.monotonic() > deadline:
+        raise ModelError(f"{folder}: its files cannot be read within {ADAPTER_S:g} s")
+
+
 def _digest(path: pathlib.Path, deadline: float) -> bytes:
     """The digest of a file. Raises TimeoutError after the deadline."""
     digest = hashlib.blake2b()

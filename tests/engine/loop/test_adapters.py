@@ -1,5 +1,6 @@
 """Which adapter is in which slot: who waits for one, who leaves for it, and that nobody else waits."""
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from weft.engine.loop.grammars import PendingGrammars
 from weft.engine.loop.pending import RejectedError
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import FinishReason, RejectReason
-from weft.engine.wire.options import Adapter, find_adapter
+from weft.engine.wire.options import ADAPTER_S, Adapter, find_adapter
 
 
 def adapter(folder: Path, name: str) -> Adapter:
@@ -26,6 +27,23 @@ def adapter(folder: Path, name: str) -> Adapter:
     return find_adapter(name, folder / name)
 
 
+class AtOnce:
+    """Reads the files of an adapter when it is asked to, or as long as the test says not at all."""
+
+    def __init__(self) -> None:
+        self.stuck: set[str] = set()
+        self.asked: list[Future[None]] = []
+
+    def submit(self, read: Any) -> "Future[None]":
+        self.asked.append(future := Future())
+        if Path(read.args[0]).name not in self.stuck:
+            try:
+                future.set_result(read())
+            except ModelError as error:
+                future.set_exception(error)
+        return future
+
+
 class Site:
     """An engine with slots; requests have the ids 0, 1 ... in order."""
 
@@ -33,6 +51,8 @@ class Site:
         self.folder = folder
         self.fake: FakeEngine = make_engine(max_loras=max_loras, **options)
         self.engine = self.fake.engine
+        self.files = AtOnce()
+        self.engine.pending.adapters._threads = self.files  # type: ignore[assignment]
         self.num_requests = 0
 
     def ask(self, name: str | None, **options: Any) -> bool:
@@ -272,3 +292,46 @@ def test_what_is_told_of_adapters(site: Site) -> None:
     site.step()
     use = site.engine.pending.adapters.use()
     assert (use.running, use.waiting, use.resident) == (("a", "b"), ("c",), ("a", "b"))
+
+
+def test_a_disk_that_hangs_costs_who_waits_for_it_a_bounded_time_and_no_one_a_slot(tmp_path: Path) -> None:
+    """The step loop itself looked for the files, and then stood still with all that ran."""
+    now, site = 100.0, Site(tmp_path, 1)
+    site.engine.scheduler.clock = lambda: now
+    site.ask("a")
+    faults(site.engine)
+    site.end_load()
+    assert faults(site.engine) == {0: None}
+    while site.engine.has_work:
+        site.step()
+    site.files.stuck = {"b", "c"}
+    for name in ("b", "b", "c"):
+        site.ask(name)
+    assert (faults(site.engine), site.engine.pending.adapters.use().resident) == ({}, ("a",))
+    now += ADAPTER_S / 2
+    site.ask("d")
+    assert faults(site.engine) == {}
+    site.end_load()
+    assert faults(site.engine) == {4: None}
+    site.engine.abort(0, 3)
+    now += ADAPTER_S / 2 + 1
+    late = "the adapter b cannot be loaded: its files cannot be read within 300 s"
+    assert faults(site.engine) == {1: late, 2: late}
+    assert all(future.cancelled() for future in site.files.asked[1:3])
+    site.files.stuck = set()
+    site.ask("b")  # the disk is there again
+
+
+def test_a_load_that_hangs_is_given_up_by_who_waits_for_it(site: Site) -> None:
+    now = 100.0
+    site.engine.scheduler.clock = lambda: now
+    site.ask("a")
+    site.ask("b")
+    faults(site.engine)
+    site.end_load()
+    assert faults(site.engine) == {1: None}
+    now += ADAPTER_S + 1
+    assert faults(site.engine) == {0: "the adapter a cannot be loaded: its files cannot be read within 300 s"}
+    site.end_load(0)
+    assert faults(site.engine) == {}
+    assert site.ask("a")  # it came in the end
