@@ -20,10 +20,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.errors import ApiError, StorageError, StorageFullError
 from weft.server.settings import Settings
 from weft.server.store.transaction import Bounds, Transaction
@@ -36,9 +37,13 @@ VERSION = 3
 WAL_BYTES = 4 << 20
 """The write-ahead log has this room from the start, more than SQLite fills before it begins anew: what removes rows can
 be written on a full disk."""
+DISK_S = 60.0
+"""How long a piece of work on files may take, its turn included; a disk may hang."""
 BUSY_TIMEOUT_S = 10.0
 """How long a write waits for those of other processes, the time in which it waits for those of this one included."""
 
+MAX_FILE_THREADS, MAX_LONG_THREADS = 8, 2
+"""Pieces of work on files at once: on parts of them, and on whole ones."""
 MAX_KEPT_OBJECTS = 20_000
 """Most files, uploads and unfinished batches."""
 
@@ -71,6 +76,8 @@ class Store:
         self._opening = threading.Lock()
         self._reader = _Line("store reads")
         self._writer = _Line("store writes")
+        self._files = WaitingThreads("files", MAX_FILE_THREADS)
+        self._whole_files = WaitingThreads("whole files", MAX_LONG_THREADS)
 
     @property
     def folder(self) -> pathlib.Path:
@@ -117,8 +124,23 @@ class Store:
         return await self.read(lambda transaction: transaction.exceeded(tenant)) is None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Call a function on files in a thread. Its failures become API errors."""
-        return await asyncio.to_thread(_translated, work)
+        """Call a function on a piece of a file in a thread. Its failures become API errors.
+
+        Raises:
+            ApiError: `work` raised it, its files cannot be used, or it takes longer than DISK_S: then it may go on.
+        """
+        return await self._within(DISK_S, self._files.submit(partial(_translated, work)))
+
+    async def run_long(self, work: Callable[[], T], timeout_s: float) -> T:
+        """`run` for work on whole files: in threads of their own, so that it delays only other long work."""
+        return await self._within(timeout_s, self._whole_files.submit(partial(_translated, work)))
+
+    async def _within(self, timeout_s: float, future: "Future[T]") -> T:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+        except TimeoutError:
+            _log.error("the data folder does not answer within %g s", timeout_s)
+            raise StorageError(f"the server's data folder does not answer within {timeout_s:g} s") from None
 
     def close(self) -> None:
         """Wait for the last write, and close the database."""

@@ -13,6 +13,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -25,6 +26,7 @@ from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import AddRequest, TokensInput
 from weft.engine.wire.options import MAX_FOLDER_CHARS, Adapter, find_adapter
 from weft.engine.wire.params import Pooling, SamplingParams
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.errors import (
     EngineRestartingError,
     InvalidRequestError,
@@ -91,6 +93,8 @@ class ModelCondition(msgspec.Struct):
 
 LOOK_S = 0.03
 """Seconds between two looks at the states of the models."""
+_FOLDERS = WaitingThreads("adapter folders", 4)
+"""Where folders of adapters are read: a disk that hangs keeps these from nobody but other admins."""
 Context = Annotated[ServerContext, Depends(get_context)]
 router = APIRouter(route_class=BodyRoute)
 
@@ -145,9 +149,12 @@ async def set_alias(body: AliasBody, request: Request, context: Context) -> Resp
     return _told(name, state)
 
 
-async def asked(ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext) -> ModelState:
-    """Ask, and wait; the model's state after that."""
-    deadline = time.monotonic() + context.settings.load_timeout_s
+async def asked(
+    ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext, deadline: float | None = None
+) -> ModelState:
+    """Ask, and wait, up to load_timeout_s unless there is a deadline; the model's state after that."""
+    if deadline is None:
+        deadline = time.monotonic() + context.settings.load_timeout_s
     ask_time = 0.0
     while not is_done(context.fleet.read()) and (now := time.monotonic()) < deadline:
         if now >= ask_time:
@@ -176,24 +183,21 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     if not context.settings.for_model(model.name).num_lora_slots:
         message = f"the model {model.name} takes no adapters: max_loras must be at least 1, but is 0"
         raise InvalidRequestError(message, param="model")
-    folder = pathlib.Path(os.path.expanduser(body.lora_path)).absolute()  # which leaves an unknown user's ~ alone
-    try:
-        served = ServedAdapter(model.name, await asyncio.to_thread(find_adapter, name, folder))
-    except ModelError as error:
-        raise InvalidRequestError(f"lora_path: {error}", param="lora_path") from None
+    deadline = time.monotonic() + context.settings.load_timeout_s
+    served = ServedAdapter(model.name, await _found(name, body.lora_path, context.settings.load_timeout_s))
     fleet = context.fleet.read()
     fault = adapter_fault(served, fleet, replaces=body.load_inplace)
     if fleet.adapters.get(name) == served and not body.load_inplace:
         fault = f"lora_name {name} is already this adapter"
     if fault is not None:
         raise InvalidRequestError(fault, param="lora_name")
-    await _load_in_engine(model, served.adapter, context.settings.load_timeout_s)
+    await _load_in_engine(model, served.adapter, deadline, context.settings.load_timeout_s)
 
     def is_done(fleet: FleetState) -> bool:
         return fleet.adapters.get(name) == served or bool(adapter_fault(served, fleet, replaces=body.load_inplace))
 
     ask = Ask("add adapter", model.name, adapter=served.adapter, replaces=body.load_inplace)
-    await asked(ask, is_done, context)
+    await asked(ask, is_done, context, deadline)
     if context.fleet.read().adapters.get(name) != served:
         raise EngineRestartingError(f"the adapter {name} is not served yet, or another one under its name; ask again")
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.", headers=ignored_header(ignored))
@@ -217,11 +221,25 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=ignored_header(ignored))
 
 
-async def _load_in_engine(model: ServedModel, adapter: Adapter, timeout_s: float) -> None:
-    """Have the engine load an adapter: it accepts a request once it has what the request needs."""
-    await model.engine_client.load()
+async def _found(name: str, path: str, timeout_s: float) -> Adapter:
+    """The adapter in a folder, whose disk may hang."""
+    folder = pathlib.Path(os.path.expanduser(path)).absolute()  # which leaves an unknown user's ~ alone
+    finding = _FOLDERS.submit(partial(find_adapter, name, folder, 0.9 * timeout_s))  # files that are long say so
     try:
-        async with asyncio.timeout(timeout_s):
+        return await asyncio.wait_for(asyncio.wrap_future(finding), timeout_s)
+    except ModelError as error:
+        raise InvalidRequestError(f"lora_path: {error}", param="lora_path") from None
+    except TimeoutError:
+        raise ModelLoadingError(
+            f"the files in {folder} are not read within {timeout_s:g} s", param="lora_path"
+        ) from None
+
+
+async def _load_in_engine(model: ServedModel, adapter: Adapter, deadline: float, timeout_s: float) -> None:
+    """Have the engine load an adapter: it accepts a request once it has what the request needs."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await model.engine_client.load()
             is_vector = model.engine_info.vectors is not None
             add = AddRequest(
                 TokensInput([0]),

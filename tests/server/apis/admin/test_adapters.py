@@ -3,12 +3,17 @@
 import asyncio
 import os
 import pathlib
+import threading
+import time
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.server.apis.admin.test_model_admin import ADMIN
 from weft.engine.wire.options import MAX_ADAPTERS, Adapter, find_adapter
+from weft.engine.wire.waiting_threads import WaitingThreads
+from weft.server.apis.admin import models as admin_models
 from weft.server.app.app import create_app
 from weft.server.errors import ModelFailedError
 from weft.server.models.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, ServedAdapter, publish
@@ -202,3 +207,45 @@ def test_without_an_admin_key_nobody_loads(lora_site: Any, site: Any) -> None:
         refused = lora_site.call("POST", path, json=body, headers=ADMIN)
         assert (refused.status, refused.error["code"]) == (403, "no_admin_key")
         lora_site.app = create_app(lora_site.app.state.context.models, lora_site.settings)
+
+
+def test_folders_that_hang_hold_up_nobody_and_end_in_time(lora_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine such loads took all threads: no file could be uploaded any more, and the process did not end."""
+    site, ends, folder = lora_site, threading.Event(), write(lora_site.folder / "second")
+    real, num_stuck = admin_models.find_adapter, []
+
+    def find(name: str, path: pathlib.Path, timeout_s: float) -> Adapter:
+        if path.name == "stuck":
+            num_stuck.append(name)
+            ends.wait(60)
+        return real(name, path, timeout_s)
+
+    monkeypatch.setattr(admin_models, "find_adapter", find)
+    monkeypatch.setattr(admin_models, "_FOLDERS", WaitingThreads("folders for tests", 4))
+
+    async def both() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(site.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=ADMIN) as client:
+            bodies = [{"lora_name": f"n{i}", "lora_path": str(site.folder / "stuck")} for i in range(20)]
+            loads = [asyncio.create_task(client.post("/v1/load_lora_adapter", json=body)) for body in bodies]
+            await asyncio.sleep(0.05)
+            file = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("n", b"x")})
+            return [file, *await asyncio.gather(*loads)]
+
+    begin = time.monotonic()
+    file, *late = asyncio.run(both())
+    assert file.status_code == 200, file.text
+    assert {(reply.status_code, reply.json()["error"]["code"]) for reply in late} == {(503, "model_loading")}
+    assert time.monotonic() - begin < 5, "load_timeout_s is 0.2 s"
+    assert len(num_stuck) == 4, "what waited was never begun"
+    ends.set()
+    assert load(site, "second", folder).status == 200
+
+
+def test_files_that_are_too_long_to_be_read_in_time_are_refused(lora_site: Any) -> None:
+    folder = write(lora_site.folder / "second")
+    with (folder / "adapter_model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)
+    reply = load(lora_site, "second", folder)
+    assert (reply.status, reply.error["param"]) == (400, "lora_path")
+    assert "cannot be read within 0.18 s" in reply.error["message"]
