@@ -79,7 +79,7 @@ async def list_tools(connection: McpConnection) -> Listed:
     """
 
     async def work(client: "Client") -> list[Any]:
-        from weft.server.apis.responses.mcp_session import GIVEN
+        from weft.server.http.mcp_session import GIVEN
 
         given: list[Any] = []
         cursor: str | None = None
