@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -37,13 +37,14 @@ VERSION = 3
 WAL_BYTES = 4 << 20
 """The write-ahead log has this room from the start, more than SQLite fills before it begins anew: what removes rows can
 be written on a full disk."""
-DISK_S = 60.0
-"""How long a piece of work on files may take, its turn included; a disk may hang."""
+DISK_S, LEAST_BYTES_PER_S = 60.0, 10_000_000
+"""How long work on files may take, its turn included: so many seconds, and longer for many bytes. A disk may hang."""
+LONG_BYTES = 64 << 20
 BUSY_TIMEOUT_S = 10.0
 """How long a write waits for those of other processes, the time in which it waits for those of this one included."""
 
-MAX_FILE_THREADS, MAX_LONG_THREADS = 8, 2
-"""Pieces of work on files at once: on parts of them, and on whole ones."""
+MAX_THREADS, MAX_LONG_THREADS = 8, 2
+"""Work on files at once, and such work on at least LONG_BYTES."""
 MAX_KEPT_OBJECTS = 20_000
 """Most files, uploads and unfinished batches."""
 
@@ -76,7 +77,7 @@ class Store:
         self._opening = threading.Lock()
         self._reader = _Line("store reads")
         self._writer = _Line("store writes")
-        self._files = WaitingThreads("files", MAX_FILE_THREADS)
+        self._pieces = WaitingThreads("files", MAX_THREADS)
         self._whole_files = WaitingThreads("whole files", MAX_LONG_THREADS)
 
     @property
@@ -123,21 +124,21 @@ class Store:
         """Whether files and batches, all and this tenant's, are within their bounds."""
         return await self.read(lambda transaction: transaction.exceeded(tenant)) is None
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Call a function on a piece of a file in a thread. Its failures become API errors.
+    async def run(self, work: Callable[[], T], num_bytes: int = 0) -> T:
+        """Call a function on files in a thread. Its failures become API errors.
+
+        Args:
+            num_bytes: What it reads and writes at most. Work on much has threads of its own, so that it delays only
+                other such work.
 
         Raises:
-            ApiError: `work` raised it, its files cannot be used, or it takes longer than DISK_S: then it may go on.
+            ApiError: `work` raised it, its files cannot be used, or it takes longer than DISK_S and num_bytes allow.
+                Then it goes on, if it has begun.
         """
-        return await self._within(DISK_S, self._files.submit(partial(_translated, work)))
-
-    async def run_long(self, work: Callable[[], T], timeout_s: float) -> T:
-        """`run` for work on whole files: in threads of their own, so that it delays only other long work."""
-        return await self._within(timeout_s, self._whole_files.submit(partial(_translated, work)))
-
-    async def _within(self, timeout_s: float, future: "Future[T]") -> T:
+        threads = self._pieces if num_bytes < LONG_BYTES else self._whole_files
+        timeout_s = DISK_S + num_bytes / LEAST_BYTES_PER_S
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+            return await asyncio.wait_for(asyncio.wrap_future(threads.submit(partial(_translated, work))), timeout_s)
         except TimeoutError:
             _log.error("the data folder does not answer within %g s", timeout_s)
             raise StorageError(f"the server's data folder does not answer within {timeout_s:g} s") from None

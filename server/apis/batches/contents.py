@@ -6,7 +6,9 @@ Content without a row was left by a process that died, or its row expired; `swee
 blocks: call it through `Store.run`.
 """
 
+import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import pathlib
@@ -18,9 +20,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from weft.server.errors import NotFoundError, StorageError, shown
+from weft.server.errors import ApiError, InvalidRequestError, NotFoundError, StorageError, shown
 from weft.server.store.store import Store
-from weft.server.store.transaction import Row
+from weft.server.store.transaction import Row, Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +31,10 @@ FILES = "files"
 ABANDONED_S = 3600.0
 """Content without a row is left alone for so long: its upload may still run."""
 COPY_BYTES = 1 << 20
+ARRIVAL = "arrival"
+"""The kind of rows that keep room for content while it arrives."""
+ROOM_BYTES = 16 << 20
+"""Room for content whose size nobody has told is kept in such steps."""
 
 
 def new_id(prefix: str) -> str:
@@ -109,12 +115,67 @@ def checksum_of(file: BinaryIO) -> int:
     return checksum
 
 
-def join(store: Store, parts: Iterable[Row], content: Content) -> None:
-    """Append the parts to the content. Raises as `open_content` does."""
+def join(store: Store, parts: Iterable[Row], content: Content, md5: str | None) -> None:
+    """Make the content of the parts, and finish it; all at once, so that few copies are under way.
+
+    Raises:
+        InvalidRequestError: It has another md5.
+        ApiError: As `open_content` does.
+    """
+    digest = hashlib.md5(usedforsecurity=False)
     for part in parts:
         with open_content(store, part) as file:
             while data := file.read(COPY_BYTES):
                 content.write(data)
+                if md5 is not None:
+                    digest.update(data)
+    if md5 is not None and md5.lower() != (found := digest.hexdigest()):
+        raise InvalidRequestError(f"md5 must be that of the file, {found}, got {shown(md5)}", param="md5")
+    content.finish()
+
+
+async def discard(store: Store, content: Content) -> None:
+    """Remove content without its disk stopping the event loop. What is still writing it stops."""
+    with contextlib.suppress(ApiError):  # swept later
+        await asyncio.shield(store.run(content.discard))
+
+
+class Arrival:
+    """Content that arrives. What is under way counts as what is stored: it has a row of its own from its second MB on.
+
+    Either `stored` or `drop` ends it. The row of a process that died expires.
+    """
+
+    def __init__(self, store: Store, id: str, tenant: str, expected: int) -> None:
+        """Expect so many bytes."""
+        self.id = id
+        self._store, self._tenant, self._expected = store, tenant, expected
+        self._used = self._reserved = 0
+
+    async def take(self, num_bytes: int) -> None:
+        """Reserve room for more.
+
+        Raises:
+            StorageFullError: There is none.
+        """
+        self._used += num_bytes
+        if self._used <= max(self._reserved, COPY_BYTES):
+            return
+        self._reserved = max(self._expected, -(-self._used // ROOM_BYTES) * ROOM_BYTES)
+        expires = int(time.time() + ABANDONED_S)
+        row = Row(ARRIVAL, self.id, self._tenant, b"{}", expires=expires, is_kept=True, size=self._reserved + 1)
+        await self._store.write(lambda transaction: transaction.put(row))
+
+    def stored(self, transaction: Transaction) -> None:
+        """Give the room back in the transaction that stores the content's row."""
+        if self._reserved:
+            transaction.delete(ARRIVAL, self.id, self._tenant)
+
+    async def drop(self) -> None:
+        """Give the room back: the content is discarded."""
+        if self._reserved:
+            with contextlib.suppress(ApiError):  # it expires
+                await asyncio.shield(self._store.write(self.stored, may_exceed=True))
 
 
 async def remove_contents(store: Store, ids: Iterable[str]) -> None:

@@ -4,7 +4,6 @@ A file is acknowledged once it is on the disk. The parts of an upload become one
 expire.
 """
 
-import hashlib
 import time
 from functools import partial
 from typing import Annotated, Any, BinaryIO, get_args
@@ -19,6 +18,7 @@ from typing_extensions import override
 from weft.server.apis.batches.contents import (
     Content,
     content_path,
+    discard,
     file_row,
     join,
     new_id,
@@ -36,7 +36,6 @@ from weft.server.errors import (
 )
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
-from weft.server.store.store import Store
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import CLIENT_CLOSED, BodyRoute
 from weft.server.task.pages import json_answer, list_answer, read_page
@@ -60,9 +59,9 @@ body_router = APIRouter(route_class=BodyRoute)
 @router.post("/v1/files")
 async def create_file(request: Request, context: Context) -> Response:
     """Store a file, sent as a multipart form."""
-    id, store = new_id("file-"), context.store
+    id, store, tenant = new_id("file-"), context.store, tenant_of(request)
     try:
-        form = await read_form(request, store, id, "file", context.settings.max_file_bytes)
+        form = await read_form(request, store, tenant, id, "file", context.settings.max_file_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED)
     unknown = sorted(form.fields.keys() - _FORM_FIELDS)
@@ -75,10 +74,15 @@ async def create_file(request: Request, context: Context) -> Response:
             raise InvalidRequestError(f"purpose must be {wanted}, got {shown(purpose)}", param="purpose")
         expires_at = expiry(purpose, _expires_after(form.fields))
         fields = {"bytes": form.content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
-        row = file_row(id, tenant_of(request), form.content.checksum, **fields)
-        await store.write(lambda transaction: transaction.put(row))
+        row = file_row(id, tenant, form.content.checksum, **fields)
+
+        def keep(transaction: Transaction) -> None:
+            form.arrival.stored(transaction)
+            transaction.put(row)
+
+        await store.write(keep)
     except BaseException:
-        form.content.discard()
+        await form.discard(store)
         raise
     return Response(row.data, headers=ignored_header(unknown), media_type="application/json")
 
@@ -111,7 +115,7 @@ async def retrieve_file(file_id: str, request: Request, context: Context) -> Res
 async def file_content(file_id: str, request: Request, context: Context) -> Response:
     """The bytes of a file."""
     row = await find_file(file_id, request, context)
-    return _ContentResponse(await context.store.run(partial(open_content, context.store, row)))
+    return _ContentResponse(await context.store.run(partial(open_content, context.store, row), row.size))
 
 
 class _ContentResponse(FileResponse):
@@ -189,9 +193,10 @@ async def create_upload(body: UploadBody, request: Request, context: Context) ->
 async def add_part(upload_id: str, request: Request, context: Context) -> Response:
     """Store one part, sent as a multipart form."""
     tenant, id, store = tenant_of(request), new_id("part_"), context.store
-    await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
+    upload = await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
     try:
-        form = await read_form(request, store, id, "data", context.settings.max_file_bytes)
+        max_bytes = min(context.settings.max_file_bytes, upload["bytes"])
+        form = await read_form(request, store, tenant, id, "data", max_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED)
     size, now = form.content.size, int(time.time())
@@ -206,12 +211,13 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
             raise InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
         data, expires = msgspec.json.encode(part), upload["expires_at"]
         checksum = form.content.checksum
+        form.arrival.stored(transaction)
         transaction.put(Row("part", id, tenant, data, upload_id, now, expires, True, size + 1, checksum))
 
     try:
         await store.write(add)
     except BaseException:
-        form.content.discard()
+        await form.discard(store)
         raise
     return Response(msgspec.json.encode(part), media_type="application/json")
 
@@ -238,12 +244,11 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
         return done
 
     try:
-        await store.run(partial(join, store, [parts[id] for id in body.part_ids], content))
-        await _check_md5(store, file_id, body.md5, content)
-        await store.run(content.finish)
+        joined = partial(join, store, [parts[id] for id in body.part_ids], content, body.md5)
+        await store.run(joined, 2 * upload["bytes"])
         done = await store.write(finish)
     except BaseException as exc:
-        content.discard()
+        await discard(store, content)
         if isinstance(
             exc, (NotFoundError, StorageError)
         ):  # another request may have completed it, and so removed the parts
@@ -304,20 +309,6 @@ def _check_parts(part_ids: list[str], parts: dict[str, Row], num_bytes: int) -> 
     total = sum(parts[id].size - 1 for id in part_ids)
     if total != num_bytes:
         raise InvalidRequestError(f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids")
-
-
-async def _check_md5(store: Store, file_id: str, md5: str | None, content: Content) -> None:
-    if md5 is None:
-        return
-
-    def checksum() -> str:
-        content.flush()
-        with content_path(store, file_id).open("rb") as file:
-            return hashlib.file_digest(file, "md5").hexdigest()
-
-    found = await store.run(checksum)
-    if md5.lower() != found:
-        raise InvalidRequestError(f"md5 must be that of the file, {found}, got {shown(md5)}", param="md5")
 
 
 router.include_router(body_router)

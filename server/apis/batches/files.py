@@ -9,7 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from weft.server.apis.batches.contents import Content, content_path
+from weft.server.apis.batches.contents import Arrival, Content, content_path, discard
 from weft.server.errors import BodyTooLargeError, InvalidRequestError, MalformedBodyError, shown
 from weft.server.store.store import Store
 from weft.server.task.schema import Text, WireModel
@@ -63,10 +63,11 @@ PIECE_BYTES = 1 << 20
 class Form:
     """What came: texts by name, the file's name, and its content, which the caller keeps or discards."""
 
-    def __init__(self, file_field: str, content: Content, max_file_bytes: int) -> None:
+    def __init__(self, file_field: str, content: Content, arrival: Arrival, max_file_bytes: int) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.content = content
+        self.arrival = arrival
         self._file_field = file_field
         self._max_file_bytes = max_file_bytes
         self._pieces: list[bytes] = []
@@ -91,6 +92,11 @@ class Form:
             "on_part_end": self._end,
             "on_end": self._finish,
         }
+
+    async def discard(self, store: Store) -> None:
+        """Remove the content, and give its room back."""
+        await discard(store, self.content)
+        await self.arrival.drop()
 
     def take(self, least: int) -> bytes:
         """What has arrived of the file since the last call, once that is at least so much."""
@@ -147,26 +153,30 @@ class Form:
         self.is_whole = True
 
 
-async def read_form(request: Request, store: Store, id: str, file_field: str, max_file_bytes: int) -> Form:
+async def read_form(request: Request, store: Store, tenant: str, id: str, file_field: str, max_file_bytes: int) -> Form:
     """Read a multipart form with one file, which goes to the disk while it arrives; memory holds a few pieces of it.
 
     The file is then on the disk as the content of `id`, and nothing of it if this fails.
 
     Raises:
-        ApiError: It is not such a form, too large, or the disk is full.
+        ApiError: It is not such a form, too large, or there is no room.
         ClientDisconnect: The client left.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise MalformedBodyError("the body was not read: the Content-Type header must be multipart/form-data")
-    content = await store.run(partial(Content, content_path(store, id)))
+    declared = request.headers.get("content-length", "")
+    expected = min(int(declared), max_file_bytes) if declared.isdecimal() else 0
+    arrival = Arrival(store, id, tenant, expected)
+    form = Form(file_field, await store.run(partial(Content, content_path(store, id))), arrival, max_file_bytes)
+    content = form.content
     try:
-        form = Form(file_field, content, max_file_bytes)
         try:
             parser = MultipartParser(options[b"boundary"], form.callbacks)  # type: ignore[arg-type]
             async for chunk in _pieces(request):
                 parser.write(chunk)
                 if data := form.take(PIECE_BYTES):
+                    await arrival.take(len(data))
                     await store.run(partial(content.write, data))
         except FormParserError as exc:
             raise MalformedBodyError(f"the body is not a valid form: {exc}") from None
@@ -177,7 +187,7 @@ async def read_form(request: Request, store: Store, id: str, file_field: str, ma
         await store.run(partial(content.write, form.take(0)))
         await store.run(content.finish)
     except BaseException:
-        content.discard()
+        await form.discard(store)
         raise
     return form
 

@@ -56,6 +56,7 @@ class BatchRun:
         self._context = context
         self._store = context.store
         self._slots = slots
+        self._most = context.settings.files_max_bytes  # that its results may have
         folder = context.store.folder / "batches"
         self._paths = folder / f"{row.id}.answers", folder / f"{row.id}.errors"
 
@@ -105,9 +106,12 @@ class BatchRun:
         try:
             if row is None:
                 raise FileNotFoundError
-            await self._store.run(lambda: open_content(self._store, row).close())
-            path = content_path(self._store, id)
-            count, model, errors = await asyncio.to_thread(check_input, path, batch["endpoint"], max_bytes)
+
+            def check() -> tuple[int, str | None, list[dict[str, Any]]]:
+                open_content(self._store, row).close()
+                return check_input(content_path(self._store, id), batch["endpoint"], max_bytes)
+
+            count, model, errors = await self._store.run(check, 2 * row.size)
         except (FileNotFoundError, NotFoundError):
             count, model, errors = 0, None, [_NO_INPUT]
         counts = {"total": count, "completed": 0, "failed": 0}
@@ -122,7 +126,7 @@ class BatchRun:
         if not content_path(self._store, batch["input_file_id"]).exists():
             await self._end("failed", _NO_INPUT)
             return
-        journal = await self._store.run(partial(Journal, self._paths))
+        journal = await self._store.run(partial(Journal, self._paths), self._most)
         path, endpoint = content_path(self._store, batch["input_file_id"]), batch["endpoint"]
         source = LineSource(self.row.id, path, endpoint, self.row.tenant)
         lines = LineRun(source, self._app, self._context, self._slots, journal)
@@ -191,7 +195,8 @@ class BatchRun:
         files: list[Row] = []
         for kind, path, id in zip(("output", "error"), self._paths, batch["result_file_ids"], strict=True):
             try:
-                size, checksum = await self._store.run(partial(_publish, path, content_path(self._store, id)))
+                publish = partial(_publish, path, content_path(self._store, id))
+                size, checksum = await self._store.run(publish, self._most)
             except StorageError as exc:
                 if final != "failed":
                     raise
@@ -222,12 +227,12 @@ class BatchRun:
 
     async def _count(self, batch: dict[str, Any], final: str) -> dict[str, Any]:
         """The final counts. Lines that a cancelled or expired batch has not answered become errors."""
-        journal = await self._store.run(partial(Journal, self._paths))
+        journal = await self._store.run(partial(Journal, self._paths), self._most)
         try:
             if final in ("cancelled", "expired"):
                 with contextlib.suppress(FileNotFoundError):  # the input was deleted
                     path = content_path(self._store, batch["input_file_id"])
-                    await self._store.run(partial(self._tell_undone, path, journal, final))
+                    await self._store.run(partial(self._tell_undone, path, journal, final), self._most)
             return _progress(batch, journal)
         finally:
             journal.close()

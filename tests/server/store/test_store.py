@@ -406,17 +406,18 @@ def test_a_disk_that_hangs_costs_a_bounded_time_and_few_threads(
 ) -> None:
     """What hung took the threads of everything else, and the process waited for them at its end."""
     monkeypatch.setattr(store_module, "DISK_S", 0.2)
+    monkeypatch.setattr(store_module, "LEAST_BYTES_PER_S", 1e12)
     store, ends = Store(Settings(data_dir=str(tmp_path))), threading.Event()
 
     async def use() -> list[object]:
-        stuck = [store.run(lambda: ends.wait(60)) for _ in range(store_module.MAX_FILE_THREADS + 3)]
-        long = [store.run_long(lambda: ends.wait(60), 0.2) for _ in range(9)]
+        stuck = [store.run(lambda: ends.wait(60)) for _ in range(store_module.MAX_THREADS + 3)]
+        long = [store.run(lambda: ends.wait(60), store_module.LONG_BYTES) for _ in range(9)]
         late = await asyncio.gather(*stuck, *long, return_exceptions=True)
         assert {type(each) for each in late} == {StorageError}
         assert "does not answer within 0.2 s" in str(late[0])
         assert await asyncio.to_thread(lambda: 1) == 1, "other threads are free"
         ends.set()
-        return await asyncio.gather(store.run(lambda: 2), store.run_long(lambda: 3, 9))
+        return await asyncio.gather(store.run(lambda: 2), store.run(lambda: 3, store_module.LONG_BYTES))
 
     begin = time.monotonic()
     assert asyncio.run(use()) == [2, 3]

@@ -23,7 +23,7 @@ def part(name: str, data: bytes = b"", filename: str = "") -> bytes:
 
 
 def parsed(body: bytes) -> Form:
-    form = Form("file", Kept(), 1 << 20)  # type: ignore[arg-type]
+    form = Form("file", Kept(), None, 1 << 20)  # type: ignore[arg-type]
     parser = MultipartParser(b"b", form.callbacks)  # type: ignore[arg-type]
     for start in range(0, len(body), 1 << 16):
         parser.write(body[start : start + (1 << 16)])
