@@ -5,6 +5,7 @@ Answers, names and error messages that it returns are free of control characters
 
 import contextlib
 import re
+import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from weft.server.text.shield import strip_controls
 
 _CONNECT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MAX_BYTES = 16 << 20
+"""Of the list of models, of an answer that is no stream, of an error, and of one event of a stream."""
 _MAX_FAULT = 500
 """Characters shown of a response body that is no error object."""
 
@@ -69,8 +72,9 @@ class ChatClient:
             host = httpx.URL(self.url).host
         except httpx.InvalidURL as error:
             raise ChatError(f"{self.url}: {error}") from None
+        key = {b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         self._http = httpx.Client(
-            headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
+            headers={**key, b"Accept-Encoding": b"identity"},  # nothing grows when it is unpacked
             timeout=httpx.Timeout(None, connect=_CONNECT_S),  # on a CPU a long prompt takes minutes
             trust_env=host not in _LOOPBACK,  # no proxy leads to this machine
         )
@@ -85,11 +89,11 @@ class ChatClient:
         Raises:
             ChatError: It refuses, or cannot be reached.
         """
-        with self._faults():
-            response = self._http.get(f"{self.url}/models", timeout=_CONNECT_S)
+        with self._faults(), self._http.stream("GET", f"{self.url}/models", timeout=_CONNECT_S) as response:
+            data = _whole(response, time.monotonic() + _CONNECT_S)
             if not response.is_success:
-                raise ChatError(_refusal(response))
-            return msgspec.json.decode(response.content, type=_Body).data or []
+                raise ChatError(_refusal(response, data))
+            return msgspec.json.decode(data, type=_Body).data or []
 
     def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[ChatDelta, None, None]:
         """Request one answer and yield it as it arrives. Closing the iterator ends the request.
@@ -106,9 +110,9 @@ class ChatClient:
         address = f"{self.url}/chat/completions"
         with self._faults(), self._http.stream("POST", address, json=request) as response:
             if not response.is_success:
-                response.read()
-                if not (has_usage and "stream_options" in response.text):
-                    raise ChatError(_refusal(response))
+                refusal = _whole(response)
+                if not (has_usage and b"stream_options" in refusal):
+                    raise ChatError(_refusal(response, refusal))
                 yield from self.stream(body, has_usage=False)
                 return
             for event in _events(response):
@@ -132,14 +136,38 @@ class ChatClient:
             raise ChatError(f"{self.url} does not answer as OpenAI's API does: {error}") from None
 
 
+def _pieces(response: httpx.Response) -> Iterator[bytes]:
+    """The body as it arrives. Raises ChatError if it is packed, which was not asked for."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ChatError(f"{response.url} answers in an encoding that was not asked for")
+    yield from response.iter_raw()
+
+
+def _whole(response: httpx.Response, deadline: float | None = None) -> bytes:
+    """The whole body. Raises ChatError if it is longer than the bound, or not there at the deadline."""
+    data = bytearray()
+    for piece in _pieces(response):
+        data += piece
+        _check(response, len(data))
+        if deadline is not None and time.monotonic() > deadline:
+            raise ChatError(f"{response.url} does not answer in time")
+    return bytes(data)
+
+
+def _check(response: httpx.Response, num_bytes: int) -> None:
+    if num_bytes > MAX_BYTES:
+        raise ChatError(f"{response.url} sends more than {MAX_BYTES} bytes at once")
+
+
 def _events(response: httpx.Response) -> Iterator[bytes]:
     """The data of each event. Lines end in LF or CRLF; httpx would also split at a U+2028 inside JSON."""
     if "event-stream" not in response.headers.get("content-type", ""):
-        yield response.read()
+        yield _whole(response)
         return
     pending, data = b"", list[bytes]()
-    for piece in response.iter_bytes():
+    for piece in _pieces(response):
         *lines, pending = (pending + piece).split(b"\n")
+        _check(response, len(pending) + sum(map(len, data)))
         for line in (line.rstrip(b"\r") for line in lines):
             if line.startswith(b"data:"):
                 data.append(line[5:].strip())
@@ -163,13 +191,13 @@ def _read(event: bytes) -> ChatDelta:
     )
 
 
-def _refusal(response: httpx.Response) -> str:
+def _refusal(response: httpx.Response, data: bytes) -> str:
     """Status and reason of a response that is an error."""
     try:
-        error = msgspec.json.decode(response.content, type=_Body).error
+        error = msgspec.json.decode(data, type=_Body).error
     except msgspec.DecodeError:
         error = None
-    reason = _sentence(error) if error else strip_controls(response.text)[:_MAX_FAULT].strip()
+    reason = _sentence(error) if error else strip_controls(data.decode("utf-8", "replace"))[:_MAX_FAULT].strip()
     return f"{response.status_code}: {reason or response.reason_phrase}"
 
 

@@ -1,8 +1,13 @@
+import gzip
 import socket
+import time
+from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 
 from tests.server.cli.scripted_server import END, Script, event
+from weft.server.cli import chat_client
 from weft.server.cli.chat_client import ChatClient, ChatDelta, ChatError, api_root
 
 BODY = {"model": "a", "messages": []}
@@ -120,3 +125,68 @@ def test_what_is_no_url_is_a_fault(url: str) -> None:
 def test_a_proxy_is_not_asked_for_this_machine(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert ChatClient(script.url, None).models() == ["a", "b"]
+
+
+class Sent:
+    """A transport whose server answers everything alike."""
+
+    def __init__(self, pieces: Callable[[], Iterator[bytes]], status: int = 200, **headers: str) -> None:
+        self.pieces, self.status, self.headers = pieces, status, {k.replace("_", "-"): v for k, v in headers.items()}
+        self.num_bytes = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        assert request.headers["accept-encoding"] == "identity"
+
+        def counted() -> Iterator[bytes]:
+            for piece in self.pieces():
+                self.num_bytes += len(piece)
+                yield piece
+
+        return httpx.Response(self.status, content=counted(), headers=self.headers)
+
+
+def client_of(sent: Sent) -> ChatClient:
+    client = ChatClient("http://h", None)
+    client._http = httpx.Client(transport=httpx.MockTransport(sent), headers=client._http.headers)
+    return client
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/html"])
+@pytest.mark.parametrize("piece", [b"x" * 100_000, b"data: " + b"x" * 100_000 + b"\n"])
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_server_that_does_not_end_is_left(
+    monkeypatch: pytest.MonkeyPatch, content_type: str, piece: bytes, status: int
+) -> None:
+    monkeypatch.setattr(chat_client, "MAX_BYTES", 1_000_000)
+    sent = Sent(lambda: iter(lambda: piece, None), status, content_type=content_type)
+    with pytest.raises(ChatError, match="sends more than 1000000 bytes at once"):
+        list(client_of(sent).stream(BODY))
+    with pytest.raises(ChatError, match="sends more than 1000000 bytes at once"):
+        client_of(sent).models()
+    assert sent.num_bytes < 3_000_000
+
+
+def test_a_long_answer_in_short_events_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_client, "MAX_BYTES", 1000)
+    sent = Sent(lambda: iter([event(content="Hi.")] * 500 + [END]), content_type="text/event-stream")
+    assert len(list(client_of(sent).stream(BODY))) == 501
+
+
+def test_what_was_packed_unasked_is_not_unpacked() -> None:
+    for encoding in ("gzip", "deflate", "br", "zstd"):
+        sent = Sent(lambda: iter([gzip.compress(bytes(1 << 20))]), content_encoding=encoding)
+        for ask in (client_of(sent).models, lambda: list(client_of(sent).stream(BODY))):  # noqa: B023
+            with pytest.raises(ChatError, match="an encoding that was not asked for"):
+                ask()
+
+
+def test_the_list_of_models_comes_in_time_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_client, "_CONNECT_S", 0.1)
+
+    def slow() -> Iterator[bytes]:
+        while True:
+            time.sleep(0.02)
+            yield b" "
+
+    with pytest.raises(ChatError, match="does not answer in time"):
+        client_of(Sent(slow)).models()
