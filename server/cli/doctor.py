@@ -14,6 +14,7 @@ import subprocess
 import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -25,12 +26,14 @@ from rich.text import Text
 from weft.engine.gguf.file import GgufError, parts
 from weft.engine.wire.machine import MachineFacts, driver_version, package_version
 from weft.engine.wire.tokenizer_files import TOKENIZER_KINDS
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.http.limits import SHARE_OF_FILES, raise_file_limit
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint, runtime_folder
 from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer, gguf_on_hub, is_hub_id
 from weft.server.supervise.child import python_command
 from weft.server.supervise.listening import listen
+from weft.server.text.shield import one_line
 
 Severity = Literal["ok", "note", "missing"]
 
@@ -329,10 +332,13 @@ def _model(settings: Settings) -> Finding:
     model, file = (of_gguf[0], ".gitattributes") if of_gguf else (settings.model, "config.json")
     address = f"{constants.ENDPOINT}/{model}/resolve/main/{file}"
     answer: int | str
-    try:
-        answer = httpx.head(address, headers=headers, follow_redirects=True, timeout=_HUB_S).status_code
+    ask = partial(httpx.head, address, headers=headers, follow_redirects=True, timeout=_HUB_S)
+    try:  # the timeout is that of each read of each redirection
+        answer = WaitingThreads("hub", 1).submit(ask).result(2 * _HUB_S).status_code
+    except TimeoutError:
+        answer = "timed out"
     except httpx.HTTPError as error:
-        answer = str(error) or type(error).__name__
+        answer = one_line(str(error)) or type(error).__name__
     cached = try_to_load_from_cache(model, file)
     folder_of_cached = pathlib.Path(cached).parent if isinstance(cached, str) else None
     found = checkpoint.cached_gguf(*of_gguf) if of_gguf else folder_of_cached

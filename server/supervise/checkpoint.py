@@ -26,6 +26,7 @@ from weft.engine.wire.options import adapter_files
 from weft.server.settings import Settings, StartError
 from weft.server.supervise.child import python_command
 from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
+from weft.server.text.shield import one_line
 from weft.server.text.template_files import TemplateFileError, read_text
 
 logger = logging.getLogger(__name__)
@@ -260,7 +261,7 @@ def _faults_told(model: str, setting: str) -> Iterator[None]:
     except LocalEntryNotFoundError:
         fault = "no such folder, not in the cache, and the hub cannot be reached"
     except (HfHubHTTPError, HTTPError, OSError) as error:
-        fault = f"download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        fault = f"download failed: {one_line(str(error).partition(chr(10))[0]) or type(error).__name__}"
     raise StartError(f"{setting}: {model}: {fault}")
 
 

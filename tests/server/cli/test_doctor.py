@@ -1,11 +1,14 @@
 """`weft doctor` as a whole, and where it looks."""
 
+import contextlib
 import os
 import pathlib
 import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -82,6 +85,38 @@ def test_a_hub_that_does_not_answer_is_waited_for_briefly(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         finding = doctor._model(Settings(model="org/model"))
+    assert (finding.status, finding.detail) == ("missing", "org/model: the hub cannot be reached (timed out)")
+
+
+@pytest.mark.parametrize("piece", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 302 Found\r\nlocation: /x\r\nA: "])
+def test_a_hub_that_never_comes_to_an_end_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, piece: bytes
+) -> None:
+    """It had its time anew with every piece of its answer."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(doctor, "_HUB_S", 0.3)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    has_ended = threading.Event()
+
+    def trickle() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = hub.accept()
+            with connection:
+                connection.sendall(piece)
+                while not has_ended.wait(0.05):
+                    connection.sendall(piece if b"100" in piece else b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        begin = time.monotonic()
+        finding = doctor._model(Settings(model="org/model"))
+        assert time.monotonic() - begin < 10
+        has_ended.set()
+        thread.join()
     assert (finding.status, finding.detail) == ("missing", "org/model: the hub cannot be reached (timed out)")
 
 
