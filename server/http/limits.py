@@ -9,11 +9,11 @@ import resource
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from weft.engine.wire.machine import return_free_memory
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.errors import ApiError, QueueFullError
 from weft.server.settings import Settings, StartError
 
@@ -201,6 +201,8 @@ LONG_SIZE = 256 << 10
 """Work on input of this size or more is long."""
 MAX_NUM_LONG = 64
 """Most pieces of long work at a time."""
+WORK_S = 300.0
+"""How long work is waited for, its turn included."""
 
 T = TypeVar("T")
 
@@ -210,20 +212,21 @@ class Workers:
 
     Owns two pools. Long work has threads of its own, so that it delays only other long work. It waits in a bounded
     queue; cancelling the waiter removes it, and all that it holds, from the queue. Work that has begun runs to its end
-    even if its waiter is cancelled. Memory that long work has freed is returned to the system.
+    even if its waiter is cancelled, but no waiter and no end of the process waits for it for ever. Memory that long
+    work has freed is returned to the system.
     """
 
     def __init__(self) -> None:
         """Threads start when they are first needed."""
-        self._usual = ThreadPoolExecutor(4, "usual")
-        self._long = ThreadPoolExecutor(2, "long")
+        self._usual = WaitingThreads("usual", 4)
+        self._long = WaitingThreads("long", 2)
         self._num_long = 0
 
     async def run(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function on input of `size` characters or bytes, in a thread unless the input is short.
 
         Raises:
-            QueueFullError: Too much long work is waiting.
+            QueueFullError: Too much long work is waiting, or this is not done in time.
         """
         if size < SHORT_SIZE:
             return function(*args, **kwargs)
@@ -243,13 +246,13 @@ class Workers:
         return await self.run(size if size >= LIGHT_SIZE else 0, function, *args, **kwargs)
 
 
-async def _run(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
-    calls = [call]  # the pool's queue keeps cancelled work, so it must not hold the call itself
-    del call
+async def _run(threads: WaitingThreads, call: Callable[[], T]) -> T:
+    future = asyncio.wrap_future(threads.submit(call))
+    del call  # if this is cancelled, nothing holds it
     try:
-        return await asyncio.get_running_loop().run_in_executor(threads, lambda: calls.pop()())
-    finally:
-        calls.clear()
+        return await asyncio.wait_for(future, WORK_S)
+    except TimeoutError:
+        raise QueueFullError(f"the request could not be prepared within {WORK_S:g} s") from None
 
 
 def _tidily(call: Callable[[], T]) -> T:

@@ -81,3 +81,21 @@ def test_long_work_waits_in_a_bounded_queue_that_who_leaves_is_taken_out_of(monk
         await pool.run(LONG_SIZE, work, 8)
 
     asyncio.run(main())
+
+
+def test_work_without_an_end_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that loops for ever held its client, and the end of the process."""
+    monkeypatch.setattr(workers, "WORK_S", 0.1)
+
+    async def main() -> None:
+        pool, may_end = Workers(), threading.Event()
+        sizes = (SHORT_SIZE, LONG_SIZE)
+        try:
+            work = [pool.run(size, may_end.wait, 60) for size in sizes for _ in range(9)]
+            late = await asyncio.gather(*work, return_exceptions=True)
+            assert {str(error) for error in late} == {"the request could not be prepared within 0.1 s"}
+        finally:
+            may_end.set()
+        assert [await pool.run(size, thread) for size in sizes] == ["usual", "long"]
+
+    asyncio.run(main())
