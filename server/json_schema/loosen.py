@@ -43,6 +43,8 @@ _UNENFORCED = (
     *("dependentSchemas", "$dynamicRef", "$recursiveRef"),
 )
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+_CHOICES = ("anyOf", "oneOf", "allOf", "enum", "const")
+"""Beside these, a schema without a type may allow objects and others."""
 _BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "$ref", "if"))
 """Beside these, what is evaluated depends on the value."""
 _OBJECT_KEYS = frozenset(
@@ -83,13 +85,28 @@ def loosened(schema: Schema) -> Loosened:
 
 
 def loosened_arguments(schema: Schema) -> Loosened:
-    """Loosen the schema of a tool's arguments, which are an object: if it is of another type, any object."""
+    """Loosen the schema of a tool's arguments, which are an object: if it allows none, to any object."""
     made = loosened(schema)
-    if "object" not in (types_in(made.schema) or ["object"]):
+    if not _allows_objects(made.schema):
         return Loosened(FREE_OBJECT, [*made.lost, ".type"], made.wrong)
     if made.lost and made.schema.keys() <= {"type", "$defs"}:
         return replace(made, schema=FREE_OBJECT)
-    return replace(made, schema={**made.schema, "type": "object"}) if "type" in made.schema else made
+    is_plain = made.schema.keys().isdisjoint(("type", *_CHOICES))
+    return made if is_plain else replace(made, schema={**made.schema, "type": "object"})
+
+
+def _allows_objects(schema: Any) -> bool:
+    """Whether a schema that was read may allow an object; what references mean is not looked at."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    choices = [any(map(_allows_objects, schema[key])) for key in ("anyOf", "oneOf") if key in schema]
+    return (
+        "object" in (types_in(schema) or ["object"])
+        and (not values or any(isinstance(value, dict) for value in values))
+        and all(choices)
+        and all(map(_allows_objects, schema.get("allOf", ())))
+    )
 
 
 class _Walk:

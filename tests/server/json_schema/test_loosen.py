@@ -277,6 +277,14 @@ def test_no_value_is_lost(asked: Any) -> None:
         ({"type": "object", "propertyNames": {"pattern": "^(?!_)"}}, FREE_OBJECT, [".propertyNames"]),
         ({"type": "object", "properties": []}, FREE_OBJECT, [".properties"]),
         ({}, {}, []),
+        ({"anyOf": [TEXT, {"type": "number"}]}, FREE_OBJECT, [".type"]),
+        ({"allOf": [obj(x=TEXT), TEXT]}, FREE_OBJECT, [".type"]),
+        ({"type": "object", "oneOf": [TEXT, {"enum": [1]}]}, FREE_OBJECT, [".type"]),
+        ({"enum": ["a", 1]}, FREE_OBJECT, [".type"]),
+        ({"const": 5}, FREE_OBJECT, [".type"]),
+        ({"enum": ["a", {"x": 1}]}, {"enum": ["a", {"x": 1}], "type": "object"}, []),
+        ({"oneOf": [obj(x=TEXT), TEXT]}, {"oneOf": [obj(x=TEXT), TEXT], "type": "object"}, []),
+        ({"allOf": [{"anyOf": [TEXT, {}]}]}, {"allOf": [{"anyOf": [TEXT, {}]}], "type": "object"}, []),
     ],
 )
 def test_arguments_are_an_object(parameters: dict[str, Any], enforced: dict[str, Any], lost: list[str]) -> None:
