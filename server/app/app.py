@@ -156,13 +156,14 @@ def _object_schema(properties: dict[str, object]) -> dict[str, object]:
 
 @contextlib.asynccontextmanager
 async def _run_batches(app: FastAPI) -> AsyncIterator[None]:
-    """Run batches while the process serves."""
+    """Run batches while the process serves, and let the last write come to its end."""
     running = asyncio.create_task(BatchRunner(app, app.state.context).run())
     try:
         yield
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await asyncio.to_thread(app.state.context.store.close)
 
 
 def _install_error_handlers(app: FastAPI) -> None:

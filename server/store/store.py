@@ -20,7 +20,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +38,8 @@ WAL_BYTES = 4 << 20
 be written on a full disk."""
 DISK_S, LEAST_BYTES_PER_S = 60.0, 10_000_000
 """How long work on files may take, its turn included: so many seconds, and longer for many bytes. A disk may hang."""
+CLOSE_S = 5.0
+"""How long the end of a process waits for the last write."""
 LONG_BYTES = 64 << 20
 BUSY_TIMEOUT_S = 10.0
 """How long a write waits for those of other processes, the time in which it waits for those of this one included."""
@@ -136,12 +137,7 @@ class Store:
                 Then it goes on, if it has begun.
         """
         threads = self._pieces if num_bytes < LONG_BYTES else self._whole_files
-        timeout_s = DISK_S + num_bytes / LEAST_BYTES_PER_S
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(threads.submit(partial(_translated, work))), timeout_s)
-        except TimeoutError:
-            _log.error("the data folder does not answer within %g s", timeout_s)
-            raise StorageError(f"the server's data folder does not answer within {timeout_s:g} s") from None
+        return await _done_in(threads, work, DISK_S + num_bytes / LEAST_BYTES_PER_S)
 
     def close(self) -> None:
         """Wait for the last write, and close the database."""
@@ -178,11 +174,20 @@ class Store:
 _Connect = Callable[[float], sqlite3.Connection]
 
 
+async def _done_in(threads: WaitingThreads, work: Callable[[], T], timeout_s: float) -> T:
+    """Call a function in a thread; an error if it, and what comes before it there, is not done in time."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(threads.submit(partial(_translated, work))), timeout_s)
+    except TimeoutError:
+        _log.error("the data folder does not answer within %g s", timeout_s)
+        raise StorageError(f"the server's data folder does not answer within {timeout_s:g} s") from None
+
+
 class _Line:
-    """A thread with a connection to the database of its own, which it opens at first use."""
+    """One thread at a time with a connection to the database, which it opens at first use."""
 
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name)
+        self._thread = WaitingThreads(name, 1)
         self.connection: sqlite3.Connection | None = None
 
     @property
@@ -192,7 +197,7 @@ class _Line:
     async def run(self, connect: _Connect, work: Callable[[sqlite3.Connection], T]) -> T:
         """Call `work` after what came before it. Together the two waits, here and for others, are bounded."""
         in_time = partial(self._in_time, connect, work, time.monotonic() + BUSY_TIMEOUT_S)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _translated, in_time)
+        return await _done_in(self._thread, in_time, DISK_S)
 
     def _in_time(self, connect: _Connect, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
         # One that has waited for its turn does not wait as long again: a hundred of them would each take their time.
@@ -203,7 +208,10 @@ class _Line:
         return work(self.connection)
 
     def close(self) -> None:
-        self._thread.shutdown()
+        with contextlib.suppress(TimeoutError):  # the disk hangs
+            self._thread.submit(self._close).result(CLOSE_S)
+
+    def _close(self) -> None:
         if self.connection is not None:
             self.connection.close()
             self.connection = None

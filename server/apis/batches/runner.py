@@ -123,7 +123,7 @@ class BatchRun:
     # --- the lines ------------------------------------------------------------------------------------------------
 
     async def _run_lines(self, batch: dict[str, Any]) -> None:
-        if not content_path(self._store, batch["input_file_id"]).exists():
+        if not await self._store.run(content_path(self._store, batch["input_file_id"]).exists):
             await self._end("failed", _NO_INPUT)
             return
         journal = await self._store.run(partial(Journal, self._paths), self._most)
@@ -215,10 +215,10 @@ class BatchRun:
                 transaction.put(row)
 
         await self._store.write(end, may_exceed=True)
+        kept = {file.id for file in files}
         for path, id in zip(self._paths, batch["result_file_ids"], strict=True):
-            with contextlib.suppress(OSError):  # the batch has ended; nobody looks for them any more
-                if not path.stat().st_size or id in {file.id for file in files}:
-                    path.unlink()
+            with contextlib.suppress(StorageError):  # the batch has ended; nobody looks for them any more
+                await self._store.run(partial(_remove, path, is_empty_only=id not in kept))
 
     def _result_row(self, id: str, kind: str, size: int, checksum: int, seconds: int | None) -> Row:
         expires_at = None if seconds is None else int(time.time()) + seconds
@@ -272,6 +272,12 @@ def _publish(path: pathlib.Path, content: pathlib.Path) -> tuple[int, int]:
         return 0, 0
     with path.open("rb") as file:
         return size, checksum_of(file)
+
+
+def _remove(path: pathlib.Path, *, is_empty_only: bool) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not (is_empty_only and path.stat().st_size):
+            path.unlink()
 
 
 POLL_S = 2.0
