@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from weft.engine.guidance.matcher import Forcing, GrammarMatcher, one_line
+from weft.engine.guidance.meeting import check_meeting
 from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def _without_forcing(text: str) -> str:
             json.loads(text) if is_list else {"grammars": [{"lark_grammar": text}]}
         )
         grammars = [_without_gbnf(grammar) for grammar in document["grammars"]]
+        for grammar in grammars:
+            check_meeting(grammar)
         grammars[0]["name"] = name = grammars[0].get("name") or "output"
     except Exception as error:  # the text is a caller's, and the translator may raise anything
         raise InvalidGrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
