@@ -40,11 +40,14 @@ def check_meeting(grammar: Mapping[str, object]) -> None:
     if isinstance(schema, dict):
         _Count(schema).check([schema])
     if isinstance(lark, str):
-        for inline in _inline_schemas(lark):
-            _Count(inline).check([inline])
+        for line, inline in _inline_schemas(lark):
+            try:
+                _Count(inline).check([inline])
+            except ValueError as error:
+                raise ValueError(f"at {line}(1): {error}") from None  # as the library says it
 
 
-def _inline_schemas(lark: str) -> Iterator[_Schema]:
+def _inline_schemas(lark: str) -> Iterator[tuple[int, _Schema]]:
     decoder = json.JSONDecoder()
     for found in _INLINE.finditer(lark):
         try:
@@ -52,7 +55,7 @@ def _inline_schemas(lark: str) -> Iterator[_Schema]:
         except ValueError:
             continue  # the library says what is wrong with it
         if isinstance(schema, dict):
-            yield schema
+            yield lark.count("\n", 0, found.start()) + 1, schema
 
 
 class _Count:

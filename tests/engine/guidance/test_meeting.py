@@ -71,6 +71,13 @@ def test_multiples_that_would_be_too_large_together(numbers: tuple[float, ...]) 
         check_meeting({"json_schema": multiples(*numbers) if numbers[0] != 1e300 + 1 else multiples(123456789e291)})
 
 
+def test_the_line_of_the_schema_is_told() -> None:
+    """So that of several tools only this one is loosened."""
+    schemas = [json.dumps(MEETING["allOf"](n)) for n in (1, MAX_PATTERNS + 1)]
+    with pytest.raises(ValueError, match=r"^at 3\(1\): at most 12 patterns"):
+        check_meeting({"lark_grammar": f"start: a b\na: %json {schemas[0]}\nb: %json {schemas[1]}"})
+
+
 def test_what_does_not_meet_may_be_many() -> None:
     for schema in (
         obj(**{f"p{i}": text(i % 26) for i in range(500)}),

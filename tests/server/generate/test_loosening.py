@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from weft.engine.guidance.meeting import check_meeting
 from weft.engine.wire.messages import Guidance
 from weft.server.errors import GrammarError, JsonSchemaError
 from weft.server.formats.harmony import HARMONY
@@ -29,6 +30,16 @@ BAD_INSIDE = {"type": "object", "properties": {"a": {"type": "object", "properti
               "required": ["a"]}  # fmt: skip
 
 
+def meeting_fault(text: str) -> str:
+    """What the engine refuses before it compiles."""
+    try:
+        for grammar in json.loads(text)["grammars"]:
+            check_meeting(grammar)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 class FakeAnswer:
     """Compiles the grammar when it is opened."""
 
@@ -43,7 +54,8 @@ class FakeAnswer:
 
     async def open(self, client: Any) -> None:
         self.num_opened += 1
-        fault = "too complex" if self._refuses_all else LLMatcher.validate_grammar(self.guidance.grammar or "")
+        text = self.guidance.grammar or ""
+        fault = "too complex" if self._refuses_all else meeting_fault(text) or LLMatcher.validate_grammar(text)
         if fault:
             raise GrammarError(f"the grammar cannot be used: {fault}")
 
@@ -86,6 +98,16 @@ def test_only_the_tool_that_the_compiler_names_is_loosened(format: ToolFormat) -
     assert schemas(wishes)[1]["properties"] == {"a": TEXT, "b": {}}
     assert answer.lost == ["tools[1].parameters.properties"]
     assert answer.num_opened == 2
+
+
+@pytest.mark.parametrize("format", [HERMES, PYTHONIC, HARMONY])
+def test_only_the_tool_in_which_too_much_meets_is_loosened(format: ToolFormat) -> None:
+    many = {"allOf": [{"type": "string", "pattern": f"[a-z]*{letter}[a-z]*"} for letter in "abcdefghijklmnopqrst"]}
+    for bad in (many, {"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83)]}):
+        answer, wishes = opened(tools(GOOD, {"type": "object", "properties": {"a": TEXT, "b": bad}}, GOOD), format)
+        assert schemas(wishes)[::2] == [GOOD, GOOD]
+        assert schemas(wishes)[1]["properties"] == {"a": TEXT, "b": {}}
+        assert (answer.lost, answer.num_opened) == (["tools[1].parameters.properties"], 2)
 
 
 def test_what_is_wrong_inside_a_member_leaves_the_other_members_as_they_are() -> None:
