@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import cast
 
@@ -112,8 +112,9 @@ class _Count:
                     waiting += others
                     continue
                 counts = [self._alternative(other) for other in others]
-                num_patterns += max((count for count, _, _ in counts), default=0)
-                multiples += max((numbers for _, numbers, _ in counts), key=_common, default=[])
+                if counts:
+                    num_patterns += max(count for count, _, _ in counts)
+                    multiples += max((numbers for _, numbers, _ in counts), key=_common)
                 places += [place for _, _, inner in counts for place in inner]
             for key in ("properties", "patternProperties"):
                 named = part.get(key)
@@ -144,7 +145,7 @@ def _listed(value: object) -> list[object]:
     return cast(list[object], value) if isinstance(value, list) else []
 
 
-def _common(multiples: Sequence[object]) -> int:
+def _common(multiples: Iterable[object]) -> int:
     """The least common multiple, without zeros at its end; of numbers with decimals, of their digits."""
     try:
         numbers = [Decimal(str(number)) for number in multiples if isinstance(number, int | float)]
