@@ -62,16 +62,19 @@ void give_rounded(Job *job, const bf16 *inputs, void *memory) {
     job->inputs = memory;
 }
 
+#if !defined(__AVX2__)
+UNIT_FUNCTION(any, read_form(job->form))
+#endif
+
 void compute_grouped_unit(const Job *job, const Unit *unit, int thread) {
-    const Form form = read_form(job->form);
     (void)thread;
-#if defined(__AVX2__)
-    if (form.has_offset)
+#if !defined(__AVX2__)
+    compute_any(job, unit);
+#else
+    if (read_form(job->form).has_offset)
         compute_offset_unit(job, unit);
     else
         compute_centred_unit(job, unit);
-#else
-    compute_form(job, unit, form);
 #endif
 }
 
