@@ -278,4 +278,4 @@ def _prune(objects: Path, used: Sequence[_Job]) -> None:
 
 
 if __name__ == "__main__":
-    install(FOLDER, "best")
+    install(Path(sys.argv[1]) if sys.argv[1:] else FOLDER, "best")
