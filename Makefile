@@ -114,9 +114,9 @@ lint: $(VENV)/.installed-test $(NAMES)
 wheel: $(VENV)/.made
 	@WEFT_VARIANTS=all $(BIN)/python -P $(KERNELS)/variants.py build/kernels
 	@echo 'Building the wheel: some seconds'
-	@rm -rf build/lib* build/bdist* dist
+	@rm -rf build/lib* build/bdist*
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+	@ls dist/weft-*.whl
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python -m docs.generate

@@ -143,8 +143,8 @@ class _Job:
     source: Path
     command: tuple[str, ...]
     target: Path
-    length: int
-    """Of the text with all that it includes: about how long it takes, beside the others."""
+    seconds: float
+    """About how long it takes: the share of its text, with all that it includes, in what the whole variant takes."""
 
     def run(self) -> str:
         """Compile, and return what the compiler says if it fails."""
@@ -174,16 +174,17 @@ class _Compiler:
         self._version = version.stdout + os.uname().machine.encode()
 
     def jobs(self, variant: Variant, objects: Path) -> list[_Job]:
-        """Every source file of a variant, the longest first. The targets that exist are up to date."""
+        """Every source file of a variant. The targets that exist are up to date."""
+        texts = {source: b"".join(_with_headers(source)) for source in sorted(FOLDER.glob("*.c"))}
+        length = sum(map(len, texts.values()))
         jobs = []
-        for source in sorted(FOLDER.glob("*.c")):
+        for source, text in texts.items():
             command = (*self._command, *variant.flags)
             if source.name == "initialise.c":
                 command += (f'-DWEFT_SOURCE="{source_digest()}"',)
-            text = b"".join(_with_headers(source))
             key = hashlib.blake2b(repr(command).encode() + self._version + text, digest_size=16).hexdigest()
-            jobs.append(_Job(variant, source, command, objects / f"{key}.o", len(text)))
-        return sorted(jobs, key=lambda job: -job.length)
+            jobs.append(_Job(variant, source, command, objects / f"{key}.o", variant.seconds * len(text) / length))
+        return jobs
 
     def link(self, jobs: Sequence[_Job], target: Path) -> Path:
         """Make a shared object. Processes that have loaded an earlier one keep it."""
@@ -222,12 +223,13 @@ def _with_headers(source: Path) -> tuple[bytes, ...]:
 
 def _compile_all(jobs: Sequence[_Job]) -> None:
     """Compile what is not in the cache, the longest first, and show how far that is."""
-    missing = sorted((job for job in jobs if not job.target.exists()), key=lambda job: -job.length)
+    missing = sorted((job for job in jobs if not job.target.exists()), key=lambda job: -job.seconds)
     num_cores = len(os.sched_getaffinity(0))
-    share = sum(job.length * job.variant.seconds for job in missing) / sum(job.length for job in jobs)
+    # Other programs take their share of the cores.
+    seconds = sum(job.seconds for job in missing) * (os.getloadavg()[0] + num_cores) / num_cores**2
     title = f"CPU kernels ({', '.join(dict.fromkeys(job.variant.name for job in missing))})"
     if missing:
-        print(f"Compiling {title}: about {share / num_cores + 1:.0f} s with {num_cores} cores", file=sys.stderr)
+        print(f"Compiling {title}: about {seconds + 1:.0f} s with {num_cores} cores", file=sys.stderr)
     start, is_terminal = time.monotonic(), sys.stderr.isatty()
     faults: dict[str, str] = {}
     with ThreadPoolExecutor(num_cores) as pool:
