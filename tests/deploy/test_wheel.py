@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, reserved_port
+from tests.engine.native_variants import CACHE
 from weft.engine.kernels.cpu.variants import VARIANTS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -59,7 +60,9 @@ def _match(package: str, patterns: list[str]) -> Iterator[pathlib.Path]:
 def test_an_installed_wheel_serves_beside_a_foreign_server_module(tmp_path: pathlib.Path) -> None:
     """Installed, the packages were called `server` and `engine` in everybody's site-packages."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    cached = {**environment, "XDG_CACHE_HOME": str(CACHE.parents[1])}
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True, env=cached)
     (wheel,) = tmp_path.glob("weft-*-py3-none-linux_*.whl")
     kernels = {f"weft/engine/kernels/cpu/{name}.so" for name in VARIANTS}
     assert {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")} == kernels
@@ -74,7 +77,6 @@ def test_an_installed_wheel_serves_beside_a_foreign_server_module(tmp_path: path
         (packages / name / "__init__.py").write_text("raise RuntimeError('foreign')")
     files = {path.relative_to(packages).parts[0] for path in packages.iterdir()}
     assert {"weft", "server", "engine"} <= files
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with reserved_port() as port, (tmp_path / "log").open("wb") as log:
         command = [str(python.with_name("weft")), "serve", "--port", str(port), "--device", "cpu"]
         process = subprocess.Popen(command, cwd=packages, env=environment, stderr=log)

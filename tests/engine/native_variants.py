@@ -8,6 +8,8 @@ import pytest
 from weft.engine.kernels.cpu import variants
 from weft.engine.kernels.cpu.library import NativeLibrary
 
+CACHE = variants.cache_folder()
+"""The user's: while tests run, the environment names an empty one for each process."""
 BUILT = Path(__file__).parents[2] / "build" / "kernels"
 RUNNABLE = variants.runnable()
 """Names of all, best first."""
@@ -17,7 +19,7 @@ RUNNABLE = variants.runnable()
 def load_variant(name: str) -> NativeLibrary:
     """One of them. Installed is only the best; the cache of compiled files has the others from the second run on."""
     try:
-        made = variants.build([name], BUILT)
+        made = variants.build([name], BUILT, CACHE)
         if not made:
             pytest.skip(f"the compiler does not know {name}")
         return NativeLibrary(name, made[0])

@@ -109,8 +109,13 @@ def install(folder: Path, default: str) -> list[Path]:
     return made
 
 
-def build(names: Sequence[str], folder: Path) -> list[Path]:
+def build(names: Sequence[str], folder: Path, cache: Path | None = None) -> list[Path]:
     """Compile variants into a folder, with all cores; says on stderr what it does.
+
+    Args:
+        names: Of the variants.
+        folder: For the shared objects.
+        cache: Where compiled files are kept; None: in the user's cache.
 
     Returns:
         The shared objects. A variant that the compiler does not know is left out.
@@ -119,7 +124,7 @@ def build(names: Sequence[str], folder: Path) -> list[Path]:
         CompilerError: There is no compiler.
     """
     compiler = _Compiler()
-    with _locked(cache_folder()) as objects:
+    with _locked(cache) as objects:
         jobs = {name: compiler.jobs(VARIANTS[name], objects) for name in names}
         _compile_all([job for each in jobs.values() for job in each])
         whole = {name: each for name, each in jobs.items() if all(job.target.exists() for job in each)}
@@ -251,23 +256,24 @@ def _compile_all(jobs: Sequence[_Job]) -> None:
 
 
 def cache_folder() -> Path:
-    """Where compiled files are kept, as the XDG Base Directory Specification says."""
+    """Where compiled files are kept (XDG Base Directory Specification). RuntimeError: the user has no home."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (folder if folder.is_absolute() else Path("~/.cache").expanduser()) / "weft" / "kernels"
 
 
 @contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[Path]:
+def _locked(cache: Path | None) -> Iterator[Path]:
     """The folder of the cache, for one process at a time; a temporary one for users who cannot have one."""
     with contextlib.ExitStack() as stack:
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((cache / "lock").open("w"))
-        except OSError:
-            cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            objects = cache or cache_folder()
+            objects.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((objects / "lock").open("w"))
+        except (OSError, RuntimeError):
+            objects = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield cache
+        yield objects
 
 
 def _prune(objects: Path, used: Sequence[_Job]) -> None:
