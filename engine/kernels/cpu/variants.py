@@ -172,7 +172,7 @@ class _Compiler:
         if not found:
             raise CompilerError(
                 "Weft's CPU kernels need a C compiler: on Debian or Ubuntu, apt install gcc libc6-dev; on Fedora, dnf "
-                "install gcc. Then install Weft again. Until then torch's operations run in their place, more slowly"
+                "install gcc. Then run make again, or install Weft again. Until then torch computes, more slowly"
             )
         self._command = (found[0], *named[1:])
         version = subprocess.run([*self._command, "--version"], capture_output=True, check=False)
@@ -286,4 +286,4 @@ def _prune(objects: Path, used: Sequence[_Job]) -> None:
 
 
 if __name__ == "__main__":
-    install(Path(sys.argv[1]) if sys.argv[1:] else FOLDER, "best")
+    sys.exit(not install(Path(sys.argv[1]) if sys.argv[1:] else FOLDER, "best"))
