@@ -77,8 +77,8 @@ def preferred() -> list[str]:
 
 def source_digest() -> str:
     """Changes with every change of the source. A compiled variant knows it: `weft_source()`."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted((*FOLDER.glob("*.[ch]"), FOLDER / "variants.toml")):
+    digest = hashlib.blake2b(repr([variant.flags for variant in VARIANTS.values()]).encode(), digest_size=16)
+    for file in sorted(FOLDER.glob("*.[ch]")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

@@ -34,7 +34,6 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder.mkdir()
     for name, text in SOURCES.items():
         (folder / name).write_text(text)
-    (folder / "variants.toml").touch()
     monkeypatch.setattr(variants, "FOLDER", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
