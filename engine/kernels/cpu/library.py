@@ -87,7 +87,7 @@ def _is_outdated(path: Path) -> bool:
     except AttributeError:
         return True
     source.restype = ctypes.c_char_p
-    return source() != variants.source_digest().encode()
+    return bool(source() != variants.source_digest().encode())
 
 
 def cpu_name() -> str:
