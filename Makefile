@@ -8,6 +8,7 @@
 #   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make real       fetches small real models and tokenizers, 0.55 GB, and runs the tests that need them  (ARGS=)
 #   make lint       format, lint and type checks
+#   make wheel      dist/weft-*.whl, with the native kernels for every processor, for pip install elsewhere
 #   make docs       rewrites the generated parts of README.md and docs/
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
@@ -29,7 +30,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow test-cluster test-agents faults real lint docs bench gpu gpu-cache clean distclean
+.PHONY: serve test test-slow test-cluster test-agents faults real lint wheel docs bench gpu gpu-cache clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -56,12 +57,16 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c '$(IS_GOOD)' >/dev/null 2>&1 && { echo $$python; break; }; done)
 
 NAMES := build/path/weft
+KERNELS := engine/kernels/cpu
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every process would compile a thousand modules again, and the tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/python -m pip install
+# pip would compile every module of every package, which takes it more than half of its time. A module that is imported
+# is compiled then, once.
+PIP_INSTALL := -m pip install --no-compile
+PIP := $(BIN)/python $(PIP_INSTALL)
 # pip shows its bars on a terminal; in a log it keeps quiet.
 QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 
@@ -71,7 +76,9 @@ serve: $(VENV)/.installed
 # Threads of torch that wait for work would spin, on cores that the tests beside them need.
 test test-slow test-cluster test-agents faults real: export OMP_WAIT_POLICY := passive
 
-test: $(VENV)/.installed-test $(CLIENTS)/.installed
+# The two environments side by side: pip uses one core.
+test:
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.installed-test $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m "not slow and not cluster and not agents" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-test
@@ -102,6 +109,14 @@ lint: $(VENV)/.installed-test $(NAMES)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+# pip shows nothing of what it runs: so the kernels are compiled before it asks for them.
+wheel: $(VENV)/.made
+	@WEFT_VARIANTS=all $(BIN)/python -P $(KERNELS)/variants.py build/kernels
+	@echo 'Building the wheel: some seconds'
+	@rm -rf build/lib* build/bdist*
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/weft-*.whl
 
 docs: $(VENV)/.installed-test
 	$(BIN)/python -m docs.generate
@@ -138,51 +153,58 @@ $(NAMES):
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f engine/kernels/cpu/*.so $(VENV)/.installed*
+	rm -f $(KERNELS)/*.so $(VENV)/.installed* $(VENV)/.kernels
 	find server engine tests benchmarks demo_model docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) $(CLIENTS) $(AGENTS)
 
-# What is compiled at installation.
-SOURCES := pyproject.toml $(wildcard engine/kernels/cpu/*.[ch])
+OFFLINE := echo 'pip failed; its reason is above. It needs a connection to PyPI, or the index that pip.conf names.' >&2
 
 # Each stamp is written last, so an interrupted installation is taken up again.
-$(VENV)/.torch:
+$(VENV)/.made:
 	@test -n '$(PYTHON)' || { \
 		echo 'Weft needs Python 3.11 or newer with venv and pip, and found none.' >&2; \
 		echo 'On Debian or Ubuntu: apt install python3-venv. Elsewhere name one: make PYTHON=/path/to/python3' >&2; \
 		exit 1; }
 	@$(PYTHON) -c '$(IS_GOOD)' || { echo '$(PYTHON) is older than Python 3.11 or lacks venv and pip.' >&2; exit 1; }
-	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@echo "Making $(VENV) with $$($(PYTHON) --version): some seconds"
 	@$(PYTHON) -m venv $(VENV)
-	@echo 'Installing $(TORCH): some hundred MB, once'
-	@$(PIP) $(QUIET) '$(TORCH)'
 	@touch $@
 
-$(VENV)/.installed: $(SOURCES) $(VENV)/.torch
-	@echo 'Installing Weft and what it needs: about a minute, once'
-	@$(PIP) --quiet --editable .
+# The one variant that this machine runs best, and of it only what has changed. Without a compiler there is none, until
+# there is a compiler.
+$(VENV)/.kernels: $(wildcard $(KERNELS)/*.[ch]) $(KERNELS)/variants.py $(KERNELS)/variants.toml | $(VENV)/.made
+	@$(BIN)/python -P $(KERNELS)/variants.py && touch $@ || true
+
+$(VENV)/.torch: | $(VENV)/.made
+	@echo 'Installing $(TORCH): some hundred MB, then about 10 s, once'
+	@$(PIP) $(QUIET) '$(TORCH)' || { $(OFFLINE); exit 1; }
 	@touch $@
 
-$(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
-	@echo 'Installing Weft, what it needs and what its tests need: about a minute, once'
-	@$(PIP) --quiet --editable '.[test]'
+$(VENV)/.installed: pyproject.toml setup.py $(VENV)/.torch | $(VENV)/.kernels
+	@echo 'Installing Weft and what it needs: 100 MB, then about 20 s, once'
+	@$(PIP) $(QUIET) --editable . || { $(OFFLINE); exit 1; }
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml setup.py $(VENV)/.torch | $(VENV)/.kernels
+	@echo 'Installing Weft, what it needs and what its tests need: 500 MB, then about a minute, once'
+	@$(PIP) $(QUIET) --editable '.[test]' || { $(OFFLINE); exit 1; }
 	@touch $(VENV)/.installed $@
 
 # Of the interpreter of $(VENV), which has been found good.
-$(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/.torch
-	@echo 'Installing the clients that the tests run into $(CLIENTS): a minute or two, once'
+$(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/.made
+	@echo 'Installing the clients that the tests run into $(CLIENTS), meanwhile: about half a minute, once'
 	@$(BIN)/python -m venv --clear $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@$(CLIENTS)/bin/python $(PIP_INSTALL) --quiet --requirement tests/clients/requirements.txt
 	@touch $@
 
-$(AGENTS)/.installed: tests/agents/package.json tests/agents/requirements.txt | $(VENV)/.torch
+$(AGENTS)/.installed: tests/agents/package.json tests/agents/requirements.txt | $(VENV)/.made
 	@command -v npm >/dev/null || { echo 'The agents need Node.js with npm, and there is none.' >&2; exit 1; }
 	@echo 'Installing the agents that the tests run into $(AGENTS): 2 GB, some minutes, once'
 	@mkdir -p $(AGENTS)
 	@cp tests/agents/package.json $(AGENTS)/
 	@cd $(AGENTS) && npm install --no-audit --no-fund --loglevel=error
 	@$(BIN)/python -m venv --clear $(AGENTS)/venv
-	@$(AGENTS)/venv/bin/python -m pip install --quiet --requirement tests/agents/requirements.txt
+	@$(AGENTS)/venv/bin/python $(PIP_INSTALL) --quiet --requirement tests/agents/requirements.txt
 	@touch $@

@@ -164,10 +164,14 @@ def check_kernels(facts: MachineFacts) -> Finding:
     """Weft's own kernels for the CPU."""
     if facts.native:
         others = ", ".join(name for name in facts.compiled if name != facts.native)
-        return Finding("native kernels", "ok", f"{facts.native} is used (also compiled: {others or 'none'})")
+        return Finding(
+            "native kernels", "ok", f"{facts.native} is used" + (f" (also compiled: {others})" if others else "")
+        )
     slower = "models on the CPU use torch's operations, which are slower"
     if facts.compiled:
-        advice = "if the CPU has AVX2, install Weft again: the compiled kernels may be out of date"
+        advice = (
+            "if the CPU has AVX2, install Weft again, here: they are for another machine, or their source has changed"
+        )
         return Finding("native kernels", "note", f"none of {', '.join(facts.compiled)} runs here: {slower}", advice)
     advice = f"{_COMPILER_ADVICE}, then install Weft again"
     return Finding("native kernels", "note", f"not compiled: {slower}", advice)

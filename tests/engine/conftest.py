@@ -7,7 +7,8 @@ import torch
 
 from tests.checkpoints import CHECKPOINTS, WIDE_CHECKPOINTS, write_checkpoint
 from tests.engine.guidance.demo import DEMO_MODEL
-from weft.engine.kernels.cpu.library import NativeLibrary, load, runnable_variants
+from tests.engine.native_variants import RUNNABLE, load_variant
+from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.schedule import speculator
 
 
@@ -25,11 +26,10 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     return find
 
 
-@pytest.fixture(params=list(runnable_variants()))
+@pytest.fixture(params=RUNNABLE)
 def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
-    """Each instruction set that was compiled and that this machine runs, with the threads that it had at first."""
-    loaded = load(request.param)
-    assert loaded is not None
+    """Each instruction set that this machine runs, with the threads that it had at first."""
+    loaded = load_variant(request.param)
     yield loaded
     loaded.set_num_threads(torch.get_num_threads())
 

@@ -7,32 +7,17 @@ was no compiler at installation, there are none, and the engine uses torch's ope
 import contextlib
 import ctypes
 import functools
-import importlib.machinery
 import logging
 import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 import torch
 
+from weft.engine.kernels.cpu import variants
+
 logger = logging.getLogger(__name__)
-
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "bmi2"})
-
-# Instruction sets, best first, and the flags in /proc/cpuinfo that they need.
-VARIANTS: Final = {
-    "amx": _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
-    "avx512_bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"},
-    "avx512_vnni": _AVX512 | {"avx512_vnni"},
-    "avx512": _AVX512,
-    "avx2": frozenset({"avx2", "fma", "bmi2", "f16c"}),
-    "portable": frozenset[str](),
-}
-
-# All files of an installation are written within this time, in any order.
-_INSTALLATION_S = 60
 
 
 class NativeLibrary:
@@ -67,70 +52,47 @@ class NativeLibrary:
 
 
 def compiled_variants() -> tuple[str, ...]:
-    """Names of the variants that were compiled, best first."""
-    return tuple(variant for variant in VARIANTS if _path(variant) is not None)
-
-
-def runnable_variants() -> Iterator[str]:
-    """Names of the compiled variants that this CPU can run, best first."""
-    flags = _cpu_words("flags")
-    yield from (variant for variant in compiled_variants() if VARIANTS[variant] <= flags)
+    """Names of the variants that were compiled, best first. A checkout has the one that its machine runs best."""
+    return tuple(variant for variant in variants.VARIANTS if _path(variant).exists())
 
 
 @functools.cache
 def load(variant: str | None = None) -> NativeLibrary | None:
     """The library of a variant, or the best one; None, with the reason in the log, if there is none.
 
-    Two variants must be asked for by name. torch's operations are faster than the portable one. The one Intel CPU that
-    was measured, an Emerald Rapids without AMX, takes bfloat16 pairs at a quarter of the rate of float32 (1.3 against
-    5.2 G/s), so it computes half as many products per second; other Intel CPUs are assumed to be the same.
+    A variant that is slower than torch's operations or than another one must be asked for by name.
     """
-    only_by_name = {"portable"} | ({"avx512_bf16"} if _cpu_words("vendor_id") == {"GenuineIntel"} else set())
-    for name in [variant] if variant else [name for name in runnable_variants() if name not in only_by_name]:
-        path = _path(name)
-        if path and _is_outdated(path):
-            logger.warning("native kernels %s left out: their source has changed since; install Weft again", name)
+    for name in [variant] if variant else variants.preferred():
+        if not (path := _path(name)).exists():
             continue
         try:
-            library = NativeLibrary(name, path) if path else None
+            if _is_outdated(path):
+                logger.warning("native kernels %s left out: their source has changed since; install Weft again", name)
+                continue
+            return NativeLibrary(name, path)
         except OSError as error:
             logger.warning("native kernels %s left out: %s", name, error)
-            continue
-        return library
     logger.info("native kernels: none were compiled for this CPU")
     return None
 
 
-def _path(variant: str) -> Path | None:
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_{variant}{suffix}")
-        if path.exists():
-            return path
-    return None
+def _path(variant: str) -> Path:
+    return Path(__file__).with_name(f"{variant}.so")
 
 
 def _is_outdated(path: Path) -> bool:
-    """Whether a source file was changed after compilation: then its functions may expect other arguments."""
-    latest = path.stat().st_mtime + _INSTALLATION_S
-    return any(file.stat().st_mtime > latest for file in path.parent.glob("*.[ch]"))
+    """Whether a variant was compiled from another source than there is: its functions may expect other arguments."""
+    try:
+        source = ctypes.CDLL(str(path)).weft_source
+    except AttributeError:
+        return True
+    source.restype = ctypes.c_char_p
+    return bool(source() != variants.source_digest().encode())
 
 
 def cpu_name() -> str:
     """The model of the first CPU."""
-    return _cpu_value("model name") or "unknown CPU"
-
-
-def _cpu_words(key: str) -> frozenset[str]:
-    """The words of /proc/cpuinfo under a key, for the first CPU."""
-    return frozenset(_cpu_value(key).split())
-
-
-def _cpu_value(key: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+    return variants.cpu_value("model name") or "unknown CPU"
 
 
 _HUGE_PAGE_BYTES = 2 << 20

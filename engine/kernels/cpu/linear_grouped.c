@@ -1,5 +1,5 @@
 /* Linear layers over small integers in groups, which grouped_layout.h describes. */
-#include "grouped_tiles.h"
+#include "grouped_unit.h"
 
 size_t rounded_bytes(const Job *job) {
     return (size_t)(padded_rows(job) * row_bytes(padded_inputs(job->k), read_form(job->form)) + 63) / 64 * 64;
@@ -62,65 +62,19 @@ void give_rounded(Job *job, const bf16 *inputs, void *memory) {
     job->inputs = memory;
 }
 
-/* A unit of any number of rows, in equal groups but for the last. */
-INLINE void compute_form(const Job *job, const Unit *unit, Form form) {
-    float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
-    if (rows_of_tile(job) > 1) {
-        compute_tiles(job, unit, form);
-        return;
-    }
-    const int64_t num_parts = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    const int64_t bytes_of_row = row_bytes(job->padded_k, form);
-    const int64_t part_rows = (unit->rows + num_parts - 1) / num_parts;
-    for (int64_t done = 0; done < unit->rows; done += part_rows) {
-        const int64_t row = unit->row + done, left = unit->rows - done;
-        const int64_t rows = left < part_rows ? left : part_rows;
-        const char *inputs = (const char *)job->inputs + row * bytes_of_row;
-        const int columns = rows <= FEW_AT_ONCE ? FEW_COLUMNS : COLUMNS_AT_ONCE;
-        for (int64_t p = 0; p < UNIT_PANELS; p += columns) switch (rows) {
-#define CASE(ROWS)                                                                                                        \
-    case ROWS:                                                                                                            \
-        multiply_block(job, inputs, ROWS, ROWS <= FEW_AT_ONCE ? FEW_COLUMNS : COLUMNS_AT_ONCE, unit->panels + p, form,    \
-                       sums + p * PANEL);                                                                                 \
-        break;
-                CASE(1)
-                CASE(2)
-                CASE(3)
-                CASE(4)
-#if defined(__AVX512F__)
-                CASE(5)
-                CASE(6)
+#if !defined(__AVX2__)
+UNIT_FUNCTION(any, read_form(job->form))
 #endif
-#undef CASE
-            }
-        finish_block(job, unit, row, rows, sums);
-    }
-}
-
-#define FORM(BITS, GROUP, HAS_OFFSET) (BITS | GROUP << FORM_GROUP | HAS_OFFSET << FORM_OFFSET)
 
 void compute_grouped_unit(const Job *job, const Unit *unit, int thread) {
     (void)thread;
-#if defined(__AVX2__)
-    switch (job->form) {
-#define CASE(BITS, GROUP, HAS_OFFSET)                                 \
-    case FORM(BITS, GROUP, HAS_OFFSET):                               \
-        compute_form(job, unit, (Form){BITS, GROUP, HAS_OFFSET});     \
-        break;
-        CASE(4, 32, 0)
-        CASE(4, 32, 1)
-        CASE(6, 16, 0)
-        CASE(6, 16, 1)
-        CASE(6, 32, 0)
-        CASE(6, 32, 1)
-        CASE(8, 32, 0)
-        CASE(8, 32, 1)
-        CASE(8, 16, 0)
-        CASE(8, 16, 1)
-#undef CASE
-    }
+#if !defined(__AVX2__)
+    compute_any(job, unit);
 #else
-    compute_form(job, unit, read_form(job->form));
+    if (read_form(job->form).has_offset)
+        compute_offset_unit(job, unit);
+    else
+        compute_centred_unit(job, unit);
 #endif
 }
 

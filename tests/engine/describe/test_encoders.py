@@ -12,7 +12,7 @@ from weft.engine.cache.specs import group_layers
 from weft.engine.config import resolve
 from weft.engine.describe.config import ModelConfig, load_model_config
 from weft.engine.kernels.choice import make_caches
-from weft.engine.kernels.cpu.library import runnable_variants
+from weft.engine.kernels.cpu import library
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.vector_model import find_task, read_vector_model
@@ -138,7 +138,7 @@ def test_types_of_tokens_are_embedded(tmp_path: Path) -> None:
     torch.testing.assert_close(hidden[0], expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(not runnable_variants(), reason="native kernels are not compiled here")
+@pytest.mark.skipif(library.load() is None, reason="native kernels are not compiled here")
 @pytest.mark.parametrize("name", ["bert", "roberta", "modernbert"])
 def test_native_kernels_compute_the_same_in_bfloat16(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
@@ -147,7 +147,7 @@ def test_native_kernels_compute_the_same_in_bfloat16(tmp_path: Path, name: str) 
         assert ((one - other.float()).norm() / one.norm()).item() < 0.03
 
 
-@pytest.mark.skipif(not runnable_variants(), reason="native kernels are not compiled here")
+@pytest.mark.skipif(library.load() is None, reason="native kernels are not compiled here")
 def test_long_texts_reach_over_chunks(tmp_path: Path) -> None:
     """Native attention cuts contexts at 256 tokens; texts behind such a cut are seen from before it."""
     write(tmp_path, "modernbert", max_position_embeddings=1024, local_attention=300)

@@ -23,7 +23,7 @@ from weft.engine.families.attention import AttentionSwitches
 from weft.engine.families.registry import identify
 from weft.engine.families.switches import SizedFeedForward
 from weft.engine.kernels.choice import make_caches
-from weft.engine.kernels.cpu.library import runnable_variants
+from weft.engine.kernels.cpu import library
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.start.model_choice import plan_model
 from weft.engine.wire.errors import ModelError
@@ -216,7 +216,7 @@ def test_falcon_with_alibi(tmp_path: Path, changes: dict[str, Any]) -> None:
         *("gemma4_text", "llama4_text", "ministral3"),
     ],
 )
-@pytest.mark.skipif(not runnable_variants(), reason="no native kernels")
+@pytest.mark.skipif(library.load() is None, reason="no native kernels")
 def test_native_kernels_compute_the_same_in_bfloat16(tmp_path: Path, name: str) -> None:
     """Their heads are as wide as the kernels ask for, which those of other tests are not."""
     sizes = {"n_embd": 128} if name == "gpt2" else {"hidden_size": 128}

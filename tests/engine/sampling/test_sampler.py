@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.native_variants import RUNNABLE, load_variant
 from weft.engine.batch import NO_TOKEN_ID, ConditionalBans, PenaltyBatch, Placeholders, RowMasks, SamplingBatch
 from weft.engine.kernels.cpu.layer_kernels import NativeSampler
-from weft.engine.kernels.cpu.library import load, runnable_variants
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, draw, pick_ids
 from weft.engine.sampling import sampler
 from weft.engine.sampling.edits import apply_penalties
@@ -21,8 +21,11 @@ from weft.engine.sampling.scores import token_logprobs
 INF = float("inf")
 VOCAB_SIZE = 1003  # several chunks, the last one short
 CPU = torch.device("cpu")
-WAYS: dict[str, PickIds] = {"torch": pick_ids}
-WAYS |= {name: NativeSampler(library) for name in runnable_variants() if (library := load(name))}
+WAYS = ["torch", *RUNNABLE]
+
+
+def way(name: str) -> PickIds:
+    return pick_ids if name == "torch" else NativeSampler(load_variant(name))
 
 
 class Sample(Protocol):
@@ -36,10 +39,10 @@ class Sample(Protocol):
     ) -> SampleResult: ...
 
 
-@pytest.fixture(params=list(WAYS))
+@pytest.fixture(params=WAYS)
 def sample(request: pytest.FixtureRequest) -> Sample:
     """`sample` by torch, and by each instruction set that this machine runs."""
-    return partial(sampler.sample, kernels=SamplingKernels(apply_penalties, WAYS[request.param]))
+    return partial(sampler.sample, kernels=SamplingKernels(apply_penalties, way(request.param)))
 
 
 def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
@@ -72,8 +75,9 @@ def _reference(
     top_p=st.sampled_from([1.0, 0.93, 0.31, 0.0]),
     min_p=st.sampled_from([0.0, 0.013, 0.57, 1.0]),
 )
+@pytest.mark.parametrize("name", WAYS)
 def test_ids_invert_the_reference_distribution(
-    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+    name: str, seed: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     num_rows = 8
     numbers = np.random.default_rng(seed).random(num_rows, dtype=np.float32)
@@ -100,11 +104,10 @@ def test_ids_invert_the_reference_distribution(
     )
     probs = _reference(row, temperature, top_k, top_p, min_p)
     cumulated = probs.cumsum()
-    for pick in WAYS.values():
-        ids = pick(logits.repeat(num_rows, 1), batch, None).tolist()
-        for token_id, number in zip(ids, numbers, strict=True):
-            assert probs[token_id] > 0
-            assert cumulated[token_id] - probs[token_id] - 1e-5 <= number <= cumulated[token_id] + 1e-5
+    ids = way(name)(logits.repeat(num_rows, 1), batch, None).tolist()
+    for token_id, number in zip(ids, numbers, strict=True):
+        assert probs[token_id] > 0
+        assert cumulated[token_id] - probs[token_id] - 1e-5 <= number <= cumulated[token_id] + 1e-5
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,12 @@ def test_choices_are_listed_and_wrong_kernels_noted() -> None:
 
 def test_kernels_are_used_or_not_and_why() -> None:
     assert check_kernels(CPU) == Finding("native kernels", "ok", "avx2 is used (also compiled: amx)")
+    alone = check_kernels(MachineFacts(None, (), 1, ("avx2",), "avx2"))
+    assert alone == Finding("native kernels", "ok", "avx2 is used"), "a checkout has one"
     unfit = check_kernels(MachineFacts(None, (), 1, ("amx",), None))
     assert unfit.status == "note"
     assert unfit.detail.startswith("none of amx runs here")
+    assert "install Weft again" in unfit.advice
     assert check_kernels(BARE).status == "note"
     assert "GCC 11" in check_kernels(BARE).advice
 
