@@ -43,6 +43,8 @@ CONFIG_PATTERNS = ["config.json", "generation_config.json", "modules.json", "sen
 """Files that tell what a model is for and how much memory it takes: a few kB."""
 
 _WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
+_LIST_S = 10.0
+"""How long the hub may take to name the files of a repository."""
 _GGUF_ON_HUB = re.compile(r"(\w[\w.-]*/[\w.-]*gguf[\w.-]*)(?::([\w.-]+))?", re.ASCII | re.IGNORECASE)
 
 
@@ -215,13 +217,11 @@ def _of_gguf(model: str, found: pathlib.Path, setting: str, model_impl: str) -> 
 
 def _download_gguf(repository: str, tag: str | None, setting: str) -> pathlib.Path:
     """A file of a repository, fetched with the other parts of its model unless it is in the cache."""
-    from huggingface_hub import list_repo_files  # slow to import
-
     if found := cached_gguf(repository, tag or DEFAULT_TAG):
         return found
     try:
         with _faults_told(repository, setting):
-            listed = list_repo_files(repository)
+            listed = _listed(repository)
         names = choose(listed, tag)
     except GgufError as error:
         raise StartError(f"{setting}: {repository}: {error}") from None
@@ -230,6 +230,13 @@ def _download_gguf(repository: str, tag: str | None, setting: str) -> pathlib.Pa
             return found
         raise
     return _download(repository, setting, names, left_out=[]) / names[0]
+
+
+def _listed(repository: str) -> list[str]:
+    """The names of a repository's files, asked for once: `list_repo_files` tries for half a minute."""
+    from huggingface_hub import HfApi  # slow to import
+
+    return [file.rfilename for file in HfApi().model_info(repository, timeout=_LIST_S).siblings or ()]
 
 
 def _is_cached(model: str) -> bool:
@@ -248,7 +255,7 @@ def _download(model: str, setting: str, patterns: list[str], left_out: list[str]
 @contextlib.contextmanager
 def _faults_told(model: str, setting: str) -> Iterator[None]:
     """Turn what the hub or the way to it says into a `StartError`."""
-    from httpx import HTTPError
+    from huggingface_hub import errors
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
@@ -260,8 +267,10 @@ def _faults_told(model: str, setting: str) -> Iterator[None]:
         fault = "no such model on the hub, or it is private (set HF_TOKEN)"
     except LocalEntryNotFoundError:
         fault = "no such folder, not in the cache, and the hub cannot be reached"
-    except (HfHubHTTPError, HTTPError, OSError) as error:
+    except (HfHubHTTPError, OSError) as error:
         fault = f"download failed: {one_line(str(error).partition(chr(10))[0]) or type(error).__name__}"
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of httpx or httpx2: there was no answer
+        fault = f"not in the cache, and the hub cannot be reached ({one_line(str(error)) or type(error).__name__})"
     raise StartError(f"{setting}: {model}: {fault}")
 
 

@@ -2,6 +2,8 @@ import contextlib
 import os
 import pathlib
 import shutil
+import socket
+import time
 from collections.abc import Iterable
 from functools import partial
 
@@ -166,7 +168,7 @@ def test_one_model_of_a_repository_is_fetched(
         return str(gguf_file.parent)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo_id: LISTED)
+    monkeypatch.setattr(checkpoint, "_listed", lambda repository: LISTED)
     if isinstance(chosen, str):
         with pytest.raises(StartError, match=f"^model: org/m-GGUF: {chosen}$"):
             checkpoint.resolve(model)
@@ -184,19 +186,31 @@ def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypa
     (hub / "models--org--m-GGUF" / "refs" / "main").write_text("0123")
     shutil.copy(gguf_file, snapshot)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", partial(huggingface_hub.snapshot_download, cache_dir=hub))
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", None)
+    monkeypatch.setattr(checkpoint, "_listed", None)
     assert checkpoint.resolve("org/m-GGUF:Q8_0").name == "qwen-Q8_0"
 
     def unreachable(repository: str) -> list[str]:
         raise OSError("offline")
 
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", unreachable)
+    monkeypatch.setattr(checkpoint, "_listed", unreachable)
     assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q8_0"
     with pytest.raises(StartError, match=r"^model: org/m-GGUF: download failed: offline$"):
         checkpoint.resolve("org/m-GGUF:Q6_K")
     monkeypatch.setattr(httpx, "head", lambda address, **options: httpx.Response(503))
     details = [doctor._model(Settings(model=f"org/m-GGUF:{tag}")).detail for tag in ("Q8_0", "Q6_K")]
     assert details == ["org/m-GGUF:Q8_0 is in the cache; the hub says 503", "org/m-GGUF:Q6_K: the hub answers 503"]
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute of retries ended in a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    began = time.monotonic()
+    with pytest.raises(
+        StartError, match=r"^model: org/m-GGUF: not in the cache, and the hub cannot be reached \("
+    ):
+        checkpoint.resolve("org/m-GGUF:Q6_K")
+    assert time.monotonic() - began < 10.0
 
 
 def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(
@@ -212,7 +226,7 @@ def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(
         return str(others if options.get("local_files_only") else gguf_file.parent)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda repo_id: ["qwen-Q4_K_M.gguf", "qwen-Q8_0.gguf"])
+    monkeypatch.setattr(checkpoint, "_listed", lambda repository: ["qwen-Q4_K_M.gguf", "qwen-Q8_0.gguf"])
     assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q4_K_M"
 
 
