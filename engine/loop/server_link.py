@@ -114,6 +114,9 @@ class ServerLink:
                     self._watch(connection)
                 if events & selectors.EVENT_READ:
                     yield from ((connection.number, message) for message in self._read(connection))
+            except EOFError:  # of a server process, whose end is the supervisor's to tell
+                self._close(connection)
+                yield connection.number, None
             except (OSError, ValueError, msgspec.DecodeError) as error:
                 logger.info("server connection %d ended: %s", connection.number, error or type(error).__name__)
                 self._close(connection)
@@ -148,7 +151,7 @@ class ServerLink:
     def _read(self, connection: ServerConnection) -> list[ToEngine]:
         data = connection.sock.recv(_READ_BYTES)
         if not data:
-            raise ConnectionResetError("end of file")
+            raise EOFError
         return [decode_to_engine(body) for body in connection.reader.feed(data)]
 
     def _send(self, connection: ServerConnection) -> None:
