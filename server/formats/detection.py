@@ -77,9 +77,7 @@ def choose_formats(
     name = tools.name if tools else "not known, --tool-format names one" if missing == UNKNOWN else "none"
     logger.info("tool calls: %s; reasoning: %s", name, thinks.name if thinks else "none")
     if tools and template and not shows:
-        logger.warning(
-            "the chat template does not show tools to the model: its calls are read, but put tools into the prompt"
-        )
+        logger.warning("the chat template does not show tools to the model: they are put into its system message")
     return OutputFormats(tools, thinks, template, tools is not None and tools.reads_all, ids, missing)
 
 

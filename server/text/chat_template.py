@@ -10,6 +10,7 @@ they say, they are said in another way (see `conversation_repairs`), and the log
 poorer than its messages.
 """
 
+import copy
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.server.text.conversation_repairs import shows_all, ways
+from weft.server.text.conversation_repairs import shows_all, tools_told, ways
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
-from weft.server.text.template_forms import MessageForms, wanted_forms, with_tools
-from weft.server.text.template_sandbox import TemplateLimitError, TemplateSourceError, compiled, limits
+from weft.server.text.template_forms import MessageForms, completed, wanted_forms, with_tools
+from weft.server.text.template_sandbox import LIST_CHANGES, TemplateLimitError, TemplateSourceError, compiled, limits
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class ChatTemplate:
             self._template, names, self.variables = compiled(source)
         except TemplateSourceError as error:
             raise ChatTemplateError(f"the chat template is invalid{error}") from error
+        self._changes_lists = not LIST_CHANGES.isdisjoint(names)
         self.names = names | {"role", *_REASONING_NAMES}
         self.source = source
         self._told: set[str] = set()
@@ -116,16 +118,17 @@ class ChatTemplate:
         variables: Mapping[str, object],
         repairs: bool,
     ) -> str:
-        given = with_tools(variables, self.variables)
+        given, forms = with_tools(variables, self.variables), self._known_forms()
         seen = {"documents": None, **given, "add_generation_prompt": add_generation_prompt}
-        seen["tools"] = seen.get("tools") or self._known_forms().no_tools
+        seen |= {} if given.get("tools") else forms.no_tools
         adapted = [self._adapt(message) for message in messages]
-        try:
-            prompt, refused = self._render(adapted, seen), None
-        except _TooMuchError:
-            raise
-        except ChatTemplateError as error:
-            prompt, refused = None, error
+        if repairs and isinstance(tools := given.get("tools"), list) and tools and not self.shows_tools:
+            adapted = tools_told(adapted, tools)
+            self._tell("the chat template shows no tools; they are in the system message")
+        prompt, refused = self._tried(adapted, seen)
+        if refused is not None:
+            seen = completed(seen)
+            prompt, _ = self._tried(adapted, seen)
         if prompt is not None and (not repairs or shows_all(prompt, adapted)):
             return prompt
         if repairs:
@@ -135,10 +138,23 @@ class ChatTemplate:
             raise refused
         return prompt
 
-    def _render(self, messages: list[dict[str, Any]], seen: Mapping[str, object]) -> str:
-        forms = self._known_forms()
+    def _tried(
+        self, messages: list[dict[str, Any]], seen: Mapping[str, object]
+    ) -> tuple[str | None, ChatTemplateError | None]:
+        """The prompt, or why the template refuses it."""
         try:
-            return self._template.render(seen, messages=[forms.applied(message) for message in messages])
+            return self._render(messages, seen), None
+        except _TooMuchError:
+            raise
+        except ChatTemplateError as error:
+            return None, error
+
+    def _render(self, messages: list[dict[str, Any]], seen: Mapping[str, object]) -> str:
+        shown = [self._known_forms().applied(message) for message in messages]
+        if self._changes_lists:  # it may change what others hold
+            shown, seen = copy.deepcopy((shown, dict(seen)))
+        try:
+            return self._template.render(seen, messages=shown)
         except TemplateLimitError as error:
             raise _TooMuchError(f"the chat template cannot render these messages: {error}") from error
         except MemoryError as error:
@@ -184,9 +200,14 @@ class ChatTemplate:
                 logger.warning("%s", self._fault)
         raise _TooMuchError(f"{self._fault}: {BROKEN}")
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether it shows tools by itself; else they are in the system message."""
+        return self._known_forms().shows_tools
+
     @functools.cached_property
     def _forms(self) -> MessageForms:
-        return wanted_forms(self._template)
+        return wanted_forms(self._template, self.variables)
 
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
         """Use the template's name of the system role, and all names of an earlier answer's reasoning.

@@ -135,8 +135,11 @@ def _content_apart(messages: list[Message]) -> list[Message]:
     result: list[Message] = []
     for message in messages:
         if message.get("tool_calls") and message.get("content"):
-            result.append({name: value for name, value in message.items() if name != "tool_calls"})
-            result.append({"role": message["role"], "content": "", "tool_calls": message["tool_calls"]})
+            # Templates show the reasoning before a call rather than that of a turn without one.
+            apart = ("tool_calls", *_REASONING_NAMES)
+            result.append({name: value for name, value in message.items() if name not in apart})
+            kept = {name: message[name] for name in apart if name in message}
+            result.append({"role": message["role"], "content": "", **kept})
         else:
             result.append(message)
     return result
@@ -203,6 +206,15 @@ _CALLS: Final[dict[str, Repair]] = {
     "parallel calls and the text beside them are turns of their own": _one_call_apart,
     "calls are JSON text, and results are turns of the user": _calls_as_text,
 }
+
+
+def tools_told(messages: Sequence[Message], tools: Sequence[object]) -> list[Message]:
+    """The tools as JSON in the system message, for a template that does not show them."""
+    functions = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
+    text = "\n".join(["You may call these functions:", *(json.dumps(each, ensure_ascii=False) for each in functions)])
+    if messages and messages[0]["role"] in _SYSTEM_ROLES:
+        return [_with_content(messages[0], _joined(messages[0].get("content"), text)), *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 # --- What a prompt shows ----------------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 """Finds the forms in which a chat template takes messages, by rendering a short chat in each, and names of tools.
 
 Messages come in one form: content is a string, arguments of calls are objects. Some templates want lists of parts
-instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null; some fail where the
-tools are null. Each is tried once, when the first chat is rendered. What a model wrote as arguments may be no object:
-cut JSON, a list, other text. It is shown as it was written, or as the only member of an object where the template goes
-through the members.
+instead, or arguments as JSON text; some tell a turn of calls alone by its content, which is null; some fail where there
+are no tools, and some never show tools. Each is tried once, when the first chat is rendered. What a model wrote as
+arguments may be no object: cut JSON, a list, other text. It is shown as it was written, or as the only member of an
+object where the template goes through the members.
 """
 
 import json
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,7 +18,14 @@ import jinja2
 from weft.server.text.template_sandbox import PROBE_SECONDS, TemplateLimitError, limits
 
 _PROBE = "pr0be"
-_NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+NO_TOKENS: Final = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+
+_NO_TOOLS: Final[tuple[Mapping[str, object], ...]] = (
+    {"tools": None},
+    {"tools": []},
+    {"tools": None, "functions": "[]", "datetime": ""},
+)
+"""What templates may see where there are no tools, the usual form first."""
 
 TEXT_MEMBER: Final = "arguments"
 """The member that holds arguments which are no object, where the template takes objects only."""
@@ -33,19 +40,16 @@ class MessageForms:
         takes_json: It shows the arguments of calls as JSON text only.
         takes_null: It shows calls only where content is null.
         takes_text: It shows arguments that are a text, whatever the text is.
-        takes_list: It shows a chat only where the tools are a list, be it empty.
+        no_tools: What it sees where there are no tools.
+        shows_tools: It shows tools, or refuses all chats with them.
     """
 
     takes_parts: bool = False
     takes_json: bool = False
     takes_null: bool = False
     takes_text: bool = False
-    takes_list: bool = False
-
-    @property
-    def no_tools(self) -> list[object] | None:
-        """What stands for the tools where there are none."""
-        return [] if self.takes_list else None
+    no_tools: Mapping[str, object] = field(default_factory=lambda: _NO_TOOLS[0])
+    shows_tools: bool = True
 
     def applied(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message in these forms. Without content it is empty: templates read it as text of any turn."""
@@ -70,41 +74,58 @@ class MessageForms:
         return {**call, "function": {**function, "arguments": arguments}}
 
 
-def wanted_forms(template: jinja2.Template) -> MessageForms:
+def wanted_forms(template: jinja2.Template, wanted: Set[str] = frozenset()) -> MessageForms:
     """Try which forms the template shows; those in which messages come, if it shows them.
+
+    Args:
+        wanted: Names that the template uses and does not define.
 
     Raises:
         TemplateLimitError: It takes too much.
     """
-    takes_list = not _shows(template, [_question(_PROBE)], None) and _shows(template, [_question(_PROBE)], [])
-    tools: list[object] | None = [] if takes_list else None
-    takes_parts = not _shows(template, [_question(_PROBE)], tools) and _shows(
-        template, [_question(_parts(_PROBE))], tools
-    )
+    no_tools = next((each for each in _NO_TOOLS if _shows(template, [_question(_PROBE)], each)), None)
+    blank = no_tools or _NO_TOOLS[0]
+    takes_parts = no_tools is None and _shows(template, [_question(_parts(_PROBE))], blank)
 
     def shows_call(forms: MessageForms, arguments: object) -> bool:
         call = {"id": "000000000", "type": "function", "function": {"name": "f", "arguments": arguments}}
         chat = [_question("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
-        return _shows(template, [forms.applied(turn) for turn in chat], tools)
+        return _shows(template, [forms.applied(turn) for turn in chat], blank)
 
     tried = [
-        MessageForms(takes_parts, takes_json, takes_null, takes_text=True, takes_list=takes_list)
+        MessageForms(takes_parts, takes_json, takes_null, takes_text=True, no_tools=blank)
         for takes_null in (False, True)
         for takes_json in (False, True)
     ]
     forms = next((each for each in tried if shows_call(each, {"x": _PROBE})), tried[0])
-    return forms if shows_call(forms, _PROBE) else replace(forms, takes_text=False)
+    forms = forms if shows_call(forms, _PROBE) else replace(forms, takes_text=False)
+    return replace(forms, shows_tools=_shows_tools(template, forms, wanted))
 
 
-def _shows(template: jinja2.Template, messages: list[dict[str, Any]], tools: list[object] | None) -> bool:
-    seen = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+def _shows_tools(template: jinja2.Template, forms: MessageForms, wanted: Set[str]) -> bool:
+    """Whether it shows a tool to a chat with or without a system message; also true if it refuses both."""
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": _PROBE, "description": "x", "parameters": parameters}}
+    seen = with_tools({"tools": [tool]}, wanted)
+    chats = [_question("x")], [{"role": "system", "content": "x"}, _question("x")]
+    written = [_written(template, [forms.applied(turn) for turn in chat], seen) for chat in chats]
+    return all(text is None for text in written) or any(_PROBE in (text or "") for text in written)
+
+
+def _shows(template: jinja2.Template, messages: list[dict[str, Any]], tools: Mapping[str, object]) -> bool:
+    return _PROBE in (_written(template, messages, tools) or "")
+
+
+def _written(template: jinja2.Template, messages: list[dict[str, Any]], tools: Mapping[str, object]) -> str | None:
+    """What it makes of messages; None if it refuses them."""
+    seen = {"messages": messages, "documents": None, "add_generation_prompt": True, **tools}
     try:
         with limits(PROBE_SECONDS):
-            return _PROBE in template.render(_NO_TOKENS, **seen)
+            return template.render(NO_TOKENS, **seen)
     except TemplateLimitError:
         raise
     except Exception:  # foreign code raises what it likes
-        return False
+        return None
 
 
 def _question(content: object) -> dict[str, Any]:
@@ -135,3 +156,26 @@ def with_tools(variables: Mapping[str, object], wanted: Set[str]) -> dict[str, o
     if added and "datetime" in wanted:
         added["datetime"] = datetime.now().strftime("%Y-%m-%d")
     return {**added, **variables}
+
+
+def completed(seen: Mapping[str, object]) -> dict[str, object]:
+    """The variables with what templates join to other text though it may be missing: tokens, descriptions of tools."""
+    tools = seen.get("tools")
+    return {**NO_TOKENS, **seen, "tools": _described(tools) if isinstance(tools, list) else tools}
+
+
+def _described(value: Any) -> Any:
+    """Tools in which every function and every property has a description, be it empty."""
+    if isinstance(value, list):
+        return [_described(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    result = {name: _described(item) for name, item in value.items()}
+    if isinstance(value.get("function"), dict):
+        result["function"] = {"description": "", **result["function"]}
+    if isinstance(properties := value.get("properties"), dict):
+        result["properties"] = {
+            name: {"description": "", **each} if isinstance(properties[name], dict) else each
+            for name, each in result["properties"].items()
+        }
+    return result

@@ -36,6 +36,7 @@ MAX_CHARS = 1 << 27
 MAX_SOURCE_CHARS = 1 << 20
 _MAX_BITS = 4096
 """Of a product or power of integers."""
+LIST_CHANGES = frozenset({"append", "extend", "insert", "pop"})
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -54,6 +55,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         limit: _Time | None = getattr(_thread, "limit", None)
         if limit is not None and time.monotonic() > limit.end and time.thread_time() > limit.cpu_end:
             raise TemplateLimitError(f"it takes more than {limit.seconds:g} s")
+
+    @override
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists may be changed: a template gets copies where it does that."""
+        return (isinstance(obj, list) and attr in LIST_CHANGES) or super().is_safe_attribute(obj, attr, value)
 
     @override
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +107,16 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Write JSON without the escapes for HTML of Jinja's own filter, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_items
+    )
+
+
+def _items(value: object) -> list[object]:
+    """What filters such as `map` yield, which are no lists."""
+    if not isinstance(value, Iterator):
+        raise TypeError(f"{type(value).__name__} is not JSON")
+    return list(value)
 
 
 @functools.cache

@@ -27,6 +27,7 @@ FOLDER = Path(os.environ.get("WEFT_REAL") or Path.home() / ".cache" / "weft-real
 _SPECIAL = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 _WRITES_OTHERWISE = {
     "command_r_plus": "each argument on a line of its own",
+    "gigachat3": "a second call behind the first, not in a turn of its own",
     "deepseek_v3": "without the end of all calls behind a single one",
 }
 """Formats whose grammar writes calls in another way than some templates."""

@@ -206,9 +206,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPa
     with socket.create_server(("127.0.0.1", 0)) as closed:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
     began = time.monotonic()
-    with pytest.raises(
-        StartError, match=r"^model: org/m-GGUF: not in the cache, and the hub cannot be reached \("
-    ):
+    with pytest.raises(StartError, match=r"^model: org/m-GGUF: not in the cache, and the hub cannot be reached \("):
         checkpoint.resolve("org/m-GGUF:Q6_K")
     assert time.monotonic() - began < 10.0
 

@@ -209,3 +209,11 @@ def test_parts_are_folded_as_parts() -> None:
         "{% endif %}{% endfor %}"
     )
     assert ChatTemplate(source).render(messages, True, {}) == "A[B][C]"
+
+
+def test_reasoning_stays_with_the_calls_when_text_is_apart() -> None:
+    """gpt-oss shows the reasoning before a call, and none of a turn without one."""
+    calls = [{"function": {"name": "f", "arguments": {}}}]
+    turn = {"role": "assistant", "content": "AAA", "reasoning_content": "RRR", "tool_calls": calls}
+    repaired = dict(ways([turn]))["text beside calls is a turn before them"]
+    assert repaired == [{"role": "assistant", "content": "AAA"}, {**turn, "content": ""}]

@@ -120,3 +120,74 @@ def test_a_template_that_goes_through_the_tools_gets_an_empty_list() -> None:
     assert _render(source, [{"role": "user", "content": "Hi"}]) == "Hi"
     assert _render(source, [{"role": "user", "content": "Hi"}], tools=["t"]) == "t;Hi"
     assert _render("{{ tools is none }}{{ messages[0].content }}", [{"role": "user", "content": "Hi"}]) == "TrueHi"
+
+
+_TOOL = {"type": "function", "function": {"name": "find", "parameters": {"properties": {"city": {"type": "string"}}}}}
+_SAID = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+def test_a_template_that_shows_no_tools_has_them_in_the_system_message(caplog: pytest.LogCaptureFixture) -> None:
+    """Agents worked without their tools on DeepSeek-R1 distills."""
+    told = 'You may call these functions:\n{"name": "find", "parameters": {"properties": {"city": {"type": "string"}}}}'
+    template, user = ChatTemplate(_SAID), {"role": "user", "content": "a"}
+    assert template.render([user], True, {"tools": [_TOOL]}) == f"system:{told};user:a;"
+    system = {"role": "system", "content": "Be brief."}
+    assert template.render([system, user], True, {"tools": [_TOOL]}) == f"system:Be brief.\n\n{told};user:a;"
+    assert template.render([user], True, {}) == template.render([user], True, {"tools": []}) == "user:a;"
+    assert template.render([user], True, {"tools": [_TOOL]}, repairs=False) == "user:a;"
+    assert caplog.text.count("shows no tools") == 1
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        "{% if tools %}{{ tools[0].function.name }}{% endif %}",
+        "{% if tools and messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}",
+        "{% if xml_tools %}{{ xml_tools[0].function.name }}{% endif %}",
+    ],
+)
+def test_a_template_that_shows_tools_is_left_alone(tools: str) -> None:
+    chat = [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]
+    prompt = ChatTemplate(tools + _SAID).render(chat, True, {"tools": [_TOOL]})
+    assert prompt.endswith("system:b;user:a;") and "find" in prompt
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ bos_token + messages[0].content }}", "a"),
+        ("{{ functions + messages[0].content }}", "[]a"),
+        ("{{ tools | length }}{{ messages[0].content }}", "0a"),
+    ],
+)
+def test_what_is_missing_is_blank_where_a_template_joins_it(source: str, shown: str) -> None:
+    assert _render(source, [{"role": "user", "content": "a"}]) == shown
+
+
+def test_a_tool_may_have_no_descriptions() -> None:
+    """As those of MCP servers. The templates of gpt-oss and Command R+ join them to text."""
+    source = (
+        "{% for tool in tools %}{{ tool.function.name + '|' + tool.function.description }}"
+        "{% for name, each in tool.function.parameters.properties.items() %}{{ name + '|' + each.description }}"
+        "{% endfor %}{% endfor %};" + _SAID
+    )
+    chat = [{"role": "user", "content": "a"}]
+    assert _render(source, chat, tools=[_TOOL]) == "find|city|;user:a;"
+    described = {"type": "function", "function": {**_TOOL["function"], "description": "Finds."}}  # type: ignore[dict-item]
+    assert _render(source, chat, tools=[described]) == "find|Finds.city|;user:a;"
+
+
+def test_a_template_may_change_lists_but_not_those_of_others() -> None:
+    """In llama.cpp's templates for Kimi K2, which transformers refuses."""
+    source = "{% set kept = [] %}{% for m in messages %}{{ kept.append(m.content) or '' }}{% endfor %}"
+    source += "{{ kept | join('+') }}{{ messages.pop() and '' }}{{ messages[0].content.append('c') or '' }}"
+    chat: list[dict[str, Any]] = [{"role": "user", "content": ["a"]}, {"role": "user", "content": "b"}]
+    template = ChatTemplate(source)
+    for _ in range(2):
+        assert template.render(chat, True, {}, repairs=False) == "['a']+b"
+    assert chat == [{"role": "user", "content": ["a"]}, {"role": "user", "content": "b"}]
+
+
+def test_what_a_filter_yields_can_be_written_as_json() -> None:
+    source = "{{ messages | map(attribute='content') | tojson }}{{ messages[0].content }}"
+    assert _render(source, [{"role": "user", "content": "a"}]) == '["a"]a'
