@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -131,7 +132,7 @@ def test_another_adapter_at_the_same_path_does_not_fit(first: EngineOptions, tmp
     (tmp_path / "adapter_config.json").write_text("{}")
     options, found = msgspec.structs.replace(first, lora={"mine": str(tmp_path)}), []
     for weights in (b"weights", b"Weights"):
-        (tmp_path / "adapter_model.safetensors").write_bytes(weights)
+        (tmp_path / "adapter_model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}" + weights)
         found.append(facts(options))
     assert {name for name in found[0] if found[0][name] != found[1][name]} == {"adapter mine"}
 
