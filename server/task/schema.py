@@ -5,11 +5,13 @@ Bodies are pydantic models, for good error messages. Answers are msgspec structs
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
+
+from weft.server.text.replayed import read_nested_choice
 
 Text = str
 """Text; `weft.server.task.validation` refuses lone surrogates (\\ud800), which tokenizers cannot hold."""
@@ -42,6 +44,8 @@ class WireModel(BaseModel):
     """A JSON object from a client. Types are exact ("1" is not a number). Unknown fields are kept, to be reported."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
+    spoken: ClassVar[frozenset[str]] = frozenset({"messages", "system"})
+    """Members of a body that hold a conversation; see `check_utf8`."""
 
 
 TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | dict) else "text")
@@ -268,6 +272,7 @@ class ToolChoiceObject(WireModel):
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ToolChoiceObject, Tag("other")],
     TEXT_OR_OTHER,
+    BeforeValidator(read_nested_choice),
 ]
 
 FunctionChoice = Annotated[
