@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from weft.server.text.replayed import read_nested_choice
+from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
 Text = str
 """Text; `weft.server.task.validation` refuses lone surrogates (\\ud800), which tokenizers cannot hold."""
@@ -356,9 +356,11 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _shortened(value: Any) -> Any:
+def _shortened(value: Any, depth: int = MAX_DEPTH) -> Any:
     if isinstance(value, str) and len(value) > MAX_OPAQUE_CHARS and " " not in value:
         return f"({len(value)} characters)"
+    if not depth and isinstance(value, list | dict):
+        return f"({len(value)} members)"
     if isinstance(value, dict):
-        return {name: _shortened(inner) for name, inner in value.items() if name != "encrypted_content"}
-    return [_shortened(inner) for inner in value] if isinstance(value, list) else value
+        return {name: _shortened(inner, depth - 1) for name, inner in value.items() if name != "encrypted_content"}
+    return [_shortened(inner, depth - 1) for inner in value] if isinstance(value, list) else value

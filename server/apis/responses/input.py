@@ -334,11 +334,8 @@ def input_messages(
     made = Messages(usual_ttl_s(cache), unseal, first_shown, answered=answered)
     if instructions is not None:
         made.messages.append({"role": "system", "content": instructions})
-    try:
-        for i, each in enumerate(items):
-            made.add(i, each.item, each.at)
-    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
-        raise InvalidRequestError("input is nested too deeply", param="input") from exc
+    for i, each in enumerate(items):
+        made.add(i, each.item, each.at)
     for message in made.messages:
         if "reasoning_content" in message:
             message["reasoning_content"] = "".join(message["reasoning_content"])
@@ -356,11 +353,8 @@ def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | N
     """
     call_ids = {id for each in items for id in (each.item.call_id, each.item.approval_request_id) if id is not None}
     made = Messages(usual_ttl_s(None), unseal, 0, call_ids=call_ids)
-    try:
-        for each in items:
-            made.add(0, each.item, each.at)
-    except RecursionError as exc:
-        raise InvalidRequestError("items are nested too deeply", param="items") from exc
+    for each in items:
+        made.add(0, each.item, each.at)
 
 
 _PREFIXES = {

@@ -211,6 +211,13 @@ def test_half_a_character_in_a_name_is_refused(site: Any) -> None:
     assert error["param"] == "tools[0].function.description"
 
 
+@pytest.mark.parametrize("depth", [100, 900])
+def test_a_deep_block_of_an_unknown_type_is_shown_down_to_a_bound(site: Any, depth: int) -> None:
+    block = json.loads('{"type": "odd", "a": ' + '{"b": ' * depth + "1" + "}" * (depth + 1))
+    text = shown(site, "messages", [{"role": "assistant", "content": [block]}, USER])[0]["content"]
+    assert text == 'odd: {"a":' + '{"b":' * MAX_DEPTH + '"(1 members)"' + "}" * (MAX_DEPTH + 1)
+
+
 def test_depth_is_bounded() -> None:
     value: Any = 1
     for _ in range(MAX_DEPTH):
