@@ -48,7 +48,7 @@ REMARKS = {
     "previous_response_id": "the whole conversation before this input, without its instructions",
     "background": "needs `store`; answers at once, the events are kept",
     "text": "`format`: `json_schema` or `json_object`, enforced by grammar; `verbosity` as in chat",
-    "reasoning": "in /v1/responses `effort` and `context`; the others are reported",
+    "reasoning": "`effort`; in chat `enabled`, in /v1/responses `context` too; the others are reported",
     "truncation": "`auto` leaves out the oldest turns",
     "seed": "one for all prompts of a list; without it each prompt has its own",
     "messages": "text and text parts; an image, audio or a file is refused",

@@ -3,12 +3,11 @@
 The chunks of /v1/completions have the type of its answer.
 """
 
-import json
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
@@ -26,6 +25,7 @@ from weft.server.task.schema import (
     WireModel,
     fewer,
 )
+from weft.server.text.replayed import CallId, JsonText, Reasoning, read_parts, read_result
 
 
 class CacheBreakpoint(WireModel):
@@ -41,42 +41,31 @@ class ContentPart(WireModel):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
-    thinking: Text | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ContentPart], Tag("other")], TEXT_OR_OTHER]
 
 
-def _as_json(value: object) -> object:
-    """Arguments that a client has parsed, or left out, as the text that they were."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-CallArguments = Annotated[Text, BeforeValidator(_as_json)]
-
-
 class FunctionCall(WireModel):
     """A call that the model made in an earlier turn; `arguments` is JSON text, or what the model wrote instead."""
 
     name: Text
-    arguments: CallArguments = ""
+    arguments: JsonText = ""
 
 
 class CustomCall(WireModel):
     """A call of a custom tool that the model made in an earlier turn."""
 
     name: Text
-    input: Text
+    input: JsonText = ""
 
 
 class ToolCall(WireModel):
     """A tool call of an earlier turn."""
 
-    id: Text | None = None
-    type: Literal["function", "custom"] = "function"
+    id: CallId | None = None
+    type: Literal["function", "custom"] | None = None
     function: FunctionCall | None = None
     custom: CustomCall | None = None
 
@@ -88,12 +77,17 @@ class Message(WireModel):
     content: Content | None = None
     name: Text | None = None
     refusal: Text | None = None
-    reasoning_content: Text | None = None
-    reasoning: Text | None = None
+    reasoning_content: Reasoning = None
+    reasoning: Reasoning = None
     tool_calls: Items[ToolCall] | None = None
     function_call: FunctionCall | None = None
-    tool_call_id: Text | None = None
+    tool_call_id: CallId | None = None
     audio: dict[str, Any] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _in_any_form(cls, content: object, info: ValidationInfo) -> object:
+        return read_result(content) if info.data.get("role") in ("tool", "function") else read_parts(content)
 
 
 class Prediction(WireModel):
@@ -101,6 +95,16 @@ class Prediction(WireModel):
 
     type: Literal["content"]
     content: Content
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningOptions(WireModel):
+    """OpenRouter's object for `reasoning_effort`."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
 
 
 MAX_MESSAGES = 2**14
@@ -125,7 +129,8 @@ class ChatCompletionBody(GuidedBody):
     parallel_tool_calls: bool | None = None
     functions: Items[FunctionDefinition] | None = None
     function_call: FunctionChoice | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
     prediction: Prediction | None = None
 
     # extensions

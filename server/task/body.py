@@ -104,7 +104,7 @@ def decode(model: type[T], data: bytes) -> T | None:
 
     Raises:
         MalformedBodyError: It is not JSON, or holds too many values.
-        InvalidRequestError: It holds a lone surrogate, or does not match the schema.
+        InvalidRequestError: It holds a lone surrogate outside a conversation, or does not match the schema.
     """
     check_amount(data)
     others: list[_NotJson] = []
@@ -122,7 +122,7 @@ def decode(model: type[T], data: bytes) -> T | None:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {_fault(exc)}") from None
-    check_utf8(data, value)
+    check_utf8(data, value, getattr(model, "spoken", ()))
     if value is None:
         return None
     if not isinstance(value, dict):

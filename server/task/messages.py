@@ -14,13 +14,11 @@ from weft.server.formats.parser import ToolFormat
 from weft.server.task.bodies import ContentPart, FunctionCall, Message, ToolCall
 from weft.server.task.tool_use import CUSTOM_INPUT, fit_call_ids
 from weft.server.task.validation import required
+from weft.server.text.replayed import MAX_DEPTH, REASONING_PART, TEXT_PARTS, is_deep
 
 PART_SEPARATOR = "\n"
 """Joins the parts of a content."""
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
-
-_SEALED_PARTS = frozenset({"redacted_thinking"})
-_REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"}) | _SEALED_PARTS
 
 
 def template_messages(messages: list[Message], tools: ToolFormat | None = None) -> list[dict[str, Any]]:
@@ -35,10 +33,7 @@ def template_messages(messages: list[Message], tools: ToolFormat | None = None) 
     """
     if not messages:
         raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
-    try:
-        shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
-        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+    shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     fit_call_ids(shown, tools)
     return shown
 
@@ -52,8 +47,6 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
         reasoning = in_parts if reasoning is None else reasoning
     has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
     if message.content is None and not has_more:
-        if message.role not in ("assistant", "tool", "function"):
-            raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
         message = message.model_copy(update={"content": ""})  # a turn that was cut at once, a tool that says nothing
     result: dict[str, Any] = {
         "role": "tool" if message.role == "function" else message.role,
@@ -75,16 +68,12 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
 
 
 def _without_reasoning(message: Message, content: list[ContentPart]) -> tuple[Message, str | None]:
-    """The message without the reasoning among its parts, and that; None: there was none.
-
-    Anthropic's blocks and those of the Responses API end up here. What is sealed cannot be shown, and is left out.
-    """
-    own = [part for part in content if part.type in _REASONING_PARTS]
+    """The message without the reasoning among its parts, and that; None: there was none."""
+    own = [part.text for part in content if part.type == REASONING_PART]
     if not own:
         return message, None
-    texts = [part.thinking or part.text for part in own if part.type not in _SEALED_PARTS]
-    rest: list[ContentPart] | str = [part for part in content if part.type not in _REASONING_PARTS]
-    return message.model_copy(update={"content": rest or ""}), PART_SEPARATOR.join(filter(None, texts)) or None
+    rest: list[ContentPart] | str = [part for part in content if part.type != REASONING_PART]
+    return message.model_copy(update={"content": rest or ""}), PART_SEPARATOR.join(filter(None, own)) or None
 
 
 def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
@@ -97,28 +86,29 @@ def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEP
 def _part_text(part: ContentPart, at: str) -> str:
     if part.type in _UNSEEN_PARTS:
         raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
-    if part.type not in ("text", "refusal"):
+    if part.type not in TEXT_PARTS and part.type != "refusal":
         raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
-    return required(part.text if part.type == "text" else part.refusal, f"{at}.{part.type}")
+    return (part.refusal if part.type == "refusal" else part.text) or ""
 
 
 def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
     if call.function is not None:
         shown_call = function_call(call.function)
     else:
-        custom = required(call.custom, f"{at}.{call.type}")
+        custom = required(call.custom, f"{at}.{call.type or 'function'}")
         shown_call = call_of(custom.name, {CUSTOM_INPUT: custom.input})
     return shown_call if call.id is None else {"id": call.id, **shown_call}
 
 
 def function_call(function: FunctionCall) -> dict[str, Any]:
-    """A call of a function as templates expect it. What is no object stays the model's text."""
+    """A call of a function as templates expect it. What is no object, or one too deep, stays the model's text."""
     text = function.arguments
     try:
         arguments: Any = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         arguments = text
-    if not isinstance(arguments, dict):
+    may_be_deep = text.count("{") + text.count("[") > MAX_DEPTH
+    if not isinstance(arguments, dict) or (may_be_deep and is_deep(arguments)):
         arguments = {} if arguments is None or not text.strip() else text
     return call_of(function.name, arguments)
 

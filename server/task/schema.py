@@ -5,11 +5,13 @@ Bodies are pydantic models, for good error messages. Answers are msgspec structs
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
+
+from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
 Text = str
 """Text; `weft.server.task.validation` refuses lone surrogates (\\ud800), which tokenizers cannot hold."""
@@ -42,6 +44,8 @@ class WireModel(BaseModel):
     """A JSON object from a client. Types are exact ("1" is not a number). Unknown fields are kept, to be reported."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
+    spoken: ClassVar[frozenset[str]] = frozenset({"messages", "system"})
+    """Members of a body that hold a conversation; see `check_utf8`."""
 
 
 TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | dict) else "text")
@@ -268,6 +272,7 @@ class ToolChoiceObject(WireModel):
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ToolChoiceObject, Tag("other")],
     TEXT_OR_OTHER,
+    BeforeValidator(read_nested_choice),
 ]
 
 FunctionChoice = Annotated[
@@ -351,9 +356,11 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _shortened(value: Any) -> Any:
+def _shortened(value: Any, depth: int = MAX_DEPTH) -> Any:
     if isinstance(value, str) and len(value) > MAX_OPAQUE_CHARS and " " not in value:
         return f"({len(value)} characters)"
+    if not depth and isinstance(value, list | dict):
+        return f"({len(value)} members)"
     if isinstance(value, dict):
-        return {name: _shortened(inner) for name, inner in value.items() if name != "encrypted_content"}
-    return [_shortened(inner) for inner in value] if isinstance(value, list) else value
+        return {name: _shortened(inner, depth - 1) for name, inner in value.items() if name != "encrypted_content"}
+    return [_shortened(inner, depth - 1) for inner in value] if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from typing import Any, Final
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.reasoning import reasoning_switch
-from weft.server.task.bodies import ChatCompletionBody
+from weft.server.task.bodies import ChatCompletionBody, ReasoningOptions
 from weft.server.task.validation import check_range
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
@@ -55,9 +55,25 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
     max_tokens = _budget(body)
     has_effect = formats.reasoning_ids is not None or _tells_budget(formats)
     ignored = [name for name in _BUDGET_FIELDS if getattr(body, name) is not None and not has_effect]
-    thinking = thinking_of(body.reasoning_effort, max_tokens, formats)
+    effort, name = _effort(body)
+    thinking = thinking_of(effort, max_tokens, formats, name)
     is_shown, ignored = body.include_reasoning is not False, [*ignored, *thinking.ignored]
     return replace(thinking, is_shown=is_shown, ignored=ignored)
+
+
+def _effort(body: ChatCompletionBody) -> tuple[str | None, str]:
+    """The effort, and the field that holds it."""
+    options = body.reasoning
+    if options is None or options == ReasoningOptions():
+        return body.reasoning_effort, "reasoning_effort"
+    effort = "none" if options.enabled is False else options.effort
+    if effort is not None and body.reasoning_effort not in (None, effort):
+        raise InvalidRequestError(
+            f"reasoning_effort and reasoning mean the same, got {body.reasoning_effort} and {effort}", param="reasoning"
+        )
+    if options.enabled and effort is None and body.reasoning_effort is None:
+        return "medium", "reasoning.enabled"
+    return (effort, "reasoning.effort") if effort is not None else (body.reasoning_effort, "reasoning_effort")
 
 
 def thinking_of(

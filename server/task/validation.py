@@ -153,24 +153,36 @@ _SURROGATE_STARTS = (b"\\ud", b"\\uD", b"\xed")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def check_utf8(data: bytes, value: object) -> None:
+def check_utf8(data: bytes, value: object, spoken: Collection[str] = ()) -> None:
     """Check the value that was parsed from `data`. It is looked at only if the bytes can hold a lone surrogate.
 
+    Args:
+        spoken: Members of the body that hold a conversation. Clients that cut texts leave halves of characters in it;
+            they become U+FFFD, in place, and are noted in the log.
+
     Raises:
-        InvalidTypeError: There is one; the error names the first place.
+        InvalidTypeError: There is one elsewhere, or in a name; the error names the first place.
     """
     if not any(start in data for start in _SURROGATE_STARTS):
         return
-    places: list[tuple[Any, object]] = [(None, value)]  # each with its step and the place above: paths may be long
+    places: list[tuple[Any, Any, object]] = [(None, None, value)]  # each with its steps, last first, and what holds it
     while places:
-        at, here = places.pop()
+        at, holder, here = places.pop()
         if isinstance(here, list | dict):
             items = list(here.items() if isinstance(here, dict) else enumerate(here))
-            places += [((step, at), inner) for step, inner in reversed(items)]
-        for text in (here, at and at[0]):
-            if isinstance(text, str) and not text.isascii() and _SURROGATE.search(text):
-                path = _path(at).encode("utf-8", "replace").decode()
-                raise InvalidTypeError(f"{path}: input should be text without lone surrogates", param=path)
+            places += [((step, at), here, inner) for step, inner in reversed(items)]
+        in_name, in_text = _has_surrogate(at and at[0]), _has_surrogate(here)
+        if not (in_name or in_text):
+            continue
+        path = _path(at).encode("utf-8", "replace").decode()
+        if in_name or path.partition(".")[0].partition("[")[0] not in spoken:
+            raise InvalidTypeError(f"{path}: input should be text without lone surrogates", param=path)
+        holder[at[0]] = _SURROGATE.sub("\ufffd", holder[at[0]])
+        note_left_out([f"half a character in {path}"])
+
+
+def _has_surrogate(text: object) -> bool:
+    return isinstance(text, str) and not text.isascii() and _SURROGATE.search(text) is not None
 
 
 def _path(at: Any) -> str:
@@ -195,7 +207,6 @@ REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
 
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
-    "reasoning": _NOTHING,
     "chat_template": _NOTHING,
     "echo": (None, False),
     "best_of": (None, 1),

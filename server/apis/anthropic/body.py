@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
-
 from weft.server.apis.anthropic.schema import (
     Block,
     CacheControl,
@@ -184,8 +182,8 @@ def _turns(body: CountTokensBody) -> _Turns:
 def _add_turn(turns: _Turns, turn: Turn, at: str) -> None:
     if turn.role == "assistant":
         _add_assistant_turn(turns, turn.content if isinstance(turn.content, list) else [], turn.content, at)
-    elif isinstance(turn.content, str):
-        turns.add_text(turn.role, turn.content, at)
+    elif turn.content is None or isinstance(turn.content, str):
+        turns.add_text(turn.role, turn.content or "", at)
     else:
         texts: list[Block] = []
         for i, block in enumerate(turn.content):
@@ -247,9 +245,7 @@ def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object,
 
 
 def _call(block: Block, at: str) -> ToolCall:
-    arguments = msgspec.json.encode(required(block.input, f"{at}.input")).decode()
-    name = required(block.name, f"{at}.name")
-    function = FunctionCall(name=name, arguments=arguments)
+    function = FunctionCall(name=required(block.name, f"{at}.name"), arguments=block.input)
     return ToolCall(id=required(block.id, f"{at}.id"), type="function", function=function)
 
 
@@ -258,7 +254,7 @@ def _block_text(block: Block, at: str) -> str:
         return foreign_text(block.type, block.members)
     if block.type != "text":
         raise _unsupported(block, at)
-    return required(block.text, f"{at}.text")
+    return block.text or ""
 
 
 def _unsupported(block: Block, at: str) -> InvalidRequestError:

@@ -8,6 +8,7 @@ from pydantic import Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import MAX_MESSAGES
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, ToolName, WireModel
+from weft.server.text.replayed import REASONING_PARTS, SEALED_PARTS, CallId, Reasoning, json_of, reasoning_text
 
 UNSEEN_BLOCKS = frozenset({"image", "document", "container_upload", "audio", "video", "file"})
 """Blocks that the model cannot take, and whose content no text stands for."""
@@ -20,7 +21,7 @@ class CacheControl(WireModel):
     ttl: Literal["5m", "1h"] | None = None
 
 
-KNOWN_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result", *UNSEEN_BLOCKS})
+KNOWN_BLOCKS = frozenset({"text", "tool_use", "tool_result", *REASONING_PARTS, *SEALED_PARTS, *UNSEEN_BLOCKS})
 """Types of blocks whose members are read. Blocks of other types become text."""
 
 
@@ -32,12 +33,12 @@ class Block(WireModel):
 
     type: Text
     text: Text | None = None
-    thinking: Text | None = None
+    thinking: Reasoning = None
     signature: Text | None = None
-    id: Text | None = None
+    id: CallId | None = None
     name: Text | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: Text | None = None
+    input: Any = None
+    tool_use_id: CallId | None = None
     content: "Blocks | None" = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
@@ -46,7 +47,24 @@ class Block(WireModel):
     @classmethod
     def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "Block":
         kind = value.get("type") if cls is Block and isinstance(value, dict) else None
-        return handler(value) if not isinstance(kind, str) or kind in KNOWN_BLOCKS else OtherBlock.of(kind, value)
+        if not isinstance(kind, str):
+            return handler(value)
+        return handler(_read(kind, value)) if kind in KNOWN_BLOCKS else OtherBlock.of(kind, value)
+
+
+def _read(kind: str, block: dict[str, Any]) -> dict[str, Any]:
+    """A known block whose members may have other forms: a result that is no text, or a document that is one."""
+    if kind == "tool_result" and not _is_blocks(block.get("content")):
+        return {**block, "content": json_of(block.get("content"))}
+    if kind == "document" and isinstance(source := block.get("source"), dict) and source.get("type") == "text":
+        return {"type": "text", "text": source.get("data"), "cache_control": block.get("cache_control")}
+    if kind in REASONING_PARTS:
+        return {**block, "type": "thinking", "thinking": reasoning_text(block)}
+    return {**block, "type": "redacted_thinking"} if kind in SEALED_PARTS else block
+
+
+def _is_blocks(content: object) -> bool:
+    return isinstance(content, list) and all(isinstance(each, dict) and "type" in each for each in content)
 
 
 class OtherBlock(Block):
@@ -67,7 +85,7 @@ class Turn(WireModel):
     """One turn of the conversation. A last turn of the assistant is continued."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: Blocks | None
 
 
 class ClientTool(WireModel):

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from weft.server.apis.responses.schema import OtherItem, ResponseBody, ResponseItem, ResponsePart
-from weft.server.apis.responses.stored import FIRST_INPUT, all_items, chain, find_items, item_id
+from weft.server.apis.responses.stored import FIRST_INPUT, REASONING_PREFIX, all_items, chain, find_items, item_id
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.http.auth import tenant_of
@@ -26,6 +26,7 @@ from weft.server.task.schema import PromptCacheOptions, foreign_text
 from weft.server.task.task import Chat
 from weft.server.task.tool_use import CUSTOM_INPUT, QualifiedName, fit_call_ids
 from weft.server.task.validation import required
+from weft.server.text.replayed import REASONING_PART, TEXT_PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,12 @@ async def input_items(body: ResponseBody, request: Request, context: ServerConte
     if references:
         place_of = {item_id: at for at, item_id in references.items()}
         by_id = await context.store.read(lambda transaction: find_items(transaction, place_of, tenant))
-        num_bytes += sum(len(by_id[item_id]) for item_id in references.values())
+        num_bytes += sum(len(by_id[item_id]) for item_id in references.values() if item_id in by_id)
         if num_bytes > context.settings.max_body_bytes:
             bound = context.settings.max_body_bytes
             message = f"input and what it refers to must have at most {bound} bytes, got {num_bytes}"
             raise InvalidRequestError(message, param="input")
-        found = {at: by_id[item_id] for at, item_id in references.items()}
+        found = {at: by_id[item_id] for at, item_id in references.items() if item_id in by_id}
     place = "previous_response_id" if id is None else "conversation"
     old, new = await context.workers.run_light(
         num_bytes,
@@ -114,7 +115,7 @@ def _own_items(body: ResponseBody) -> list[InputItem]:
 SUMMARY_INTRO = "Summary of the conversation so far:\n"
 """What stands before the text of a compaction in the prompt."""
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
+_TEXT_PARTS = TEXT_PARTS | {"refusal", "summary_text", REASONING_PART}
 
 
 @dataclass(slots=True)
@@ -141,9 +142,9 @@ class Messages:
             InvalidRequestError: The item is incomplete, or answers a call that is not in the input.
             UnsupportedValueError: This server has no use for such an item, or for a part of it.
         """
-        match item.type or ("message" if item.role is not None else None):
+        match "item_reference" if _is_reference(item) else item.type or (item.role and "message"):
             case "message":
-                self._message(item, at)
+                self._message(index, item, at)
             case "reasoning":
                 if index >= self.reasoning_from and (text := self._reasoning(item, at)):
                     self._turn(("content", "tool_calls")).setdefault("reasoning_content", []).append(text)
@@ -155,10 +156,12 @@ class Messages:
                 function = FunctionCall(name=_called_name(item, at), arguments=item.arguments or "")
                 self._call(_member(item, "call_id", at), function_call(function))
             case "custom_tool_call":
-                call = call_of(_called_name(item, at), {CUSTOM_INPUT: _member(item, "input", at)})
+                call = call_of(_called_name(item, at), {CUSTOM_INPUT: item.input or ""})
                 self._call(_member(item, "call_id", at), call)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item, at)
+            case "item_reference" if (item.id or "").startswith(REASONING_PREFIX):
+                self.left_out.append(f"{at}.id")  # of reasoning that is stored elsewhere
             case "mcp_list_tools":
                 pass  # the tools are in the template's own place for them
             case "mcp_call" | "mcp_approval_request" | "mcp_approval_response":
@@ -180,13 +183,18 @@ class Messages:
                 text for text in (turn["content"], foreign_text(item.type, item.members)) if text
             )
 
-    def _message(self, item: ResponseItem, at: str) -> None:
+    def _message(self, index: int, item: ResponseItem, at: str) -> None:
         role = _member(item, "role", at)
         if role not in _ROLES:
             bound = ", ".join(sorted(_ROLES))
             raise InvalidRequestError(f"{at}.role must be one of {bound}, got {shown(role)}", param=f"{at}.role")
         if role == "assistant":
-            self._turn(("content", "tool_calls"))["content"] = _text(item.content, f"{at}.content")
+            parts = item.content if isinstance(item.content, list) else []
+            own = "".join(part.text or "" for part in parts if part.type == REASONING_PART)
+            turn = self._turn(("content", "tool_calls"))
+            turn["content"] = _text(item.content, f"{at}.content", is_answer=True)
+            if own and index >= self.reasoning_from:
+                turn.setdefault("reasoning_content", []).append(own)
             return
         self.turn = None
         self._find_breakpoints(item.content, f"{at}.content")
@@ -277,19 +285,22 @@ def _called_name(item: ResponseItem, at: str) -> str:
     return QualifiedName(item.namespace, name).flat if item.namespace else name
 
 
-def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:
-    if content is None:
-        raise InvalidRequestError(f"{at} is required", param=at)
+def _text(
+    content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR, *, is_answer: bool = False
+) -> str:
+    """Content as one text; that of an answer is without the reasoning in it."""
     if isinstance(content, str):
         return content
-    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+    shown = (
+        (i, part) for i, part in enumerate(required(content, at)) if not (is_answer and part.type == REASONING_PART)
+    )
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in shown)
 
 
 def _part_text(part: ResponsePart, at: str) -> str:
     if part.type not in _TEXT_PARTS:
         raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
-    name = "refusal" if part.type == "refusal" else "text"
-    return required(part.refusal if name == "refusal" else part.text, f"{at}.{name}")
+    return (part.refusal if part.type == "refusal" else part.text) or ""
 
 
 def input_messages(
@@ -323,11 +334,8 @@ def input_messages(
     made = Messages(usual_ttl_s(cache), unseal, first_shown, answered=answered)
     if instructions is not None:
         made.messages.append({"role": "system", "content": instructions})
-    try:
-        for i, each in enumerate(items):
-            made.add(i, each.item, each.at)
-    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
-        raise InvalidRequestError("input is nested too deeply", param="input") from exc
+    for i, each in enumerate(items):
+        made.add(i, each.item, each.at)
     for message in made.messages:
         if "reasoning_content" in message:
             message["reasoning_content"] = "".join(message["reasoning_content"])
@@ -345,11 +353,8 @@ def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | N
     """
     call_ids = {id for each in items for id in (each.item.call_id, each.item.approval_request_id) if id is not None}
     made = Messages(usual_ttl_s(None), unseal, 0, call_ids=call_ids)
-    try:
-        for each in items:
-            made.add(0, each.item, each.at)
-    except RecursionError as exc:
-        raise InvalidRequestError("items are nested too deeply", param="items") from exc
+    for each in items:
+        made.add(0, each.item, each.at)
 
 
 _PREFIXES = {

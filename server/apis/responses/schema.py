@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
-from weft.server.task.bodies import CacheBreakpoint, CallArguments, Metadata, TokenLogprob
+from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
     GenerationBody,
@@ -23,6 +23,7 @@ from weft.server.task.schema import (
     json_text,
     shown_members,
 )
+from weft.server.text.replayed import CallId, JsonText, read_choice, read_parts, read_result
 
 MAX_INPUT_ITEMS = 2**14
 MAX_NEW_ITEMS = 20
@@ -60,16 +61,16 @@ class ResponseItem(WireModel):
     """
 
     type: Text | None = None
-    id: Text | None = None
+    id: CallId | None = None
     role: Text | None = None
     content: Content | None = None
     phase: Literal["commentary", "final_answer"] | None = None
     status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
-    call_id: Text | None = None
+    call_id: CallId | None = None
     name: Text | None = None
     namespace: Text | None = None
-    arguments: CallArguments | None = None
-    input: Text | None = None
+    arguments: JsonText | None = None
+    input: JsonText | None = None
     output: Content | None = None
     summary: Items[ResponsePart] | None = None
     encrypted_content: Text | None = None
@@ -85,7 +86,7 @@ class ResponseItem(WireModel):
     def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ResponseItem":
         kind = value.get("type") if cls is ResponseItem and isinstance(value, dict) else None
         if not isinstance(kind, str) or kind in KNOWN_ITEMS:
-            return handler(value)
+            return handler(_read(value) if isinstance(value, dict) else value)
         ids = {name: value[name] for name in ("id", "call_id") if isinstance(value.get(name), str)}
         return OtherItem(type=kind, **ids, members=value)
 
@@ -103,6 +104,24 @@ class ResponseItem(WireModel):
     def shared_id(self) -> str:
         """The id that a call and its output share; an empty text if there is none."""
         return self.call_id or self.id or ""
+
+
+def _read(item: dict[str, Any]) -> dict[str, Any]:
+    """A known item whose content may have other forms."""
+    match item.get("type"):
+        case "function_call_output" | "custom_tool_call_output":
+            return {**item, "output": read_result(item.get("output"))}
+        case "reasoning":
+            own = {name: [value] for name in ("content", "summary") if isinstance(value := item.get(name), dict)}
+            if isinstance(summary := item.get("summary"), str):
+                own["summary"] = [{"type": "summary_text", "text": summary}]
+            return {
+                **item,
+                **{name: read_parts(own.get(name, item[name])) for name in ("content", "summary") if name in item},
+            }
+        case "message" | None if "role" in item and "content" in item:
+            return {**item, "content": "" if item.get("content") is None else read_parts(item["content"])}
+    return item
 
 
 class OtherItem(ResponseItem):
@@ -228,6 +247,7 @@ class ResponseToolChoice(FlatReference):
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ResponseToolChoice, Tag("other")],
     TEXT_OR_OTHER,
+    BeforeValidator(read_choice),
 ]
 
 
@@ -279,6 +299,8 @@ Includable = Literal[
 class ResponseBody(GenerationBody):
     """The body of POST /v1/responses and of POST /v1/responses/input_tokens."""
 
+    spoken = frozenset({"input", "instructions"})
+
     input: Input | None = None
     instructions: Text | None = None
     previous_response_id: Text | None = None
@@ -307,6 +329,8 @@ class ResponseBody(GenerationBody):
 
 class CompactBody(WireModel):
     """The body of POST /v1/responses/compact."""
+
+    spoken = frozenset({"input", "instructions"})
 
     model: Text | None = None
     input: Input | None = None
@@ -524,6 +548,8 @@ NewItems = Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_NE
 class ConversationBody(WireModel):
     """The body of POST /v1/conversations."""
 
+    spoken = frozenset({"items"})
+
     items: NewItems | None = None
     metadata: Metadata | None = None
 
@@ -536,6 +562,8 @@ class ConversationUpdate(WireModel):
 
 class ItemsBody(WireModel):
     """The body of POST /v1/conversations/{id}/items."""
+
+    spoken = frozenset({"items"})
 
     items: NewItems
 

@@ -331,8 +331,14 @@ def stored_input(transaction: Transaction, response_id: str, tenant: str) -> lis
     return [*(chain(transaction, previous, tenant, needs_all=False) if previous else ()), *link.input]
 
 
+REASONING_PREFIX = "rs_"
+"""How the ids of reasoning begin, in any server."""
+
+
 def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str) -> dict[str, msgspec.Raw]:
     """The stored items with these ids, as JSON: those of responses, and those that were added to conversations.
+
+    Reasoning may be missing, because a conversation goes on without it.
 
     Args:
         wanted: The ids, each with the field that errors name.
@@ -364,7 +370,8 @@ def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str)
         row_id = item_row_id(f"conv_{place[:CONVERSATION_DIGITS]}", id)
         added = counted(transaction.get(ITEM, row_id, tenant))
         item = msgspec.Raw(added) if added else items_of(f"resp_{place[:-4]}").get(id)
-        if item is None:
+        if item is not None:
+            found[id] = item
+        elif not id.startswith(REASONING_PREFIX):
             raise NotFoundError(f"{at}: the item {shown(id)} is not stored", param=at)
-        found[id] = item
     return found

@@ -18,7 +18,7 @@ BODIES: dict[str, tuple[dict[str, Any], type[GenerationBody]]] = {
     [
         ([USER, {"role": "user", "content": [{"type": "text", "text": 3}]}], "messages[1].content[0].text"),
         ([USER, {"role": "user", "content": 3}], "messages[1].content"),
-        ([{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"text": "a"}]}], "messages[0].content[0].type"),
         ([{"content": "a"}], "messages[0].role"),
         ([{"role": "robot", "content": "a"}], "messages[0].role"),
