@@ -86,6 +86,21 @@ def _is_shown_as_part(value: Any) -> bool:
     return kind in TEXT_PARTS or kind == "refusal" or kind.startswith(_UNSEEN_PREFIXES)
 
 
+def read_block(kind: str, block: dict[str, Any]) -> dict[str, Any]:
+    """A block of Anthropic's API, of which a result may be no text, and a document may be one."""
+    if kind == "tool_result" and not _is_blocks(block.get("content")):
+        return {**block, "content": json_of(block.get("content"))}
+    if kind == "document" and isinstance(source := block.get("source"), dict) and source.get("type") == "text":
+        return {"type": "text", "text": source.get("data"), "cache_control": block.get("cache_control")}
+    if kind in REASONING_PARTS:
+        return {**block, "type": "thinking", "thinking": reasoning_text(block)}
+    return {**block, "type": "redacted_thinking"} if kind in SEALED_PARTS else block
+
+
+def _is_blocks(content: object) -> bool:
+    return isinstance(content, list) and all(isinstance(each, dict) and "type" in each for each in content)
+
+
 _CHOICES = {"any": "required", **{word: word for word in ("auto", "none", "required")}}
 
 

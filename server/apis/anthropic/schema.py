@@ -8,7 +8,7 @@ from pydantic import Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import MAX_MESSAGES
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, ToolName, WireModel
-from weft.server.text.replayed import REASONING_PARTS, SEALED_PARTS, CallId, Reasoning, json_of, reasoning_text
+from weft.server.text.replayed import REASONING_PARTS, SEALED_PARTS, CallId, Reasoning, read_block
 
 UNSEEN_BLOCKS = frozenset({"image", "document", "container_upload", "audio", "video", "file"})
 """Blocks that the model cannot take, and whose content no text stands for."""
@@ -49,22 +49,7 @@ class Block(WireModel):
         kind = value.get("type") if cls is Block and isinstance(value, dict) else None
         if not isinstance(kind, str):
             return handler(value)
-        return handler(_read(kind, value)) if kind in KNOWN_BLOCKS else OtherBlock.of(kind, value)
-
-
-def _read(kind: str, block: dict[str, Any]) -> dict[str, Any]:
-    """A known block whose members may have other forms: a result that is no text, or a document that is one."""
-    if kind == "tool_result" and not _is_blocks(block.get("content")):
-        return {**block, "content": json_of(block.get("content"))}
-    if kind == "document" and isinstance(source := block.get("source"), dict) and source.get("type") == "text":
-        return {"type": "text", "text": source.get("data"), "cache_control": block.get("cache_control")}
-    if kind in REASONING_PARTS:
-        return {**block, "type": "thinking", "thinking": reasoning_text(block)}
-    return {**block, "type": "redacted_thinking"} if kind in SEALED_PARTS else block
-
-
-def _is_blocks(content: object) -> bool:
-    return isinstance(content, list) and all(isinstance(each, dict) and "type" in each for each in content)
+        return handler(read_block(kind, value)) if kind in KNOWN_BLOCKS else OtherBlock.of(kind, value)
 
 
 class OtherBlock(Block):
