@@ -330,8 +330,8 @@ def cannot_load(error: Exception) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error) or repr(error)).splitlines()[0]
+    """What an error says, in one line of characters that every output takes."""
+    return (str(error) or repr(error)).splitlines()[0].encode(errors="backslashreplace").decode()
 
 
 def follow_parent(parent: int) -> bool:

@@ -28,7 +28,11 @@ class WaitingThreads:
         self._num = self._num_idle = 0
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
-        """Call a function. To cancel the future keeps what has not begun from being called, and forgets it."""
+        """Call a function. To cancel the future keeps what has not begun from being called, and forgets it.
+
+        Raises:
+            RuntimeError: No thread can be started for it.
+        """
         future: Future[T] = Future()
         with self._changed:
             self._calls.append((future, function))
@@ -36,7 +40,12 @@ class WaitingThreads:
                 self._changed.notify()
             elif self._num < self._max_num:
                 self._num += 1
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                except BaseException:  # there is no memory for it, or too many threads
+                    self._num -= 1
+                    self._calls.pop()
+                    raise
         future.add_done_callback(self._forget)
         return future
 

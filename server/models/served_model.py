@@ -22,6 +22,7 @@ from weft.server.formats.trial import renderer
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.settings import Settings
+from weft.server.text.template_files import TemplateFileError, read_object
 from weft.server.text.text_tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
@@ -45,10 +46,8 @@ def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
     """Read generation_config.json in the checkpoint folder. Skips values that no request may have, with a warning."""
     path = checkpoint / "generation_config.json"
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except FileNotFoundError:
-        return GenerationDefaults()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        config = read_object(path)
+    except TemplateFileError as exc:
         _log.warning("%s is not used: %s", path, exc)
         return GenerationDefaults()
     found: dict[str, float | int] = {}
@@ -95,10 +94,8 @@ def read_vector_prompts(checkpoint: pathlib.Path) -> VectorPrompts:
     """Read config_sentence_transformers.json in the checkpoint folder; no prompts if it is missing or broken."""
     path = checkpoint / "config_sentence_transformers.json"
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_PromptsFile)
-    except FileNotFoundError:
-        return NO_PROMPTS
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        file = msgspec.convert(read_object(path), _PromptsFile)
+    except (TemplateFileError, msgspec.ValidationError) as exc:
         _log.warning("%s is not used: %s", path, exc)
         return NO_PROMPTS
     texts = {name: text or "" for name, text in file.prompts.items()}

@@ -16,6 +16,7 @@ from weft.server.formats.parser import Tool
 from weft.server.json_schema.keywords import Schema
 from weft.server.json_schema.loosen import Loosened, loosened_arguments
 from weft.server.json_schema.shrink import fitted
+from weft.server.text.shield import one_line
 
 _log = logging.getLogger(__name__)
 MAX_LOST = 64
@@ -65,7 +66,7 @@ def reported(name: str, at: str, lost: Iterable[str]) -> list[str]:
     """
     paths = [f"{at}{path}" for path in islice(lost, MAX_LOST)]
     for path in paths:
-        _log_once(name[:64], path[:256])
+        _log_once(one_line(name, 64), one_line(path, 256))
     return paths
 
 

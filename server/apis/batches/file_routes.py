@@ -137,10 +137,12 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Respo
     row = await find_file(file_id, request, context)
     remove = partial(context.store.write, lambda transaction: transaction.delete("file", row.id, row.tenant))
     try:
-        await remove()
+        is_removed = await remove()
     except StorageFullError:  # its content gives back the room that removing the row needs
         await remove_contents(context.store, [row.id])
-        await remove()
+        is_removed = await remove()
+    if not is_removed:  # another request was faster
+        raise NotFoundError(f"no such file: {shown(file_id)}", param="file_id")
     await remove_contents(context.store, [row.id])
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 

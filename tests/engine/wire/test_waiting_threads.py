@@ -75,3 +75,17 @@ def test_a_process_ends_though_all_hang() -> None:
         "for _ in range(20): threads.submit(lambda: time.sleep(600))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_thread_that_cannot_start_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = WaitingThreads("few", 1)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="new thread"):
+                threads.submit(lambda: 1)
+    assert threads.submit(lambda: 2).result(9) == 2

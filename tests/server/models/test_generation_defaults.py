@@ -1,3 +1,4 @@
+import os
 import pathlib
 
 import pytest
@@ -52,3 +53,14 @@ def test_a_value_that_no_request_may_have_is_said_and_left_out(
 
 def test_minus_one_is_all(tmp_path: pathlib.Path) -> None:
     assert write(tmp_path, '{"top_k": -1}') == GenerationDefaults(top_k=-1)
+
+
+def test_what_is_no_file_or_too_large_is_not_read(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "generation_config.json"
+    os.mkfifo(path)
+    assert read_generation_defaults(tmp_path) == GenerationDefaults()  # and nobody waits for a writer
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+    assert read_generation_defaults(tmp_path) == GenerationDefaults()
+    assert "must have at most" in caplog.text

@@ -28,6 +28,12 @@ def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1
 
 
+def test_what_clients_name_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"properties": {"a\n12:00:00 ERROR forged \x1b[31m": {"type": "string", "pattern": "(?=a)"}}}
+    enforceable([Tool("odd\rname", schema, at="tools[0]")])
+    assert "forged" in caplog.messages[0] and caplog.messages[0].isprintable()
+
+
 def test_what_does_not_fit_is_told() -> None:
     values = [f"value {i}" for i in range(20_000)]
     tools = [

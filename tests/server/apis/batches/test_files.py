@@ -273,6 +273,19 @@ def test_a_file_that_is_deleted_while_it_is_read_is_whole_or_gone(
     assert (reply.status, reply.text == TEXT.decode()) == (status, is_late)
 
 
+def test_of_two_deletions_at_once_one_finds_nothing(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    id, key = post(data, file=TEXT).json["id"], {"authorization": "Bearer a"}
+    find = file_routes.find_file
+
+    async def found(*args: Any) -> Row:
+        row = await find(*args)
+        await args[2].store.write(lambda transaction: transaction.delete("file", row.id, row.tenant))  # the other one
+        return row
+
+    monkeypatch.setattr(file_routes, "find_file", found)
+    assert data.call("DELETE", f"/v1/files/{id}", headers=key).status == 404
+
+
 def test_a_stream_of_a_deleted_file_goes_on(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
     file = client.files.create(file=("f", TEXT), purpose="user_data")
     with client.files.with_streaming_response.content(file.id) as reply:
