@@ -87,6 +87,8 @@ class Message(WireModel):
     @field_validator("content", mode="before")
     @classmethod
     def _in_any_form(cls, content: object, info: ValidationInfo) -> object:
+        if isinstance(content, list) and any(isinstance(each, ContentPart) for each in content):
+            return content  # of another API, which has read it
         return read_result(content) if info.data.get("role") in ("tool", "function") else read_parts(content)
 
 
