@@ -26,7 +26,7 @@ LIGHT = {
     "engine/process.py": "transformers triton zmq",
     "server/ray/policy.py": f"{WEB} ray",
     "server/app/process.py": "mcp numpy ray torch transformers",
-    "server/supervise/supervisor.py": WEB,
+    "server/supervise/supervisor.py": f"{WEB} asyncio",
     "server/cli/commands.py": f"{WEB} httpx ray rich",
 }
 """What the import of a file must not load: it starts often, or where these are missing."""

@@ -29,9 +29,10 @@ from typing_extensions import override
 from weft.engine.wire import errors as logs
 from weft.engine.wire.machine import collect_rarely
 from weft.server.app.app import connected_models, create_app, load_tokenizers
-from weft.server.http.limits import Connections, Lifecycle, certificate, raise_file_limit
+from weft.server.http.limits import Connections, Lifecycle, raise_file_limit
 from weft.server.http.metrics import share_metrics
 from weft.server.http.protocol import LINGER_S, WeftProtocol
+from weft.server.http.tls import certificate
 from weft.server.models.engine_client import SocketEngineClient
 from weft.server.settings import Settings
 from weft.server.supervise.runtime_folder import METRICS_NAME

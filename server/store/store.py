@@ -7,7 +7,6 @@ What a write returned is on the disk, and of a write that failed nothing is. Rea
 they do not wait for writes. Without a data folder everything is in a temporary one, and goes with it.
 """
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -176,6 +175,8 @@ _Connect = Callable[[float], sqlite3.Connection]
 
 async def _done_in(threads: WaitingThreads, work: Callable[[], T], timeout_s: float) -> T:
     """Call a function in a thread; an error if it, and what comes before it there, is not done in time."""
+    import asyncio  # the supervisor opens the database as well, and its start would wait for this
+
     try:
         return await asyncio.wait_for(asyncio.wrap_future(threads.submit(partial(_translated, work))), timeout_s)
     except TimeoutError:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from prometheus_client import multiprocess
 
 from weft.engine.wire import errors as limits
-from weft.server.http.limits import certificate
+from weft.server.http.tls import certificate
 from weft.server.models.fleet import ASK_SIGNAL
 from weft.server.settings import Settings, check_meeting, engine_options
 from weft.server.supervise import status_line
