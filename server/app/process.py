@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 
+import anyio
 import uvicorn
 import uvloop
 from typing_extensions import override
@@ -112,6 +113,7 @@ class HttpServer(uvicorn.Server):
             times = {"ssl_handshake_timeout": self._handshake_s, "ssl_shutdown_timeout": LINGER_S}
             loop.create_server = partial(loop.create_server, **times)  # type: ignore[method-assign]
         await super().startup(sockets)
+        anyio.Lock()  # loads anyio's backend, for which the first stream would wait 5 ms
         collect_rarely()
         self._on_started()
 
