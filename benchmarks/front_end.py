@@ -26,8 +26,9 @@ import numpy as np
 from benchmarks import sources
 from benchmarks.front_end_engine import StepTable
 from weft.server.settings import Settings
-from weft.server.supervise.child import Child, python_command
+from weft.server.supervise.child import Child
 from weft.server.supervise.runtime_folder import engine_folder, runtime_folder
+from weft.server.supervise.spawn import python_command
 from weft.server.supervise.supervisor import listen, ready_file
 from weft.server.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""The entry of the `weft` command: does what cannot wait for the slow imports.
+"""The entry of the `weft` command: does what cannot wait for the slow imports, and begins those of the engine.
 
 From the first moment a stop signal ends the process cleanly: with 0 for `weft serve`, which serves nothing yet, and
 with 128 + signal for the others. The supervisor replaces these handlers. API keys on the command line are hidden at
@@ -9,6 +9,8 @@ import os
 import pathlib
 import signal
 import sys
+
+from weft.server.supervise.spawn import start_ahead
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -25,6 +27,8 @@ def main() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the supervisor waits for it
     if any(argument.startswith("--api-key") for argument in sys.argv):
         _hide_values("--api-key")
+    if is_serving and not {"-h", "--help"} & set(sys.argv):
+        start_ahead()
     from weft.server.cli.commands import app
 
     if not is_serving:

@@ -32,7 +32,7 @@ from benchmarks import sources
 from benchmarks.gpu import report
 from benchmarks.gpu.job import Findings, Job
 from benchmarks.gpu.rows import FULL, QUICK, Row, Sizes, judge, make_rows
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 
 TIME_BOXES_S = {
     "ceilings": 60.0,

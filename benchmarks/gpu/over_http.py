@@ -14,7 +14,7 @@ from benchmarks.gpu.clients import Clients
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder
 from weft.engine.describe.config import load_model_config
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 
 START_TIMEOUT_S = 150.0
 NUM_ROUNDS = 2

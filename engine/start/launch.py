@@ -3,20 +3,30 @@
 A failure for lack of memory, files or threads, even while the module is imported, gives one line on stderr and exit
 code 2 in place of a traceback; the supervisor gives up if that happens at the first start. Everything else is as with
 `python -m MODULE`.
+
+`launch MODULE --when-told FD` imports what an engine needs, and waits for a message on the socket FD: the arguments as
+JSON, and the file that becomes its standard input.
 """
 
+import contextlib
+import importlib
+import json
 import os
 import runpy
+import socket
 import sys
 
 from weft.engine.wire import errors as limits
 
 EXIT_LIMIT = 2
+_MAX_MESSAGE_BYTES = 1 << 16
 
 
 def main() -> None:
     """Run the module with its own name and arguments."""
     del sys.argv[0]
+    if sys.argv[1:2] == ["--when-told"]:
+        _wait_for_arguments(int(sys.argv[2]))
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except Exception as error:
@@ -25,6 +35,18 @@ def main() -> None:
             raise
         print(f"weft: error: {sys.argv[0]}: {fault}", file=sys.stderr, flush=True)
         os._exit(EXIT_LIMIT)  # at once: half-built objects would print more while they are torn down
+
+
+def _wait_for_arguments(fd: int) -> None:
+    with contextlib.suppress(Exception):  # it comes again, and is told, when the module runs
+        importlib.import_module("weft.engine.start.startup")
+    with socket.socket(fileno=fd) as link:
+        message, files, *_ = socket.recv_fds(link, _MAX_MESSAGE_BYTES, 1)
+    if not files:
+        os._exit(0)  # nobody needs an engine
+    os.dup2(files[0], 0)
+    os.close(files[0])
+    sys.argv[1:] = json.loads(message)
 
 
 if __name__ == "__main__":

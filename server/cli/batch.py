@@ -19,7 +19,7 @@ from weft.server.apis.batches.line_run import result_id
 from weft.server.apis.batches.lines import ENDPOINTS, InputLine, Journal, check_input, read_lines
 from weft.server.app.batch_process import Job
 from weft.server.settings import Settings, StartError
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 from weft.server.supervise.supervisor import Commands, run
 
 EXIT_INCOMPLETE = 1

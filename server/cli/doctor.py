@@ -31,8 +31,8 @@ from weft.server.http.limits import SHARE_OF_FILES, raise_file_limit
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint, runtime_folder
 from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer, gguf_on_hub, is_hub_id
-from weft.server.supervise.child import python_command
 from weft.server.supervise.listening import listen
+from weft.server.supervise.spawn import python_command
 from weft.server.text.shield import one_line
 
 Severity = Literal["ok", "note", "missing"]

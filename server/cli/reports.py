@@ -14,8 +14,8 @@ from weft.engine.wire.machine import ModelMemory, format_size
 from weft.server.cli.chat_client import ChatClient, ChatError
 from weft.server.cli.tables import align
 from weft.server.settings import Settings, engine_options
-from weft.server.supervise.child import python_command
 from weft.server.supervise.memory_shares import Shares, read_memories, shares, with_shares
+from weft.server.supervise.spawn import python_command
 from weft.server.text.shield import strip_controls
 
 EXIT_FAILED = 1

@@ -21,7 +21,7 @@ from rich.table import Table
 from weft.engine.wire.options import Arrive, Begin, EngineOptions, Finish, Finished, Load, Look, StepCosts, ToSimulation
 from weft.server.ray.policy import PrefixPolicy, ReplicaView
 from weft.server.settings import StartError
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 
 _STATS_S = 1.0
 """How old statistics of replicas become, which the router sees."""

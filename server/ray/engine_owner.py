@@ -18,8 +18,8 @@ import time
 from weft.engine.wire import errors as logs
 from weft.server.models.engine_client import SocketEngineClient
 from weft.server.settings import Settings, StartError
-from weft.server.supervise.child import python_command
 from weft.server.supervise.runtime_folder import engine_folder
+from weft.server.supervise.spawn import python_command
 from weft.server.supervise.supervisor import EXIT_CANNOT_START, FolderLostError, run_engine
 
 POLL_S = 0.02

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from weft.server.settings import Settings
 from weft.server.supervise import checkpoint
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 
 _STOP_S = 5.0
 

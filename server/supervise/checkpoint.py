@@ -24,7 +24,7 @@ from weft.engine.gguf.folder import DEFAULT_TAG, choose, made_folder, stem
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import adapter_files
 from weft.server.settings import Settings, StartError
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
 from weft.server.text.shield import one_line
 from weft.server.text.template_files import TemplateFileError, read_text

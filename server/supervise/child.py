@@ -1,19 +1,15 @@
 """Child processes of the supervisor: starts one, notices its end or that an engine hangs, and starts it again.
 
-Every child dies with the supervisor (PR_SET_PDEATHSIG). It ignores SIGINT and SIGHUP, which a terminal sends to the
-whole process group: the supervisor alone decides who ends when. Its settings come on standard input, from memory,
-because they contain keys. An engine is a child with a folder and a status page, by which a watchdog judges it. Nothing
+An engine is a child with a folder and a status page, by which a watchdog judges it. Nothing
 here waits, except `kill` and `close`.
 """
 
-import ctypes
 import logging
 import os
 import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -31,6 +27,7 @@ from weft.engine.wire.messages import (
     encode,
 )
 from weft.engine.wire.status_page import Status, StatusPage
+from weft.server.supervise.spawn import ENGINE_ENVIRONMENT, spawn
 from weft.server.supervise.watchdog import Watchdog, hindrance
 
 logger = logging.getLogger(__name__)
@@ -38,22 +35,6 @@ logger = logging.getLogger(__name__)
 STEADY_S = 10.0
 """A child that lived at least this long is restarted without delay."""
 MAX_RESTART_DELAY_S = 30.0
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
-
-def python_command(module: str, *arguments: str) -> list[str]:
-    """Command line that runs a module of this package with this interpreter.
-
-    -P keeps a folder `weft` in the current directory from shadowing the package.
-    """
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def die_with_parent(signum: int) -> None:
-    """Have the kernel send a signal to this process when the thread that started it ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signum)
 
 
 class Child:
@@ -98,24 +79,9 @@ class Child:
             OSError: The machine cannot start another process. Counts as an early death.
         """
         assert self._process is None
-        supervisor_pid = os.getpid()
-
-        def prepare() -> None:  # in the child before exec; safe, since the supervisor has one thread
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != supervisor_pid:
-                os._exit(1)  # the supervisor died before prctl
-            for signum in (signal.SIGINT, signal.SIGHUP):
-                signal.signal(signum, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the supervisor's mask would be inherited
-
         self._start_time = time.monotonic()
         try:
-            with open(os.memfd_create("weft"), "w+b") as stdin:  # never on a disk, and writing never blocks
-                stdin.write(self._stdin)
-                stdin.seek(0)
-                self._process = subprocess.Popen(
-                    self._command, env=self._environment, pass_fds=self._pass_fds, stdin=stdin, preexec_fn=prepare
-                )
+            self._process = spawn(self._command, self._environment, self._pass_fds, self._stdin)
         except OSError:
             self._note_death()
             raise
@@ -153,17 +119,6 @@ class Child:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-
-ENGINE_ENVIRONMENT = {
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:glibc.malloc.trim_threshold=4000000000",
-    "OMP_WAIT_POLICY": "passive",
-}
-"""The user's own values win.
-
-glibc keeps the memory of one step for the next: fresh pages took a third of the time of a prefill on the CPU. Torch's
-threads sleep until all are done: while one of them spins, another may wait for its core.
-"""
 
 
 class EngineProcess:

@@ -18,7 +18,7 @@ import msgspec
 
 from weft.engine.wire.machine import SHARE_OF_FREE_MEMORY, ModelMemory, cache_bytes, format_size
 from weft.server.settings import Settings, StartError, engine_options
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 
 
 @dataclass(frozen=True, slots=True)

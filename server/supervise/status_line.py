@@ -23,7 +23,7 @@ import msgspec
 
 from weft.engine.wire.messages import STATUS_NAME
 from weft.engine.wire.status_page import Status, StatusPage
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 from weft.server.text.shield import strip_controls
 
 DRAW_EVERY_S = 0.5

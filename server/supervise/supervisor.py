@@ -38,11 +38,12 @@ from weft.server.http.tls import certificate
 from weft.server.models.fleet import ASK_SIGNAL
 from weft.server.settings import Settings, check_meeting, engine_options
 from weft.server.supervise import status_line
-from weft.server.supervise.child import Child, EngineProcess, die_with_parent, python_command
+from weft.server.supervise.child import Child, EngineProcess
 from weft.server.supervise.listening import listen, page_url
 from weft.server.supervise.memory_shares import EvictionPlan, MemoryNeed, Shares, shares, with_shares
 from weft.server.supervise.model_loader import ModelLoader
 from weft.server.supervise.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
+from weft.server.supervise.spawn import ENGINE_COMMAND, die_with_parent, python_command
 
 EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
@@ -77,7 +78,7 @@ logger = logging.getLogger(__name__)
 class Commands:
     """Command lines of the children. An engine's folder is appended, or the runtime folder and the socket's number."""
 
-    engine: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.engine.process"))
+    engine: Sequence[str] = ENGINE_COMMAND
     server: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.server.app.process"))
     node: Sequence[str] = tuple(python_command("weft.engine.start.launch", "weft.engine.ranks.node_process"))
     """In place of the engine on all machines but the first; they have no servers."""

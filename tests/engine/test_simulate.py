@@ -14,7 +14,7 @@ from weft.engine.schedule.step_cost import StepLoad
 from weft.engine.simulate import SimulatedReplica, Simulation, costs_for, fit, prompt_ids
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import Arrive, Begin, EngineOptions, Finish, Finished, Look, StepCosts
-from weft.server.supervise.child import python_command
+from weft.server.supervise.spawn import python_command
 
 
 def costs(**changes: object) -> StepCosts:

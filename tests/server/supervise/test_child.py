@@ -1,13 +1,12 @@
 import os
 import signal
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from weft.server.supervise import child
-from weft.server.supervise.child import Child, python_command
+from weft.server.supervise.child import Child
 
 
 def wait_end(process: Child) -> int:
@@ -59,8 +58,3 @@ def test_kill_waits_for_the_end() -> None:
     assert process.pid is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_modules_are_not_taken_from_the_current_folder() -> None:
-    command = python_command("weft.engine.process", "a")
-    assert command == [sys.executable, "-P", "-m", "weft.engine.process", "a"]
