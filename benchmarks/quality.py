@@ -24,10 +24,10 @@ from tests.engine.kernels.test_cache_quality import Fp8Cache, Int8Cache
 from tests.engine.quality import FOLDER, growth_of_perplexity, held_out_chats, log_probabilities
 from tests.engine.weights.test_quantized import LIBRARIES, OWN
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.library import NativeLibrary, load
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.parts.decoder import decoder_spec
 
 SCRATCH = pathlib.Path("build/bench")
 NAMES = {

@@ -24,8 +24,8 @@ from benchmarks.architectures.steps import Peer, Steps
 from benchmarks.compare import machine
 from tests.gguf_files import add_metadata, add_tokenizer, random_blocks
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.gguf.folder import made_folder
+from weft.engine.parts.decoder import decoder_spec
 
 SCRATCH = pathlib.Path("build/bench")
 NUM_STEPS = 15

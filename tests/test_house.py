@@ -34,32 +34,6 @@ LIGHT = {
 USERS_OF_RAY = {f"server/ray/{name}.py" for name in ("app", "deploy", "followers", "router")}
 
 KNOWN_BACK_EDGES: set[Edge] = {
-    ("engine/families/attention.py", "engine/describe/config.py"),
-    ("engine/families/attention.py", "engine/describe/specs.py"),
-    ("engine/families/attention.py", "engine/parts/attention.py"),
-    ("engine/families/attention.py", "engine/parts/linear_attention.py"),
-    ("engine/families/experts.py", "engine/describe/config.py"),
-    ("engine/families/experts.py", "engine/describe/specs.py"),
-    ("engine/families/experts.py", "engine/layers/feed_forward.py"),
-    ("engine/families/experts.py", "engine/parts/experts.py"),
-    ("engine/families/gemma.py", "engine/describe/config.py"),
-    ("engine/families/gemma.py", "engine/describe/specs.py"),
-    ("engine/families/gemma.py", "engine/parts/attention.py"),
-    ("engine/families/gemma.py", "engine/parts/experts.py"),
-    ("engine/families/gemma.py", "engine/parts/layer_inputs.py"),
-    ("engine/families/hybrids.py", "engine/describe/config.py"),
-    ("engine/families/hybrids.py", "engine/describe/specs.py"),
-    ("engine/families/hybrids.py", "engine/describe/tensor_names.py"),
-    ("engine/families/hybrids.py", "engine/parts/mamba.py"),
-    ("engine/families/latent.py", "engine/describe/config.py"),
-    ("engine/families/latent.py", "engine/describe/specs.py"),
-    ("engine/families/latent.py", "engine/parts/latent_attention.py"),
-    ("engine/families/mamba.py", "engine/describe/config.py"),
-    ("engine/families/mamba.py", "engine/describe/specs.py"),
-    ("engine/families/mamba.py", "engine/parts/mamba.py"),
-    ("engine/families/switches.py", "engine/describe/config.py"),
-    ("engine/families/switches.py", "engine/describe/specs.py"),
-    ("engine/families/switches.py", "engine/describe/tensor_names.py"),
     ("engine/request.py", "engine/loop/beams.py"),
     ("engine/start/rank_process.py", "engine/process.py"),
     ("server/apis/ollama/route.py", "server/apis/vectors/route.py"),
@@ -83,28 +57,6 @@ KNOWN_CYCLES: set[frozenset[str]] = {
             "engine/schedule/waiting_queue.py",
         }
     ),
-    frozenset(
-        {
-            "engine/describe/config.py",
-            "engine/describe/specs.py",
-            "engine/describe/tensor_names.py",
-            "engine/families/attention.py",
-            "engine/families/experts.py",
-            "engine/families/gemma.py",
-            "engine/families/registry.py",
-            "engine/families/switches.py",
-            "engine/layers/feed_forward.py",
-            "engine/layers/kernels.py",
-            "engine/layers/wrapped_linear.py",
-            "engine/parts/attention.py",
-            "engine/parts/experts.py",
-            "engine/parts/gated_recurrence.py",
-            "engine/parts/layer_inputs.py",
-            "engine/parts/linear_attention.py",
-        }
-    ),
-    frozenset({"engine/families/latent.py", "engine/parts/latent_attention.py"}),
-    frozenset({"engine/families/mamba.py", "engine/parts/mamba.py"}),
 }
 """Files that import each other, some of them inside functions."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import DecoderSpec
-from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import ExpertsRef
 
 VALUE_BYTES = 2

@@ -11,8 +11,8 @@ from benchmarks.gpu.models import model_folder
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import CacheGroup
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.choice import choose_kernels, make_backend
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.wire.messages import EngineOptions
 

@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.job import Job, Reporter
 from benchmarks.gpu.models import model_folder
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.parts.decoder import decoder_spec
 
 _NUM_ROUNDS = 8
 _NUM_TOGETHER = 4

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.compare import checkpoints
 from weft.engine.cache.specs import group_layers
 from weft.engine.describe.config import ModelConfig, load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.parts.decoder import decoder_spec
 
 _BEHIND_ATTENTION = 3
 """Matrices of a layer that follow its attention."""

@@ -18,7 +18,7 @@ from benchmarks.gpu.clients import REQUEST_TIMEOUT_S
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder, read_work, write_weights
 from benchmarks.gpu.over_http import START_TIMEOUT_S, server
-from weft.engine.describe.tensor_names import decoder_spec
+from weft.engine.parts.decoder import decoder_spec
 
 _SHARED_MEMORY = pathlib.Path("/dev/shm")
 """Files here are nothing but page cache; where it is too small, the scratch folder is taken."""

@@ -1,5 +1,10 @@
-"""The parts and tensor names of the model that a configuration describes."""
+"""Which parts, under which names of tensors, a configuration describes.
 
+What most models have is described here. A family's own switches are described by the parts that they stand for: each
+registers a function for its kind of switches with `mixer_spec`, `feed_forward_spec` or `extended_spec`.
+"""
+
+from functools import singledispatch
 from math import prod
 
 import torch
@@ -8,45 +13,36 @@ from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import (
     AttentionSpec,
-    BlockSpec,
     DecoderSpec,
-    DenseSpec,
     FeedForwardSpec,
     HeadNormsSpec,
     MixerSpec,
     NormSpec,
     OutputSpec,
-    ParallelSpec,
-    PostNormSpec,
-    PreNormSpec,
 )
-from weft.engine.families.switches import Fused, Halves, Norm, Norms, QKNorm
+from weft.engine.families.switches import DecoderSwitches, FeedForwardSwitches, Fused, MixerSwitches, Norm, QKNorm
 from weft.engine.layers.rotary import head_order
 from weft.engine.weights.reader import RowOrder, TensorRef, WeightRef
 
 
-def decoder_spec(config: ModelConfig) -> DecoderSpec:
-    """The parts of the model."""
-    hidden, vocabulary, switches = config.hidden_size, (config.vocab_size,), config.switches
-    names, head = switches.names, None
-    if not config.tie_word_embeddings:
-        head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias)
-    positions = token_types = None
-    if names.positions:
-        num_positions = config.num_positions + switches.num_positions_skipped
-        positions = WeightRef((names.positions,), (num_positions,), hidden)
-    if names.token_types:
-        token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
-    spec = DecoderSpec(
-        embedding=WeightRef((names.embedding,), vocabulary, hidden),
-        blocks=tuple(_block(config, index) for index in range(config.num_layers)),
-        norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
-        head=head,
-        positions=positions,
-        embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
-        token_types=token_types,
-    )
-    return switches.extension.extend(config, spec) if switches.extension else spec
+@singledispatch
+def mixer_spec(switches: MixerSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None) -> MixerSpec:
+    """The mixer of the layer of this name; output_norm is that of what it adds, None for none."""
+    raise TypeError(f"no mixer is described by {type(switches).__name__}")
+
+
+@singledispatch
+def feed_forward_spec(
+    switches: FeedForwardSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+) -> FeedForwardSpec:
+    """The feed-forward layer of the layer of this name; output_norm is that of what it adds, None for none."""
+    raise TypeError(f"no feed-forward layer is described by {type(switches).__name__}")
+
+
+@singledispatch
+def extended_spec(switches: DecoderSwitches, config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """The whole decoder, of which spec has the blocks that all families have."""
+    raise TypeError(f"no decoder is described by {type(switches).__name__}")
 
 
 def norm_spec(config: ModelConfig, name: str) -> NormSpec:
@@ -57,36 +53,6 @@ def norm_spec(config: ModelConfig, name: str) -> NormSpec:
 def output_spec(config: ModelConfig, matrix: WeightRef, norm: NormSpec | None) -> OutputSpec:
     """What a half of a block ends with."""
     return OutputSpec(matrix, norm, config.switches.residual_scale)
-
-
-def _block(config: ModelConfig, index: int) -> BlockSpec:
-    switches, layer = config.switches, f"{config.switches.names.layers}.{index}"
-    names, norms = switches.names, switches.norms
-    before = norms not in (Norms.AFTER, Norms.OF_SUM)
-    after = norms in (Norms.AFTER, Norms.AROUND)
-    has_first = before and index not in switches.normless
-    first = norm_spec(config, f"{layer}.{names.mixer_norm}") if has_first else None
-    halves = switches.halves[index] if switches.halves else Halves.BOTH
-    if halves is Halves.MIXER:
-        return PreNormSpec(first, _mixer(config, layer, index, None), None, None)
-    if halves is Halves.FEED_FORWARD:
-        return PreNormSpec(None, None, first, _feed_forward(config, layer, index, None))
-    second = norm_spec(config, f"{layer}.{names.feed_forward_norm}") if before and names.feed_forward_norm else None
-    mixer = _mixer(config, layer, index, norm_spec(config, f"{layer}.{names.mixer_post_norm}") if after else None)
-    post_norm = norm_spec(config, f"{layer}.{names.feed_forward_post_norm}") if after else None
-    feed_forward = _feed_forward(config, layer, index, post_norm)
-    if norms is Norms.OF_SUM:
-        mixer_norm, last = (f"{layer}.{name}" for name in (names.mixer_post_norm, names.feed_forward_post_norm))
-        return PostNormSpec(mixer, norm_spec(config, mixer_norm), feed_forward, norm_spec(config, last))
-    if norms is Norms.PARALLEL:
-        assert first is not None
-        return ParallelSpec(first, mixer, second, feed_forward)
-    return PreNormSpec(first, mixer, second, feed_forward)
-
-
-def _mixer(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> MixerSpec:
-    chosen = config.switches.mixers[index] if config.switches.mixers else None
-    return chosen.spec(config, layer, post_norm) if chosen else attention_spec(config, layer, index, post_norm)
 
 
 def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> AttentionSpec:
@@ -169,19 +135,3 @@ def _norm(
         bias if kind is Norm.LAYER_NORM else None,
         kind not in (Norm.RMS, Norm.PLAIN_RMS),
     )
-
-
-def _feed_forward(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> FeedForwardSpec:
-    chosen = config.switches.feed_forwards[index] if config.switches.feed_forwards else None
-    return chosen.spec(config, layer, post_norm) if chosen else dense_spec(config, layer, post_norm)
-
-
-def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> DenseSpec:
-    """The dense feed-forward layer of the layer of this name."""
-    inner, hidden, switches = config.intermediate_size, config.hidden_size, config.switches
-    has_bias, is_transposed = switches.mlp_bias, switches.is_transposed
-    names = tuple(f"{layer}.{name}" for name in switches.names.gate_up)
-    sizes = (inner, inner) if switches.is_gated else (inner,)
-    first = WeightRef(names, sizes, hidden, has_bias, is_transposed=is_transposed)
-    down = WeightRef((f"{layer}.{switches.names.down}",), (hidden,), inner, has_bias, is_transposed=is_transposed)
-    return DenseSpec(first, config.activation, output_spec(config, down, post_norm))

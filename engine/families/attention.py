@@ -6,17 +6,10 @@ Griffin, and short convolutions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from typing_extensions import override
 
 from weft.engine.families.switches import MixerSwitches
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import MixerSpec, NormSpec
 
 
 def read_window(fields: Fields, default: int) -> int | None:
@@ -105,12 +98,6 @@ class AttentionSwitches(MixerSwitches):
     is_tuned: bool = False
     has_head_norms: bool = True
 
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        from weft.engine.parts.attention import tuned_attention_spec
-
-        return tuned_attention_spec(self, config, layer, output_norm)
-
 
 @dataclass(frozen=True, slots=True)
 class DeltaSwitches(MixerSwitches):
@@ -135,12 +122,6 @@ class DeltaSwitches(MixerSwitches):
     norm: str = "norm"
     output: str = "out_proj"
 
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        from weft.engine.parts.linear_attention import gated_delta_spec
-
-        return gated_delta_spec(self, config, f"{layer}.{self.prefix}", output_norm)
-
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolutionSwitches(MixerSwitches):
@@ -152,12 +133,6 @@ class ShortConvolutionSwitches(MixerSwitches):
 
     kernel: int
     has_bias: bool
-
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        from weft.engine.parts.linear_attention import short_convolution_spec
-
-        return short_convolution_spec(self, config, f"{layer}.conv", output_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +147,6 @@ class GatedRecurrenceSwitches(MixerSwitches):
     width: int
     kernel: int
 
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        from weft.engine.parts.linear_attention import gated_recurrence_spec
-
-        return gated_recurrence_spec(self, config, f"{layer}.temporal_block", output_norm)
-
 
 @dataclass(frozen=True, slots=True)
 class GatedAttentionSwitches(MixerSwitches):
@@ -188,9 +157,3 @@ class GatedAttentionSwitches(MixerSwitches):
     """
 
     index: int
-
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        from weft.engine.parts.linear_attention import gated_attention_spec
-
-        return gated_attention_spec(self, config, layer, output_norm)

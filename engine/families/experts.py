@@ -6,17 +6,10 @@ that families may name them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from weft.engine.families.switches import FeedForwardSwitches
 from weft.engine.fields import Fields
-
-if TYPE_CHECKING:
-    import torch
-
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import FeedForwardSpec, NormSpec
 
 Function = Literal["softmax", "sigmoid"]
 
@@ -50,22 +43,11 @@ class Gating:
 
 
 class Routing(Protocol):
-    """Chooses experts. In float32 and on the device; a token's choice depends on no other token."""
+    """Which experts a token chooses (see `weft.engine.layers.experts.choose`)."""
 
     @property
     def num_chosen(self) -> int:
         """Experts of a token."""
-
-    def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
-        """Choose num_chosen experts for each token.
-
-        Args:
-            logits: (num_tokens, num_experts), float32.
-            bias: (num_experts,), added to scores where experts are compared, and only there; None for nothing.
-
-        Returns:
-            Ids, int64, and shares, float32, both (num_tokens, num_chosen).
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,35 +73,6 @@ class TopK:
     num_in_rank: int = 1
     scale: float = 1.0
 
-    def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
-        """See `Routing`."""
-        if self._is_of_chosen and bias is None:
-            chosen = logits.topk(self.num_chosen)
-            return chosen.indices, chosen.values.softmax(-1)
-        scores = _apply(self.scores, logits)
-        ranks = scores if bias is None else scores + bias
-        if self.num_best_groups < self.num_groups:
-            ranks = self._within_groups(ranks)
-        ids = ranks.topk(self.num_chosen).indices
-        shares = _apply(self.shares, scores.gather(1, ids))
-        if self.divides:
-            shares = shares / (shares.sum(1, keepdim=True) + self.epsilon)
-        return ids, shares * self.scale if self.scale != 1.0 else shares
-
-    @property
-    def _is_of_chosen(self) -> bool:
-        """Whether shares are the softmax of the chosen logits alone, in which what others add cancels out."""
-        by_others = self.scores == "softmax" and self.shares is None and self.divides
-        is_whole = self.num_best_groups == self.num_groups and self.scale == 1.0
-        return is_whole and (by_others or (self.scores is None and self.shares == "softmax" and not self.divides))
-
-    def _within_groups(self, ranks: "torch.Tensor") -> "torch.Tensor":
-        """Ranks with those outside of the best groups at minus infinity."""
-        groups = ranks.view(ranks.size(0), self.num_groups, -1)
-        best = groups.topk(self.num_in_rank).values.sum(-1).topk(self.num_best_groups).indices
-        penalties = ranks.new_full(groups.shape[:2], -inf).scatter(1, best, 0.0)
-        return (groups + penalties.unsqueeze(-1)).flatten(1)
-
 
 @dataclass(frozen=True, slots=True)
 class SparseMixer:
@@ -131,29 +84,6 @@ class SparseMixer:
 
     num_chosen: int
     tolerance: float
-
-    def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
-        """See `Routing`; there is no bias."""
-        ids = logits.topk(self.num_chosen).indices
-        left, shares = logits, logits.new_empty(ids.shape)
-        for index in range(self.num_chosen):
-            chosen = ids[:, index : index + 1]
-            best = left.gather(1, chosen)
-            is_far = (best - logits) / logits.abs().maximum(best) > self.tolerance
-            shares[:, index] = left.masked_fill(is_far, -inf).softmax(-1).gather(1, chosen).squeeze(1)
-            left = left.scatter(1, chosen, -inf)
-        return ids, shares
-
-
-def _apply(function: Function | None, values: "torch.Tensor") -> "torch.Tensor":
-    match function:
-        case "softmax":
-            return values.softmax(-1)
-        case "sigmoid":
-            from weft.engine.layers.feed_forward import sigmoid  # imports torch
-
-            return sigmoid(values)
-    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +145,6 @@ class ExpertSwitches(FeedForwardSwitches):
     is_transposed: bool = False
     is_interleaved: bool = False
     has_correction_row: bool = False
-
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        """See `FeedForwardSwitches`."""
-        from weft.engine.parts.experts import experts_spec
-
-        return experts_spec(self, config, layer, output_norm)
 
     def num_values(self, hidden_size: int) -> int:
         """See `FeedForwardSwitches`: inputs and outputs of a token's experts, and what lies between."""

@@ -6,7 +6,6 @@ Published configurations omit fields that have a default in transformers; the de
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -27,10 +26,6 @@ from weft.engine.families.switches import (
 )
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 _ACTIVATION = "gelu_pytorch_tanh"
 
@@ -123,12 +118,6 @@ class Gemma4Attention(MixerSwitches):
     source: int | None
     is_read: bool
 
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        from weft.engine.parts.attention import gemma4_attention_spec
-
-        return gemma4_attention_spec(self, config, layer, output_norm)
-
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Experts(FeedForwardSwitches):
@@ -136,12 +125,6 @@ class Gemma4Experts(FeedForwardSwitches):
 
     experts: ExpertSwitches
     dense_size: int
-
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        from weft.engine.parts.experts import experts_beside_spec
-
-        return experts_beside_spec(self, config, layer, output_norm)
 
     @override
     def num_values(self, hidden_size: int) -> int:
@@ -159,12 +142,6 @@ class Gemma4Layers(DecoderSwitches):
 
     input_size: int
     vocab_size: int
-
-    @override
-    def extend(self, config: "ModelConfig", spec: "DecoderSpec") -> "DecoderSpec":
-        from weft.engine.parts.layer_inputs import layered_decoder_spec
-
-        return layered_decoder_spec(self, config, spec)
 
     @override
     def num_values(self, num_layers: int) -> int:

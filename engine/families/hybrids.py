@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 from weft.engine.families import mixtures as granite
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, corrected, on_layers
@@ -19,10 +18,6 @@ from weft.engine.families.switches import (
 )
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import FeedForwardSpec, MixerSpec, NormSpec
 
 _NAMES = TensorNames(
     norm="model.final_layernorm",
@@ -40,16 +35,6 @@ class ScaledDense(FeedForwardSwitches):
     output_scale: float = 1.0
     size: int | None = None
 
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        """See `FeedForwardSwitches`."""
-        from weft.engine.describe.tensor_names import dense_spec
-
-        sized = replace(config, intermediate_size=self.size or config.intermediate_size)
-        dense = dense_spec(sized, layer, output_norm)
-        matrix = replace(dense.output.matrix, scales=(self.output_scale,))
-        first = replace(dense.first, scales=(self.gate_scale, 1.0))
-        return replace(dense, first=first, output=replace(dense.output, matrix=matrix))
-
     def num_values(self, hidden_size: int) -> int:
         """See `FeedForwardSwitches`."""
         return hidden_size + 2 * (self.size or 0)
@@ -61,17 +46,6 @@ class AttentionAndMamba2(MixerSwitches):
 
     mamba: Mamba2Switches
     output_scale: float
-
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        """See `MixerSwitches`; all layers have the same attention."""
-        from weft.engine.describe.tensor_names import attention_spec
-        from weft.engine.parts.mamba import ParallelMixersSpec
-
-        attention = attention_spec(config, layer, 0, output_norm)
-        matrix = replace(attention.output.matrix, scales=(self.output_scale,))
-        attention = replace(attention, output=replace(attention.output, matrix=matrix))
-        mamba = self.mamba.spec(config, layer, output_norm)
-        return ParallelMixersSpec((attention, mamba), (matrix.in_features, self.mamba.width))
 
 
 @family("FalconH1ForCausalLM")

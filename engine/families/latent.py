@@ -7,15 +7,10 @@ Youtu are dense. Published configurations may omit what transformers has a defau
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from weft.engine.families.experts import ExpertSwitches, TopK, corrected, on_layers
 from weft.engine.families.switches import FamilySwitches, MixerSwitches, UseModule, family
 from weft.engine.fields import Fields
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import MixerSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +37,6 @@ class LatentSwitches(MixerSwitches):
     is_interleaved: bool = True
     has_rope: bool = True
     prefix: str = "self_attn"
-
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        """See `MixerSwitches`."""
-        from weft.engine.parts.latent_attention import latent_attention_spec
-
-        return latent_attention_spec(self, config, f"{layer}.{self.prefix}", output_norm)
 
 
 DEEPSEEK: Mapping[str, int] = {

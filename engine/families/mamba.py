@@ -6,7 +6,6 @@ layers of attention, and LFM2-MoE has experts too.
 
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 from weft.engine.families.attention import ShortConvolutionSwitches, read_layer_types
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
@@ -21,10 +20,6 @@ from weft.engine.families.switches import (
     family,
 )
 from weft.engine.fields import Fields
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import MixerSpec, NormSpec
 
 _MAMBA_NAMES = TensorNames(
     embedding="backbone.embeddings", layers="backbone.layers", norm="backbone.norm_f", mixer_norm="norm"
@@ -51,12 +46,6 @@ class MambaSwitches(MixerSwitches):
     has_convolution_bias: bool
     norm_eps: float | None = None
     has_norm_weights: bool = False
-
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        """See `MixerSwitches`."""
-        from weft.engine.parts.mamba import mamba_spec
-
-        return mamba_spec(self, config, layer, output_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +83,6 @@ class Mamba2Switches(MixerSwitches):
     def num_channels(self) -> int:
         """Channels of the convolution."""
         return self.width + 2 * self.num_groups * self.state_size
-
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        """See `MixerSwitches`."""
-        from weft.engine.parts.mamba import mamba2_spec
-
-        return mamba2_spec(self, config, layer, output_norm)
 
 
 @family("MambaForCausalLM")

@@ -5,17 +5,13 @@ The defaults are Llama's. A function becomes a family by the decorator `family`.
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Literal
 
 from typing_extensions import override
 
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
-
-if TYPE_CHECKING:
-    from weft.engine.describe.config import ModelConfig
-    from weft.engine.describe.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +66,30 @@ class UseModule(ModelError):
     """The family's parts cannot compute this checkpoint, and transformers' module may be able to."""
 
 
-class MixerSwitches(Protocol):
-    """How a layer mixes tokens, if not by softmax attention as `FamilySwitches` describes it."""
+class MixerSwitches:
+    """How a layer mixes tokens, if not by softmax attention as `FamilySwitches` describes it (see `mixer_spec`)."""
 
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
-        """The mixer of the layer of this name; output_norm is that of what it adds, None for none."""
+    __slots__ = ()
 
 
-class FeedForwardSwitches(Protocol):
-    """How a layer computes each token by itself, if not by the dense layer that `FamilySwitches` describes."""
+class FeedForwardSwitches:
+    """How a layer computes each token by itself, if not by the dense layer (see `feed_forward_spec`)."""
 
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        """The feed-forward layer of the layer of this name; output_norm is that of what it adds, None for none."""
+    __slots__ = ()
 
     def num_values(self, hidden_size: int) -> int:
         """Values of a token inside the layer at once; 0 if a dense layer has as many."""
         return 0
 
 
-class DecoderSwitches(Protocol):
-    """What a decoder has beside the blocks that `FamilySwitches` describes."""
+class DecoderSwitches:
+    """What a decoder has beside the blocks that `FamilySwitches` describes (see `extended_spec`)."""
 
-    def extend(self, config: "ModelConfig", spec: "DecoderSpec") -> "DecoderSpec":
-        """The whole decoder."""
+    __slots__ = ()
 
     def num_values(self, num_layers: int) -> int:
         """Values that it keeps of a token through all layers."""
+        return 0
 
 
 class Norm(enum.Enum):
@@ -299,12 +293,6 @@ class SizedFeedForward(FeedForwardSwitches):
     """The dense layer with a size that is computed from config.json."""
 
     intermediate_size: int
-
-    @override
-    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
-        from weft.engine.describe.tensor_names import dense_spec
-
-        return dense_spec(replace(config, intermediate_size=self.intermediate_size), layer, output_norm)
 
     @override
     def num_values(self, hidden_size: int) -> int:

@@ -1,8 +1,4 @@
-"""Feed-forward layers: activations, gates, and layers of experts.
-
-Gate and up projection are one matrix, gate first. In a mixture of experts, a router chooses a few of many small
-feed-forward networks for each token.
-"""
+"""Feed-forward layers: activations and gates. Gate and up projection are one matrix, gate first."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from weft.engine.families.experts import Gating, Routing
-from weft.engine.layers.block import FeedForward, Layer, Linear
+from weft.engine.families.experts import Gating
+from weft.engine.layers.block import Layer
 
 # On the CPU torch's own sigmoid and softplus round otherwise in vectors than in what is left over. There a result would
 # depend on where its value lies, and so on the other rows of a step. `exp` and `log1p` have no such fault.
@@ -127,67 +123,6 @@ class Experts(Protocol):
             ids: (num_tokens, num_chosen), int64.
             shares: (num_tokens, num_chosen), float32.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledInputs(Experts):
-    """Experts whose shares count before them: each reads the inputs times its share, and its outputs count in full."""
-
-    experts: Experts
-
-    @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
-        for index in range(ids.size(1)):
-            chosen, share = ids[:, index : index + 1], shares[:, index : index + 1]
-            self.experts.add_to(residual, inputs * share.to(inputs.dtype), chosen, torch.ones_like(share))
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLayer(FeedForward):
-    """A router, its experts, and a feed-forward layer for all tokens beside them, if any.
-
-    Attributes:
-        router: (num_experts, hidden_size).
-        bias: See `Routing.choose`.
-        shared: For all tokens; None if there is none.
-        epilogue: What the sum of all outputs goes through before it is added; None for nothing.
-    """
-
-    router: Linear
-    routing: Routing
-    experts: Experts
-    bias: torch.Tensor | None = None
-    shared: FeedForward | None = None
-    epilogue: Layer | None = None
-
-    @override
-    def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
-        if self.epilogue is None:
-            self._add_outputs(residual, normed)
-            return
-        outputs = torch.zeros_like(residual)
-        self._add_outputs(outputs, normed)
-        residual += self.epilogue(outputs)
-
-    def _add_outputs(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
-        ids, shares = self.routing.choose(self.router.to_float32(normed), self.bias)
-        self.experts.add_to(residual, normed, ids, shares)
-        if self.shared is not None:
-            self.shared.add_to(residual, normed)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedExpert(FeedForward):
-    """A feed-forward layer whose outputs count by the sigmoid of a gate, (1, hidden_size)."""
-
-    gate: Linear
-    forward: FeedForward
-
-    @override
-    def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
-        outputs = torch.zeros_like(residual)
-        self.forward.add_to(outputs, normed)
-        residual.addcmul_(outputs, torch.sigmoid(self.gate(normed)))
 
 
 def join(gating: Gating, values: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ from typing_extensions import override
 from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec, build_norm
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.gguf.tensors import GgufSource, decode_gguf
 from weft.engine.layers.all_ranks import LaterStages, Received, embedding_of_all_ranks, of_all_ids, returned
 from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
@@ -31,6 +30,7 @@ from weft.engine.layers.wrapped_linear import LinearWithEpilogue, scaled, shifte
 from weft.engine.models.cut import ONLY_STAGE, Cut, Stage
 from weft.engine.models.sharding import shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.layer_inputs import beside
 from weft.engine.weights.groups import Groups
 from weft.engine.weights.methods import (

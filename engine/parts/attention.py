@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec
-from weft.engine.describe.tensor_names import attention_spec
+from weft.engine.describe.tensor_names import attention_spec, mixer_spec
 from weft.engine.families.attention import AttentionSwitches
 from weft.engine.families.gemma import Gemma4Attention
 from weft.engine.layers.block import Attention, BlockStep, HeadLayer, Layer, Linear, Mixer, PagedCache
@@ -124,6 +124,7 @@ class ReadingSpec(MixerSpec):
         )
 
 
+@mixer_spec.register
 def gemma4_attention_spec(
     switches: Gemma4Attention, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> MixerSpec:
@@ -202,6 +203,7 @@ class TunedAttentionSpec(MixerSpec):
         return TunedAttention(attention, self.attention.num_heads * attention.head_dim, self.table)
 
 
+@mixer_spec.register
 def tuned_attention_spec(
     switches: AttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> MixerSpec:

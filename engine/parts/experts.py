@@ -11,14 +11,16 @@ from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
-from weft.engine.describe.tensor_names import dense_spec, norm_spec
+from weft.engine.describe.tensor_names import feed_forward_spec, norm_spec
 from weft.engine.families.experts import ExpertSwitches, Gating, Routing, TopK
 from weft.engine.families.gemma import Gemma4Experts
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward, Layer, Linear, unchanged
-from weft.engine.layers.feed_forward import ExpertLayer, Experts, ScaledInputs, SharedExpert
+from weft.engine.layers.experts import ExpertLayer, ScaledInputs, SharedExpert, choose
+from weft.engine.layers.feed_forward import Experts
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.wrapped_linear import scaled
+from weft.engine.parts.dense import dense_spec
 from weft.engine.ranges import MAX_NUM_EXPERTS_IN_ALL
 from weft.engine.weights.reader import ExpertsRef, RowOrder, TensorRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
@@ -30,7 +32,7 @@ class ExpertsSpec(FeedForwardSpec):
 
     Attributes:
         router, router_bias: (num_experts, hidden_size) and (num_experts,).
-        correction: The bias of `Routing.choose`.
+        correction: The bias of `choose`.
         shared: Without norm and scale, which are for the sum of all outputs.
         shared_gate: (1, hidden_size), of `SharedExpert`; None if the shared expert counts in full.
         scales_inputs: Whether the experts are `ScaledInputs`.
@@ -87,6 +89,7 @@ class ExpertsSpec(FeedForwardSpec):
         return of_all_ranks(layer) if self.is_partial else layer
 
 
+@feed_forward_spec.register
 def experts_spec(
     switches: ExpertSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> ExpertsSpec:
@@ -184,7 +187,7 @@ class ExpertsBeside(FeedForward):
     def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
         outputs, chosen = torch.zeros_like(residual), torch.zeros_like(residual)
         self.dense.add_to(outputs, normed)
-        ids, shares = self.routing.choose(self.router.to_float32(self.router_norm(residual)), None)
+        ids, shares = choose(self.routing, self.router.to_float32(self.router_norm(residual)), None)
         self.experts.add_to(chosen, self.experts_norm(residual), ids, shares * self.expert_scales[ids])
         residual += self.norm(outputs.add_(self.outputs_norm(chosen)))
 
@@ -222,12 +225,13 @@ class ExpertsBesideSpec(FeedForwardSpec):
         )
 
 
+@feed_forward_spec.register
 def experts_beside_spec(
     switches: Gemma4Experts, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> ExpertsBesideSpec:
     """The feed-forward layer of the layer of this name."""
-    experts = switches.experts.spec(config, layer, None)
-    assert isinstance(experts, ExpertsSpec) and output_norm is not None
+    experts = experts_spec(switches.experts, config, layer, None)
+    assert output_norm is not None
     dense = replace(config, intermediate_size=switches.dense_size)
     return ExpertsBesideSpec(
         dense_spec(dense, layer, norm_spec(config, f"{layer}.post_feedforward_layernorm_1")),

@@ -16,7 +16,7 @@ from typing_extensions import override
 from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
-from weft.engine.describe.tensor_names import output_spec
+from weft.engine.describe.tensor_names import mixer_spec, output_spec
 from weft.engine.families.latent import LatentSwitches
 from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer
 from weft.engine.layers.kernels import LayerKernels
@@ -147,10 +147,12 @@ def _behind(norm: Layer, matrix: Layer) -> Layer:
     return project
 
 
+@mixer_spec.register
 def latent_attention_spec(
-    switches: LatentSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+    switches: LatentSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> LatentAttentionSpec:
-    """Latent attention whose tensors have this prefix."""
+    """Latent attention of the layer of this name."""
+    prefix = f"{layer}.{switches.prefix}"
     num_heads, hidden_size, eps = config.num_heads, config.hidden_size, switches.norm_eps
     sizes = LatentSizes(
         num_heads, switches.plain, switches.rotary, switches.latent, switches.value, switches.query_latent

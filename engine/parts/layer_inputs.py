@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec, OutputSpec
-from weft.engine.describe.tensor_names import norm_spec, output_spec
+from weft.engine.describe.tensor_names import extended_spec, norm_spec, output_spec
 from weft.engine.families.gemma import Gemma4Layers
 from weft.engine.layers.block import Block, BlockStep, Layer, Linear
 from weft.engine.layers.feed_forward import ungated
@@ -109,6 +109,7 @@ class LayeredSpec(BlockSpec):
         return LayeredBlock(block, gate, projection, reader.tensor(self.scale), self.index)
 
 
+@extended_spec.register
 def layered_decoder_spec(switches: Gemma4Layers, config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     """The decoder with inputs and scales of its layers."""
     size, hidden, num_layers = switches.input_size, config.hidden_size, config.num_layers

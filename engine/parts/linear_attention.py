@@ -12,7 +12,7 @@ from typing_extensions import override
 from weft.engine.cache.specs import StateSpec
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
-from weft.engine.describe.tensor_names import attention_spec, output_spec
+from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output_spec
 from weft.engine.families.attention import (
     DeltaSwitches,
     GatedAttentionSwitches,
@@ -98,10 +98,12 @@ class GatedDeltaSpec(MixerSpec):
         )
 
 
+@mixer_spec.register
 def gated_delta_spec(
-    switches: DeltaSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+    switches: DeltaSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedDeltaSpec:
-    """Linear attention whose tensors have this prefix."""
+    """Linear attention of the layer of this name."""
+    prefix = f"{layer}.{switches.prefix}"
     sizes = DeltaSizes(switches.num_key_heads, switches.num_heads, switches.key_dim, switches.value_dim)
     channels = 2 * sizes.keys + sizes.values
     projections, splits = _projections(switches, sizes, config.hidden_size, prefix)
@@ -179,10 +181,12 @@ class ShortConvolutionSpec(MixerSpec):
         )
 
 
+@mixer_spec.register
 def short_convolution_spec(
-    switches: ShortConvolutionSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+    switches: ShortConvolutionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> ShortConvolutionSpec:
-    """A convolution whose tensors have this prefix."""
+    """The convolution of the layer of this name."""
+    prefix = f"{layer}.conv"
     hidden, has_bias = config.hidden_size, switches.has_bias
     output = WeightRef((f"{prefix}.out_proj",), (hidden,), hidden, has_bias)
     return ShortConvolutionSpec(
@@ -218,10 +222,12 @@ class GatedRecurrenceSpec(MixerSpec):
         )
 
 
+@mixer_spec.register
 def gated_recurrence_spec(
-    switches: GatedRecurrenceSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+    switches: GatedRecurrenceSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedRecurrenceSpec:
-    """Griffin's recurrence whose tensors have this prefix."""
+    """Griffin's recurrence in the layer of this name."""
+    prefix = f"{layer}.temporal_block"
     hidden, width, num_blocks = config.hidden_size, switches.width, config.num_heads
     size, unit = width // num_blocks, f"{prefix}.rg_lru"
     names = (f"{prefix}.linear_x", f"{prefix}.linear_y")
@@ -282,6 +288,7 @@ class GatedAttentionSpec(MixerSpec):
         return GatedAttention(attention, self.attention.num_heads, self.gate_size)
 
 
+@mixer_spec.register
 def gated_attention_spec(
     switches: GatedAttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedAttentionSpec:

@@ -12,7 +12,8 @@ from typing_extensions import override
 from weft.engine.cache.specs import StateSpec
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
-from weft.engine.describe.tensor_names import output_spec
+from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output_spec
+from weft.engine.families.hybrids import AttentionAndMamba2
 from weft.engine.families.mamba import Mamba2Switches, MambaSwitches
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, StateStep, unchanged
@@ -98,6 +99,7 @@ class MambaSpec(MixerSpec):
         )
 
 
+@mixer_spec.register
 def mamba_spec(switches: MambaSwitches, config: ModelConfig, layer: str, norm: NormSpec | None) -> MambaSpec:
     """The mixer of the layer of this name."""
     name, width, rank, size = f"{layer}.{switches.name}", switches.width, switches.rank, switches.state_size
@@ -195,6 +197,7 @@ class Mamba2Spec(MixerSpec):
         )
 
 
+@mixer_spec.register
 def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm: NormSpec | None) -> Mamba2Spec:
     """The mixer of the layer of this name."""
     name, width, shared = f"{layer}.{switches.name}", switches.width, switches.num_groups * switches.state_size
@@ -260,3 +263,15 @@ class ParallelMixersSpec(MixerSpec):
             built.append(mixer.build(kernels, reader, first_cache))
             first_cache += len(mixer.caches)
         return ParallelMixers(tuple(built), self.widths)
+
+
+@mixer_spec.register
+def attention_and_mamba2_spec(
+    switches: AttentionAndMamba2, config: ModelConfig, layer: str, output_norm: NormSpec | None
+) -> ParallelMixersSpec:
+    """Both mixers of the layer of this name; all layers have the same attention."""
+    attention = attention_spec(config, layer, 0, output_norm)
+    matrix = replace(attention.output.matrix, scales=(switches.output_scale,))
+    attention = replace(attention, output=replace(attention.output, matrix=matrix))
+    mamba = mamba2_spec(switches.mamba, config, layer, output_norm)
+    return ParallelMixersSpec((attention, mamba), (matrix.in_features, switches.mamba.width))

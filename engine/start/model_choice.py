@@ -16,7 +16,6 @@ from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_laye
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelConfig, ModelFacts, native_config
 from weft.engine.describe.specs import DecoderSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields, understood
 from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kernels, choose_linear_kernels, make_caches
@@ -27,6 +26,7 @@ from weft.engine.memory_plan import num_positions
 from weft.engine.models.cut import Cut, Stage, find_stages, largest_groups
 from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
 from weft.engine.models.sharding import shard
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size

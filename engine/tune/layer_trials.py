@@ -20,6 +20,7 @@ from weft.engine.device import to_device
 from weft.engine.kernels.choice import choose_kernels, choose_sampling
 from weft.engine.kernels.torch import layer_kernels as filters
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.layers.experts import choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.runner.dummy_batch import dummy_batch, penalised
@@ -131,7 +132,7 @@ class ExpertsTrials(Trials):
         def product(num_tokens: int) -> Callable[[], torch.Tensor]:
             values = torch.randn(num_tokens, self._model.hidden_size, generator=generator, device=device)
             inputs = values.to(self._config.dtype).to(dtype)
-            ids, shares = spec.routing.choose(values.new_zeros(num_tokens, spec.gate_up.num_experts), None)
+            ids, shares = choose(spec.routing, values.new_zeros(num_tokens, spec.gate_up.num_experts), None)
 
             def compute() -> torch.Tensor:
                 sums = torch.zeros_like(inputs)

@@ -21,16 +21,17 @@ from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, group_layers
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, PreNormSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.device import to_device
 from weft.engine.families.switches import QKNorm
 from weft.engine.kernels.choice import ATTENTION, choose_kernels, make_backend, make_caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import AttentionStep, BlockStep, HeadLayer, run_blocks
+from weft.engine.layers.experts import choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.models.loading import make_rotaries
 from weft.engine.models.sharding import shard
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsBesideSpec, ExpertsSpec
 from weft.engine.parts.layer_inputs import LayeredSpec
 from weft.engine.runner.dummy_batch import dummy_batch
@@ -192,12 +193,16 @@ class _SteadyRouting:
 
     num_chosen: int
 
-    def choose(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Routing`; shares still follow from logits."""
-        num_tokens, num_experts = logits.shape
-        places = torch.arange(num_tokens * self.num_chosen, device=logits.device) % num_experts
-        ids = places.view(num_tokens, self.num_chosen)
-        return ids, logits.gather(1, ids).softmax(-1)
+
+@choose.register
+def _choose_by_place(
+    routing: _SteadyRouting, logits: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares still follow from logits."""
+    num_tokens, num_experts = logits.shape
+    places = torch.arange(num_tokens * routing.num_chosen, device=logits.device) % num_experts
+    ids = places.view(num_tokens, routing.num_chosen)
+    return ids, logits.gather(1, ids).softmax(-1)
 
 
 def with_steady_routing(block: BlockSpec) -> BlockSpec:

@@ -18,9 +18,9 @@ from tests.architectures.checkpoints import tiny_config
 from tests.architectures.serving import NATIVE
 from weft.engine import fields as fields_module
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields, understood
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.ranges import MAX_CONTEXT, MAX_NUM_LAYERS, range_of
 from weft.engine.wire.errors import ModelError
 

@@ -12,12 +12,12 @@ from tests.fake_gpu.engines import Warm
 from tests.fake_gpu.gpu import FakeGpu
 from weft import server
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.layer_kernels import TorchSite
 from weft.engine.kernels.triton.products import TritonSite
 from weft.engine.lora.adapted_layers import Delta, EmbeddingSite, StepRows
 from weft.engine.lora.adapters import Adapters
 from weft.engine.lora.targets import Targets
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.runner.dummy_batch import dummy_batch
 
 DEMO = Path(server.__file__).parent / "demo_model"

@@ -11,8 +11,8 @@ import torch
 from tests.checkpoints import WIDE_CHECKPOINTS
 from weft.engine.cache.specs import group_layers
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.loop.engine import Engine
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.startup import start
 from weft.engine.wire.messages import EngineOptions, TokenLogprobs
 

@@ -7,9 +7,9 @@ import torch
 
 from weft.engine.describe.config import ModelConfig, load_model_config
 from weft.engine.describe.specs import AttentionSpec, DenseSpec, PreNormSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.switches import Norms, QKNorm
 from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.quantization import Scheme
 from weft.engine.wire.errors import ModelError
 

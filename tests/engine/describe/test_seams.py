@@ -12,13 +12,13 @@ from tests.engine.paged import PagedRequests
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.caches import Caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels, TorchLinear
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.layers.block import Block, BlockStep, Decoder, Layer, Linear
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import build_decoder, make_rotaries
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import DenseReader, TensorRef, WeightReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource
 

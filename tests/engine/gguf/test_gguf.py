@@ -14,13 +14,13 @@ from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, Checkpoint, load_reference
 from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.models.test_sharding import put
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.gguf.folder import made_folder
 from weft.engine.gguf.tensors import GgufSource
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.models.loading import DecodedSource, load_weights
 from weft.engine.models.sharding import shard
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.vector_model import find_task, read_vector_model
 from weft.engine.weights.reader import DenseReader, WeightRef
 from weft.engine.wire.errors import ModelError

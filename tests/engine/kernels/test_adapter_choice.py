@@ -9,9 +9,9 @@ from tests.triton_interpreter import needs_triton
 from weft import server
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels import choice as adapter_choice
 from weft.engine.kernels.torch.layer_kernels import TorchKernels, TorchSite
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import WeightRef
 from weft.engine.wire.messages import EngineOptions
 

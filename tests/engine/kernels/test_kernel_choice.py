@@ -12,7 +12,6 @@ from weft import server
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels import choice as kernels
 from weft.engine.kernels.choice import (
     choose_graph_sampler,
@@ -33,6 +32,7 @@ from weft.engine.kernels.triton.prompts import FlashAttention2
 from weft.engine.layers.block import Layer
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.models.loading import load_weights
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.start.model_choice import ModelPlan, plan_model
 from weft.engine.weights.reader import WeightReader, WeightRef

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import CHECKPOINTS, Checkpoint, load_reference, write_checkpoint
 from tests.engine.given_weights import Given
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.layer_kernels import OnednnLinear, TorchKernels, TorchLinear
 from weft.engine.layers.block import Decoder, Layer, Linear
 from weft.engine.models.loading import LoadFormat, load_weights
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import Progress, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
 

@@ -8,8 +8,8 @@ import torch
 from tests.architectures.checkpoints import write
 from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import AttentionSpec, DecoderSpec, PreNormSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.models.sharding import shard, whole_parts
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.weights.reader import DenseReader, ExpertsRef, Run, TensorRef, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from tests.architectures.checkpoints import write
 from tests.engine.guidance.demo import DEMO_MODEL
 from weft.engine.describe.config import ModelConfig
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.models.cut import _borders, find_stages, largest_groups
 from weft.engine.models.loading import load_weights
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.model_choice import read_model
 from weft.engine.wire.errors import ModelError
 

@@ -12,13 +12,13 @@ from transformers.models.youtu import YoutuConfig
 from tests.engine.layers.test_decoder import Runner
 from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.latent import read_latent
 from weft.engine.families.switches import UseModule
 from weft.engine.fields import Fields
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.wire.errors import ModelError
 
 SIZES = {

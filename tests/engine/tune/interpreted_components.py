@@ -12,7 +12,6 @@ from tests.engine.tune.test_components import GEMMA4
 from weft import server
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.experts import Gating
 from weft.engine.kernels import choice as kernel_choice
 from weft.engine.kernels.torch.layer_kernels import TorchExperts
@@ -20,6 +19,7 @@ from weft.engine.kernels.triton import products as experts
 from weft.engine.kernels.triton.attention import TritonBackend
 from weft.engine.kernels.triton.layer_kernels import TritonKernels
 from weft.engine.kernels.triton.products import TritonExperts, TritonSite
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.tune import components
 from weft.engine.tune import layer_trials as experts_trials
 from weft.engine.tune.compare import ChoiceFile, Tuner

@@ -18,13 +18,13 @@ from weft import server
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import PreNormSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels import choice as kernel_choice
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.attention import NativeBackend
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels, NativeSampler
 from weft.engine.kernels.triton.prompts import FlashInfer
 from weft.engine.layers.block import Layer
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.start.startup import Started, start
 from weft.engine.tune import compare, components, trials

@@ -13,7 +13,6 @@ from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import GPTQ, LIBRARIES, OWN, checkpoint, own, root
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.experts import Gating
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
@@ -23,6 +22,7 @@ from weft.engine.kernels.torch.layer_kernels import TorchExperts
 from weft.engine.layers.feed_forward import Experts
 from weft.engine.layers.wrapped_linear import ActOrderLinear
 from weft.engine.models.loading import load_weights
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.weights.quantization import Quantization, Scheme
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef

@@ -24,13 +24,13 @@ from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, paged_groups
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.kernels.choice import make_caches
 from weft.engine.kernels.torch.caches import Caches, StateCache
 from weft.engine.layers.block import Block, BlockStep, Layer, Linear
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.loop.engine import Engine
 from weft.engine.models import loading
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.dummy_batch import dummy_batch
 from weft.engine.runner.model_runner import ModelRunner

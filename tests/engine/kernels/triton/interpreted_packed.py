@@ -20,7 +20,6 @@ from tests.engine.layers.test_decoder import Runner, make_prompts
 from tests.engine.weights.test_quantized import LIBRARIES, OWN, matrices, own, reader
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
-from weft.engine.describe.tensor_names import decoder_spec
 from weft.engine.families.experts import Gating
 from weft.engine.gguf.folder import made_folder
 from weft.engine.kernels import choice as kernel_choice
@@ -31,6 +30,7 @@ from weft.engine.kernels.triton.products import PackedLinear
 from weft.engine.layers.block import Linear
 from weft.engine.layers.wrapped_linear import ActOrderLinear
 from weft.engine.models.sharding import shard
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.model_choice import weights_note
 from weft.engine.tune import components
 from weft.engine.tune import triton_trials as packed_trials

@@ -1,0 +1,87 @@
+"""The whole model that a configuration describes, block by block.
+
+Every module of this folder is imported, so that each part makes known what it describes.
+"""
+
+import importlib
+import pkgutil
+
+from weft.engine import parts
+from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.specs import (
+    BlockSpec,
+    DecoderSpec,
+    FeedForwardSpec,
+    MixerSpec,
+    NormSpec,
+    ParallelSpec,
+    PostNormSpec,
+    PreNormSpec,
+)
+from weft.engine.describe.tensor_names import attention_spec, extended_spec, feed_forward_spec, mixer_spec, norm_spec
+from weft.engine.families.switches import Halves, Norms
+from weft.engine.parts.dense import dense_spec
+from weft.engine.weights.reader import WeightRef
+
+for _module in pkgutil.iter_modules(parts.__path__):
+    if _module.name != __name__.rpartition(".")[2]:
+        importlib.import_module(f"{parts.__name__}.{_module.name}")
+
+
+def decoder_spec(config: ModelConfig) -> DecoderSpec:
+    """The parts of the model."""
+    hidden, vocabulary, switches = config.hidden_size, (config.vocab_size,), config.switches
+    names, head = switches.names, None
+    if not config.tie_word_embeddings:
+        head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias)
+    positions = token_types = None
+    if names.positions:
+        num_positions = config.num_positions + switches.num_positions_skipped
+        positions = WeightRef((names.positions,), (num_positions,), hidden)
+    if names.token_types:
+        token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
+    spec = DecoderSpec(
+        embedding=WeightRef((names.embedding,), vocabulary, hidden),
+        blocks=tuple(_block(config, index) for index in range(config.num_layers)),
+        norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
+        head=head,
+        positions=positions,
+        embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
+        token_types=token_types,
+    )
+    return extended_spec(switches.extension, config, spec) if switches.extension else spec
+
+
+def _block(config: ModelConfig, index: int) -> BlockSpec:
+    switches, layer = config.switches, f"{config.switches.names.layers}.{index}"
+    names, norms = switches.names, switches.norms
+    before = norms not in (Norms.AFTER, Norms.OF_SUM)
+    after = norms in (Norms.AFTER, Norms.AROUND)
+    has_first = before and index not in switches.normless
+    first = norm_spec(config, f"{layer}.{names.mixer_norm}") if has_first else None
+    halves = switches.halves[index] if switches.halves else Halves.BOTH
+    if halves is Halves.MIXER:
+        return PreNormSpec(first, _mixer(config, layer, index, None), None, None)
+    if halves is Halves.FEED_FORWARD:
+        return PreNormSpec(None, None, first, _feed_forward(config, layer, index, None))
+    second = norm_spec(config, f"{layer}.{names.feed_forward_norm}") if before and names.feed_forward_norm else None
+    mixer = _mixer(config, layer, index, norm_spec(config, f"{layer}.{names.mixer_post_norm}") if after else None)
+    post_norm = norm_spec(config, f"{layer}.{names.feed_forward_post_norm}") if after else None
+    feed_forward = _feed_forward(config, layer, index, post_norm)
+    if norms is Norms.OF_SUM:
+        mixer_norm, last = (f"{layer}.{name}" for name in (names.mixer_post_norm, names.feed_forward_post_norm))
+        return PostNormSpec(mixer, norm_spec(config, mixer_norm), feed_forward, norm_spec(config, last))
+    if norms is Norms.PARALLEL:
+        assert first is not None
+        return ParallelSpec(first, mixer, second, feed_forward)
+    return PreNormSpec(first, mixer, second, feed_forward)
+
+
+def _mixer(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> MixerSpec:
+    chosen = config.switches.mixers[index] if config.switches.mixers else None
+    return mixer_spec(chosen, config, layer, post_norm) if chosen else attention_spec(config, layer, index, post_norm)
+
+
+def _feed_forward(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> FeedForwardSpec:
+    chosen = config.switches.feed_forwards[index] if config.switches.feed_forwards else None
+    return feed_forward_spec(chosen, config, layer, post_norm) if chosen else dense_spec(config, layer, post_norm)
