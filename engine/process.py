@@ -7,12 +7,10 @@ line on stderr, and the file FAULT_NAME, say why. An engine that is told to leav
 what it has accepted. Outputs whose prompt must be stored first are held back by `StoredPrompts`.
 """
 
-import ctypes
 import logging
 import os
 import pathlib
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,16 +22,15 @@ from msgspec.structs import replace
 
 from weft.engine.cache.events import open_publisher
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.device import is_out_of_memory
 from weft.engine.loop.crash_record import CrashRecord, Fingerprint, StallRule, fingerprint
-from weft.engine.loop.output_collector import Outputs
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
+from weft.engine.request import Outputs
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
+from weft.engine.start.ending import cannot_load, first_line, follow_parent
 from weft.engine.start.startup import Started, start
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
-from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import collect_rarely
 from weft.engine.wire.messages import (
     FAULT_NAME,
@@ -52,7 +49,6 @@ from weft.engine.wire.status_page import MAX_NAME_BYTES, Status, StatusPage
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
 _LEAVE_S = 0.1
@@ -319,27 +315,6 @@ class StoredPrompts:
         if not (self._is_every or request.caching.is_stored):
             return False
         return scheduled.start < request.num_prompt_tokens <= scheduled.start + scheduled.num_tokens
-
-
-def cannot_load(error: Exception) -> int:
-    """Say why a model cannot be loaded, and return the exit code for that; any other error is raised."""
-    if not isinstance(error, ModelError) and not is_out_of_memory(error):
-        raise error
-    print(f"weft: error: {first_line(error)}", file=sys.stderr)
-    return EXIT_CANNOT_LOAD
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line of characters that every output takes."""
-    return (str(error) or repr(error)).splitlines()[0].encode(errors="backslashreplace").decode()
-
-
-def follow_parent(parent: int) -> bool:
-    """Die with the parent, which alone heeds signals to end; returns False if it died before this took effect."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return os.getppid() == parent
 
 
 def main(runtime_dir: pathlib.Path) -> int:

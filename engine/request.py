@@ -3,25 +3,35 @@
 A request's tokens are `token_ids`, which the host knows, followed by `num_placeholders` ids. A launched step samples
 those, and the host has not seen them yet. Scheduling has one rule: `num_computed_tokens` moves towards `num_tokens`.
 Only the engine's thread changes a request, and each part has its owner. The KV cache manager changes the blocks. The
-scheduler and admission change status and counters. The collector or the beam search changes the output. The speculator
+scheduler and admission change status and counters. The collector or the continuation changes the output. The speculator
 changes the drafts.
 """
 
 import enum
 from array import array
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from weft.engine.batch import StepResult
 from weft.engine.drafts import Drafting, TokenHistory
 from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
 from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits
-from weft.engine.wire.messages import TIER_WIDTH, USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
+from weft.engine.sampling.scores import Pooler
+from weft.engine.wire.messages import (
+    TIER_WIDTH,
+    USUAL_CACHING,
+    AddRequest,
+    CachePolicy,
+    FinishReason,
+    ReasoningBudget,
+    RequestOutput,
+)
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.params import SamplingParams
 
-if TYPE_CHECKING:
-    from weft.engine.loop.beams import BeamSearch
-    from weft.engine.sampling.scores import Pooler
+Outputs = list[tuple[int, RequestOutput]]
+"""Outputs, each with the connection that it goes to."""
 
 
 class RequestStatus(enum.Enum):
@@ -39,6 +49,19 @@ class RequestKey(NamedTuple):
     connection: int
     request_id: int
     choice: int
+
+
+class Continuation(Protocol):
+    """What decides how several requests go on together, in place of the ids that are sampled for each of them."""
+
+    def take(self, request: "Request", first_row: int, num_rows: int, result: StepResult) -> Outputs:
+        """Take the rows of a step's result for one of the requests; returns what there is to send by now."""
+
+    def give_way(self, keys: Container[RequestKey]) -> None:
+        """Make room if none of the requests can go on; keys are those of the step that was just scheduled."""
+
+    def end(self, reason: FinishReason, message: str | None) -> Outputs:
+        """End all of the requests from the engine's side, with this reason for every choice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +105,7 @@ class Request:
         prediction: Text that the caller predicts for the output; None without one. Choices share it.
         drafting: What speculation has learned about this choice.
         awaits_ids: There is a draft. It is made again once the ids being sampled are known, and no step comes before.
-        search: The beam search that this is a beam of. It picks the next ids. None: the sampled ids are next.
+        continuation: What decides how it goes on, such as a beam search. None: the sampled ids are next.
         pooler: Makes a vector of its hidden states; None if it generates.
     """
 
@@ -129,8 +152,8 @@ class Request:
     prediction: TokenHistory | None = None
     drafting: Drafting = field(init=False, default_factory=Drafting)
     awaits_ids: bool = field(init=False, default=False)
-    search: "BeamSearch | None" = None
-    pooler: "Pooler | None" = None
+    continuation: Continuation | None = None
+    pooler: Pooler | None = None
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""
@@ -181,7 +204,7 @@ class Request:
     @property
     def needs_known_ids(self) -> bool:
         """Whether the next id depends on the ids before it, so that none of them may be a placeholder."""
-        return self.grammar is not None or self.reasoning_budget is not None or self.search is not None
+        return self.grammar is not None or self.reasoning_budget is not None or self.continuation is not None
 
     @property
     def is_finished(self) -> bool:

@@ -34,30 +34,11 @@ LIGHT = {
 USERS_OF_RAY = {f"server/ray/{name}.py" for name in ("app", "deploy", "followers", "router")}
 
 KNOWN_BACK_EDGES: set[Edge] = {
-    ("engine/request.py", "engine/loop/beams.py"),
-    ("engine/start/rank_process.py", "engine/process.py"),
     ("server/apis/ollama/route.py", "server/apis/vectors/route.py"),
 }
 """Against the order."""
 
-KNOWN_CYCLES: set[frozenset[str]] = {
-    frozenset(
-        {
-            "engine/cache/block_pool.py",
-            "engine/cache/manager.py",
-            "engine/cache/prefixes.py",
-            "engine/cache/tier.py",
-            "engine/loop/beams.py",
-            "engine/loop/output_collector.py",
-            "engine/request.py",
-            "engine/schedule/batch_builder.py",
-            "engine/schedule/pooled_requests.py",
-            "engine/schedule/scheduler.py",
-            "engine/schedule/short_context.py",
-            "engine/schedule/waiting_queue.py",
-        }
-    ),
-}
+KNOWN_CYCLES: set[frozenset[str]] = set()
 """Files that import each other, some of them inside functions."""
 
 

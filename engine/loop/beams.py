@@ -13,10 +13,11 @@ import itertools
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from weft.engine.batch import StepResult
-from weft.engine.loop.output_collector import Outputs
-from weft.engine.request import Request, RequestKey, RequestStatus
-from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from weft.engine.request import Continuation, Outputs, Request, RequestKey, RequestStatus
+from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.wire.messages import AddRequest, BeamOptions, FinishReason, TokenLogprobs, TokensOutput
 from weft.engine.wire.params import MAX_BEAMS, SamplingParams
 
@@ -145,11 +146,12 @@ class Beams:
         return float(beam.logprob / length**self._options.length_penalty)
 
 
-class BeamSearch:
+class BeamSearch(Continuation):
     """The search of one request. The requests of its beams hold it, so it ends with the last of them."""
 
-    def __init__(self, request: Request, num_choices: int, options: BeamOptions) -> None:
+    def __init__(self, scheduler: Scheduler, request: Request, num_choices: int, options: BeamOptions) -> None:
         """Make a request that is not scheduled yet the first beam, which is empty."""
+        self._scheduler = scheduler
         self._num_choices = num_choices
         self._num_logprobs = request.params.logprobs
         self._stop_ids = request.stop_ids
@@ -163,48 +165,48 @@ class BeamSearch:
         request.params = SamplingParams(temperature=0.0, logprobs=max(2 * num_choices, self._num_logprobs or 0))
         self._rows: dict[Request, TokenLogprobs] = {}
 
-    def take(self, scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult) -> Outputs:
-        """Apply the results of a step to one beam; return the choices once the search is over."""
-        request = scheduled.request
-        if not scheduled.num_rows:
+    @override
+    def take(self, request: Request, first_row: int, num_rows: int, result: StepResult) -> Outputs:
+        if not num_rows:
             return []
         request.num_placeholders -= 1
-        self._rows[request] = result.logprobs[scheduled.first_row]
+        self._rows[request] = result.logprobs[first_row]
         if (
             request.status is RequestStatus.WAITING
         ):  # preempted meanwhile; its row is here, so nothing is computed again
-            scheduler.drop(request)
+            self._scheduler.drop(request)
         if len(self._rows) < len(self._requests):
             return []
         self._beams.advance([self._rows[beam] for beam in self._requests])
         self._rows.clear()
         if self._beams.is_done:
-            return self._finish(scheduler)
-        self._form(scheduler)
+            return self._finish()
+        self._form()
         return []
 
-    def give_way(self, scheduler: Scheduler, keys: Container[RequestKey]) -> None:
+    @override
+    def give_way(self, keys: Container[RequestKey]) -> None:
         """If no beam without a row is being computed now, drop as many beams with a row as there are without."""
         others = [request for request in self._requests if request not in self._rows]
         if self._rows and not any(request.num_placeholders or request.key in keys for request in others):
             holders = [request for request in self._rows if not request.is_finished]
             for request in holders[-len(others) :]:
-                scheduler.drop(request)
+                self._scheduler.drop(request)
 
-    def end(self, scheduler: Scheduler, reason: FinishReason, message: str | None) -> Outputs:
-        """End the search from the engine's side, with this reason for every choice."""
+    @override
+    def end(self, reason: FinishReason, message: str | None) -> Outputs:
         indices = range(self._num_choices)
-        return self._close(scheduler, [self._output(index, reason, message=message) for index in indices])
+        return self._close([self._output(index, reason, message=message) for index in indices])
 
-    def _finish(self, scheduler: Scheduler) -> Outputs:
+    def _finish(self) -> Outputs:
         outputs = [self._choice(index, beam) for index, beam in enumerate(self._beams.best)]
-        scheduler.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
-        return self._close(scheduler, outputs)
+        self._scheduler.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
+        return self._close(outputs)
 
-    def _close(self, scheduler: Scheduler, outputs: list[TokensOutput]) -> Outputs:
+    def _close(self, outputs: list[TokensOutput]) -> Outputs:
         connection, request_id, _ = self._requests[0].key
-        for request in scheduler.requests.choices_of(connection, request_id):
-            scheduler.finish(request)
+        for request in self._scheduler.requests.choices_of(connection, request_id):
+            self._scheduler.finish(request)
         return [(connection, output) for output in outputs]
 
     def _choice(self, index: int, beam: Beam) -> TokensOutput:
@@ -220,7 +222,7 @@ class BeamSearch:
     def _output(self, index: int, reason: FinishReason, message: str | None = None) -> TokensOutput:
         return TokensOutput(self._requests[0].key.request_id, index, [], reason, message=message)
 
-    def _form(self, scheduler: Scheduler) -> None:
+    def _form(self) -> None:
         """Make the list of requests match the live beams."""
         live, parents = self._beams.live, self._requests
         heirs: dict[int, int] = {}  # the first continuation of each parent that has one
@@ -228,29 +230,27 @@ class BeamSearch:
             heirs.setdefault(beam.source, index)
         for source, parent in enumerate(parents):
             if source not in heirs and not parent.is_finished:
-                scheduler.drop(parent)
+                self._scheduler.drop(parent)
         self._requests = [
-            parents[beam.source]
-            if heirs[beam.source] == index
-            else self._fork(scheduler, parents[beam.source], beam.token_id)
+            parents[beam.source] if heirs[beam.source] == index else self._fork(parents[beam.source], beam.token_id)
             for index, beam in enumerate(live)
         ]
         for source, index in heirs.items():
             parent = parents[source]
             parent.token_ids.append(live[index].token_id)
             if parent.is_finished:  # it gave its place away
-                scheduler.add(parent)
+                self._scheduler.add(parent)
 
-    def _fork(self, scheduler: Scheduler, parent: Request, token_id: int) -> Request:
+    def _fork(self, parent: Request, token_id: int) -> Request:
         child = parent.sibling(next(self._names))
         child.token_ids = [*parent.token_ids, token_id]
-        scheduler.start_beside(parent, child)
+        self._scheduler.start_beside(parent, child)
         return child
 
 
 def give_way(scheduler: Scheduler, step: ScheduledStep | None) -> None:
     """Make room in every search that has no beam in the step just scheduled. O(running requests)."""
     keys: Container[RequestKey] = step.keys if step is not None else ()
-    for search in dict.fromkeys(request.search for request in scheduler.running):
-        if search is not None:
-            search.give_way(scheduler, keys)
+    for continuation in dict.fromkeys(request.continuation for request in scheduler.running):
+        if continuation is not None:
+            continuation.give_way(keys)

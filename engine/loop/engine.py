@@ -14,9 +14,9 @@ from weft.engine.batch import Executor, Launched, StepResult
 from weft.engine.device import is_out_of_memory
 from weft.engine.loop.beams import BeamSearch, give_way
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars, Ready
-from weft.engine.loop.output_collector import Outputs, collect, end, fail
+from weft.engine.loop.output_collector import collect, end, fail
 from weft.engine.loop.pending import AdapterTable, Pending, RejectedError, request_fault
-from weft.engine.request import make_request
+from weft.engine.request import Outputs, make_request
 from weft.engine.sampling.scores import Pooler, VectorModel
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
@@ -133,7 +133,7 @@ class Engine(Generic[Launched]):
             raise RejectedError(RejectReason.INVALID, message)
         request.runs_alone = runs_alone
         if add.beams is not None:
-            request.search = BeamSearch(request, add.num_choices, add.beams)
+            request.continuation = BeamSearch(self.scheduler, request, add.num_choices, add.beams)
         if add.pooling is not None and self._vectors is not None:
             request.pooler = Pooler(self._vectors, add.pooling, request.num_prompt_tokens)
         self._num_arrivals += 1

@@ -14,16 +14,13 @@ from itertools import takewhile
 
 from weft.engine.batch import StepResult
 from weft.engine.drafts import MAX_NUM_DRAFTS, PredictionDrafter
-from weft.engine.request import Request, RequestStatus
+from weft.engine.request import Outputs, Request, RequestStatus
 from weft.engine.schedule.batch_builder import scored_range
 from weft.engine.schedule.pooled_requests import give
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep, Scheduler
-from weft.engine.wire.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
+from weft.engine.wire.messages import FinishReason, TokenLogprobs, TokensOutput
 
 logger = logging.getLogger(__name__)
-
-Outputs = list[tuple[int, RequestOutput]]
-"""Outputs, each with the connection that it goes to."""
 
 
 def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Outputs:
@@ -48,13 +45,13 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
         try:
-            if request.search is not None:
-                outputs += request.search.take(scheduler, scheduled, result)
+            if request.continuation is not None:
+                outputs += request.continuation.take(request, scheduled.first_row, scheduled.num_rows, result)
             else:
                 _advance(scheduler, scheduled, result, output)
         except Exception as error:
             logger.exception("request %s failed, and the others go on", request.key)
-            if request.search is not None or not request.is_finished:  # a search outlives its beams
+            if request.continuation is not None or not request.is_finished:  # which outlives its requests
                 outputs += end(scheduler, request, FinishReason.ERROR, f"the request failed: {type(error).__name__}")
             continue
         if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
@@ -75,9 +72,9 @@ def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outp
 
 
 def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: str | None = None) -> Outputs:
-    """End a request, with its pending choices or its whole search, from the engine's side."""
-    if request.search is not None:
-        return request.search.end(scheduler, reason, message)
+    """End a request, with its pending choices or all that go on together, from the engine's side."""
+    if request.continuation is not None:
+        return request.continuation.end(reason, message)
     outputs: Outputs = []
     for index in [request.key.choice, *request.pending_indices]:
         output = TokensOutput(request.key.request_id, index, [], finish_reason=reason, message=message)

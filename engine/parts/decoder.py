@@ -18,9 +18,15 @@ from weft.engine.describe.specs import (
     PostNormSpec,
     PreNormSpec,
 )
-from weft.engine.describe.tensor_names import attention_spec, extended_spec, feed_forward_spec, mixer_spec, norm_spec
+from weft.engine.describe.tensor_names import (
+    attention_spec,
+    dense_spec,
+    extended_spec,
+    feed_forward_spec,
+    mixer_spec,
+    norm_spec,
+)
 from weft.engine.families.switches import Halves, Norms
-from weft.engine.parts.dense import dense_spec
 from weft.engine.weights.reader import WeightRef
 
 for _module in pkgutil.iter_modules(parts.__path__):

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
-from weft.engine.describe.tensor_names import feed_forward_spec, norm_spec
+from weft.engine.describe.tensor_names import dense_spec, feed_forward_spec, norm_spec
 from weft.engine.families.experts import ExpertSwitches, Gating, Routing, TopK
 from weft.engine.families.gemma import Gemma4Experts
 from weft.engine.layers.all_ranks import of_all_ranks
@@ -20,7 +20,6 @@ from weft.engine.layers.experts import ExpertLayer, ScaledInputs, SharedExpert, 
 from weft.engine.layers.feed_forward import Experts
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.wrapped_linear import scaled
-from weft.engine.parts.dense import dense_spec
 from weft.engine.ranges import MAX_NUM_EXPERTS_IN_ALL
 from weft.engine.weights.reader import ExpertsRef, RowOrder, TensorRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError

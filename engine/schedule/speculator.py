@@ -129,7 +129,9 @@ def price_of_drafts(cost: StepCostModel, contexts: Iterable[int]) -> tuple[float
 
 def _can_draft(request: Request) -> bool:
     """Whether its next step computes one token and samples one that is not the last. Beams have no single next id."""
-    is_decoding = request.status is RequestStatus.RUNNING and request.num_new_tokens == 1 and request.search is None
+    is_decoding = (
+        request.status is RequestStatus.RUNNING and request.num_new_tokens == 1 and request.continuation is None
+    )
     return is_decoding and request.num_remaining_tokens > 1
 
 

@@ -21,7 +21,7 @@ from weft.engine.batch import Batch, StepResult
 from weft.engine.cache.events import RecordingCache
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.loop.engine import Engine
-from weft.engine.loop.output_collector import Outputs
+from weft.engine.request import Outputs
 from weft.engine.schedule.scheduler import Scheduler
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.wire.messages import TokenLogprobs

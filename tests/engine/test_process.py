@@ -20,9 +20,9 @@ from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.loop.crash_record import CrashRecord, fingerprint
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.grammars import PendingGrammars
-from weft.engine.loop.output_collector import Outputs
 from weft.engine.memory_plan import MemoryPlan
 from weft.engine.process import EngineProcess
+from weft.engine.request import Outputs
 from weft.engine.schedule.scheduler import ScheduledStep
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import (
@@ -353,7 +353,7 @@ def test_one_line_says_why_a_model_cannot_be_loaded(
     options = msgspec.json.encode(EngineOptions(model="fake"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options)))
     monkeypatch.setattr(process, "EngineProcess", refuse)
-    for name in ("ctypes", "signal", "logs"):  # what it makes of its own process
+    for name in ("follow_parent", "logs"):  # what it makes of its own process
         monkeypatch.setattr(process, name, MagicMock())
     if line is None:
         with pytest.raises(RuntimeError, match="wrong shape"):

@@ -10,7 +10,7 @@ import tokenizers
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.loop.engine import Engine
-from weft.engine.loop.output_collector import Outputs
+from weft.engine.request import Outputs
 from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"

@@ -9,8 +9,8 @@ from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import PerToken, add_request, request
 from weft.engine.batch import StepResult
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.loop.output_collector import Outputs, collect
-from weft.engine.request import Request, RequestStatus
+from weft.engine.loop.output_collector import collect
+from weft.engine.request import Outputs, Request, RequestStatus
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.wire.messages import TIER_WIDTH, FinishReason, ReasoningBudget
