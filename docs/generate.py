@@ -27,7 +27,7 @@ from docs.parameters import (
     VECTOR_ROUTES,
 )
 from docs.parameters import render_table as render_parameters
-from docs.structure import render_modules, render_reading_path
+from docs.structure import render_folders, render_reading_path
 from weft.server.cli.tables import render_table as render_settings
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +174,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "vector-parameters": partial(render_parameters, VECTOR_ROUTES, VECTOR_REMARKS),
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
-    "modules": partial(render_modules, ROOT),
+    "folders": partial(render_folders, ROOT),
     "architectures": partial(render_architectures, TABLE),
     "architectures.json": partial(render_steps, ROOT / "benchmarks/results/architectures.json"),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),

@@ -1,7 +1,6 @@
-"""What docs/structure.md says of the tree: a line for each module, and the reading path with its length.
+"""What docs/structure.md says of the tree: a line for each folder, and the reading path with its length.
 
-A module's line is the first sentence of its docstring, or of the comment that opens a C or JavaScript file. Only what
-no module can say is written here: what a folder is for, and in which order to read.
+What a module is for is the first sentence of its docstring, or of the comment that opens a C or JavaScript file.
 """
 
 import ast
@@ -107,14 +106,11 @@ _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def render_modules(root: Path) -> str:
-    """Return the list of modules by folder, as Markdown; links are relative to docs/."""
-    lines = []
-    for folder, purpose in FOLDERS.items():
-        lines.append(f"\n### `{folder}/`\n\n{purpose}\n")
-        for path in modules(root, folder):
-            lines.append(f"- [`{path.name}`](../{folder}/{path.name}): {first_sentence(path)}")
-    return "\n".join(lines).replace("\n\n\n", "\n\n").lstrip("\n") + "\n"
+def render_folders(root: Path) -> str:
+    """Return what each folder is for, as a Markdown table; links are relative to docs/."""
+    counts = {folder: len(modules(root, folder)) for folder in FOLDERS}
+    rows = [f"| [`{folder}`](../{folder}) | {counts[folder]} | {purpose} |" for folder, purpose in FOLDERS.items()]
+    return "\n".join(["| folder | files | for |", "|---|---:|---|", *rows]) + "\n"
 
 
 def render_reading_path(root: Path) -> str:
