@@ -97,7 +97,7 @@ def _flag(name: str) -> Any:
         return Annotated[bool | None, typer.Option(flag_name(name), help=meaning)]
     values = describe_values(name)
     metavar = (
-        "NAME=FOLDER"
+        {"lora": "NAME=FOLDER", "default_sampling": "NAME=NUMBER"}[name]
         if values == "mapping"
         else values.replace(", ", "|")
         if field.default in values.split(", ")
