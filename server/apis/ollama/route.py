@@ -52,7 +52,7 @@ from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import ollama_error
 from weft.server.http.sse import Framing
 from weft.server.models.served_model import ServedModel
-from weft.server.task.body import BodyRoute
+from weft.server.task.body import AnyTypeRoute
 from weft.server.task.fill_in import fill_in
 from weft.server.task.task import Task
 from weft.server.task.validation import renamed, renaming, require_task
@@ -149,7 +149,7 @@ API_VERSION = "0.12.0"
 """The version of Ollama whose routes these are. Editors refuse older ones, so it is not Weft's own."""
 
 router = APIRouter()
-body_router = APIRouter(route_class=BodyRoute)
+body_router = APIRouter(route_class=AnyTypeRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
