@@ -275,6 +275,7 @@ def models(
 
 @app.command()
 def chat(
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="Answer this alone, and leave.")] = None,
     url: _Url = _LOCAL,
     model: Annotated[
         str | None, typer.Option(help="Model to talk to; default: the first that the server lists.")
@@ -284,12 +285,12 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the server's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; default: the server's.")] = None,
 ) -> None:
-    """Talk to a server in the terminal, or answer standard input if it is a pipe."""
+    """Talk to a server in the terminal, or answer a prompt, and standard input if it is a pipe."""
     from weft.server.cli.chat import chat as run
 
     options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in options.items() if value is not None}
-    raise typer.Exit(run(url, api_key, model, system, given))
+    raise typer.Exit(run(url, api_key, model, system, given, prompt))
 
 
 @app.command()
