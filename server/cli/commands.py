@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `plan`, `simulate`, `models`, `doctor`, `config`.
+"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `launch`, `plan`, `simulate`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -291,6 +291,25 @@ def chat(
     options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in options.items() if value is not None}
     raise typer.Exit(run(url, api_key, model, system, given, prompt))
+
+
+@app.command()
+def launch(
+    agent: Annotated[Literal["claude", "codex", "opencode", "qwen", "aider"], typer.Argument(help="Coding agent.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(show_default=False, help="The agent's own arguments, behind --.")
+    ] = None,
+    url: _Url = _LOCAL,
+    api_key: _Key = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to work with; default: the first that the server lists.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="Start the agent, instead of printing how.")] = False,
+) -> None:
+    """Print what a coding agent needs to work with a server, or start it so."""
+    from weft.server.cli.launch import launch
+
+    raise typer.Exit(launch(agent, url, api_key, model, arguments or [], runs=run))
 
 
 @app.command()
