@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from weft.engine.wire.messages import EngineOptions
 from weft.engine.wire.options import MAX_ADAPTERS, MAX_FOLDER_CHARS, MAX_LORAS, KvRole
 from weft.server.model_entry import ModelEntries, ModelEntry, ModelName, check_names
+from weft.server.sampling import SamplingDefaults
 
 ENV_PREFIX = "WEFT_"
 CONFIG_ENV = "WEFT_CONFIG"
@@ -262,6 +263,9 @@ class Settings(BaseModel):
     """How the model writes tool calls; auto detects it from the chat template."""
     chat_template: str | None = None
     """File with a chat template (Jinja), in place of the checkpoint's."""
+    default_sampling: SamplingDefaults = {}
+    """How to sample where a request does not say, as temperature=0.7,top_p=0.9, or a mapping in YAML: temperature,
+    top_p, top_k, min_p and repetition_penalty. Default: as the checkpoint says."""
     speculative: str | None = None
     """Speculative decoding: faster, with the same answers. ngram guesses tokens that repeat earlier text; a folder or
     hub id names a smaller model with the same vocabulary."""
@@ -411,8 +415,9 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
-    *("load_format", "quantization", "tool_format", "chat_template", "speculative", "itl_target_ms", "deterministic"),
-    *("api_key", "api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "lora", "log_format"),
+    *("load_format", "quantization", "tool_format", "chat_template", "default_sampling", "speculative"),
+    *("deterministic", "api_key", "api_keys_file", "server_processes", "tensor_parallel_size", "data_dir"),
+    *("task", "lora", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
@@ -420,6 +425,7 @@ _OF_NODES = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "nod
 OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | {
     "tool_format",
     "chat_template",
+    "default_sampling",
 }
 """The settings that each of several models may have for itself."""
 

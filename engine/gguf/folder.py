@@ -32,7 +32,8 @@ _SAMPLING = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 _USUAL_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""llama.cpp's own, for what a file does not say: all of the distribution makes small models babble."""
+"""llama.cpp's own, for what a file does not say: all of the distribution makes small models babble. They stand apart
+under `assumed`, since other APIs have their own."""
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
 _ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<end_of_turn>", "<|endoftext|>"),
@@ -161,4 +162,5 @@ def _generation(model: GgufModel) -> dict[str, object]:
     sampling = {name: model.optional(key, float) for name, key in _SAMPLING.items()}
     sampling["top_k"] = model.optional("general.sampling.top_k", int)
     given = {name: value for name, value in sampling.items() if value is not None}
-    return {"eos_token_id": list(dict.fromkeys(ids)), **_USUAL_SAMPLING, **given}
+    assumed = {name: value for name, value in _USUAL_SAMPLING.items() if name not in given}
+    return {"eos_token_id": list(dict.fromkeys(ids)), **given, "assumed": assumed}

@@ -60,6 +60,7 @@ class KernelChoice(msgspec.Struct, frozen=True):
         shapes: Text of the sizes for which it holds.
         names: What there was to choose from.
         verdicts: Of the candidates that were compared.
+        num_starts: At how many starts they were; a time is the least of all.
     """
 
     component: str
@@ -67,6 +68,7 @@ class KernelChoice(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     chosen: str
     verdicts: tuple[Verdict, ...]
+    num_starts: int = 1
 
     def summary(self) -> str:
         """The choice, then the other candidates, each with its time or the reason against it."""

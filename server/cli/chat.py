@@ -1,146 +1,31 @@
-"""`weft chat`: a conversation with a server in the terminal, or one answer if standard input is no terminal.
+"""`weft chat`: a conversation with a server in the terminal, or one answer to a prompt or to standard input.
 
-Owns the messages, the slash commands that change them, the loop of question and answer, the meaning of Ctrl-C and
-Ctrl-D, and the exit codes: 0; 1 if a single answer fails; 130 if it is interrupted. `Conversation` and `run_command`
-print nothing.
+Owns the loop of question and answer, the meaning of Ctrl-C and Ctrl-D, and the exit codes: 0; 1 if a single answer
+fails; 130 if it is interrupted.
 """
 
 import contextlib
-import json
 import os
-import pathlib
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from weft.server.cli.chat_client import ChatClient, ChatError
+from weft.server.cli.conversation import AskAgain, CommandError, Conversation, run_command
 from weft.server.cli.display import LineInput, LiveDisplay, PlainDisplay, history_path
-from weft.server.text.shield import strip_controls
-
-
-class CommandError(Exception):
-    """A command failed; the message says why."""
-
-
-@dataclass(slots=True)
-class Conversation:
-    """The messages so far and the settings of the next request. Only commands and `chat` change it.
-
-    Attributes:
-        options: Further fields of each request, such as temperature.
-        messages: Of user and assistant in turns, without the system prompt.
-        saved: Files that this conversation has written and may overwrite.
-    """
-
-    client: ChatClient
-    model: str
-    system: str = ""
-    options: dict[str, object] = field(default_factory=dict)
-    messages: list[dict[str, str]] = field(default_factory=list)
-    saved: set[pathlib.Path] = field(default_factory=set)
-
-    def all_messages(self) -> list[dict[str, str]]:
-        """The messages of a request, the system prompt first."""
-        return ([{"role": "system", "content": self.system}] if self.system else []) + self.messages
-
-    def body(self) -> dict[str, object]:
-        """The body of the request for the next answer."""
-        return {"model": self.model, "messages": self.all_messages(), **self.options}
-
-
-def run_command(conversation: Conversation, line: str) -> str:
-    """Run a line that begins with a slash. Returns the text to show.
-
-    Raises:
-        CommandError: There is no such command, or it fails.
-        EOFError: It was /quit.
-    """
-    name, _, argument = line.strip().partition(" ")
-    if name not in _COMMANDS:
-        raise CommandError(f"no such command: {name} (/help lists them; a message may begin with a space)")
-    return _COMMANDS[name](conversation, argument.strip())
-
-
-def _system(conversation: Conversation, text: str) -> str:
-    if not text:
-        return strip_controls(conversation.system) or "no system prompt"
-    conversation.system = "" if text == "-" else text
-    return "system prompt set" if conversation.system else "system prompt removed"
-
-
-def _model(conversation: Conversation, name: str) -> str:
-    try:
-        names = conversation.client.models()
-    except ChatError as error:
-        if not name:
-            raise CommandError(str(error)) from None
-        names = [name]  # a server need not list its models
-    if not name:
-        return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
-    if name not in names:
-        raise CommandError(f"no such model: {name} (the server has {', '.join(names)})")
-    conversation.model = name
-    return f"{name} answers from here on"
-
-
-def _clear(conversation: Conversation, _: str) -> str:
-    conversation.messages.clear()
-    return "conversation forgotten" + (", the system prompt stays" if conversation.system else "")
-
-
-def _save(conversation: Conversation, name: str) -> str:
-    if not name:
-        raise CommandError("/save needs a file, such as chat.json or chat.md")
-    path = pathlib.Path(name).expanduser().absolute()
-    messages = conversation.all_messages()
-    if path.suffix == ".md":
-        text = "\n\n".join(f"## {message['role']}\n\n{message['content']}" for message in messages)
-    else:
-        text = json.dumps(messages, indent=2, ensure_ascii=False)
-    try:
-        with path.open("w" if path in conversation.saved else "x", encoding="utf-8") as file:
-            file.write(f"{text}\n")
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
-    conversation.saved.add(path)
-    return f"{len(messages)} messages saved to {path}"
-
-
-def _quit(_: Conversation, __: str) -> str:
-    raise EOFError
-
-
-_COMMANDS: dict[str, Callable[[Conversation, str], str]] = {
-    "/system": _system,
-    "/model": _model,
-    "/clear": _clear,
-    "/save": _save,
-    "/help": lambda *_: HELP,
-    "/quit": _quit,
-}
-
-HELP = '''\
-/system TEXT    set the system prompt; alone it is shown, /system - removes it
-/model NAME     let another model answer; alone it lists them
-/clear          forget the conversation
-/save FILE      write the messages as JSON, or as Markdown if FILE ends in .md
-/quit           leave, as Ctrl-D does
-
-A line that ends in \\ goes on in the next one; """ begins and ends a block of lines.
-Ctrl-C stops an answer and keeps what has come. The arrow keys bring back what was typed, Ctrl-R searches it.'''
-
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _ERROR = "bold red"
 
 
-def chat(url: str, api_key: str | None, model: str | None, system: str | None, options: dict[str, object]) -> int:
-    """Talk until the user leaves, or answer the text on standard input. Returns the exit code.
+def chat(
+    url: str, api_key: str | None, model: str | None, system: str | None, options: dict[str, object], prompt: str | None
+) -> int:
+    """Talk until the user leaves, or answer the prompt and the text on standard input. Returns the exit code.
 
     Without `model` the first one that the server lists answers. `options` are further fields of each request.
     """
@@ -148,10 +33,10 @@ def chat(url: str, api_key: str | None, model: str | None, system: str | None, o
     try:
         client = ChatClient(url, api_key)
         conversation = Conversation(client, model or _first_model(client), system or "", options)
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and prompt is None:
             _converse(conversation, console)
         else:
-            _answer_input(conversation, console)
+            _answer_once(conversation, console, prompt or "")
     except ChatError as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -170,9 +55,10 @@ def _first_model(client: ChatClient) -> str:
     return names[0]
 
 
-def _answer_input(conversation: Conversation, console: Console) -> None:
-    """Answer standard input as one message."""
-    message = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
+def _answer_once(conversation: Conversation, console: Console, prompt: str) -> None:
+    """Answer the prompt, and below it what a pipe brings, as one message."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.buffer.read().decode("utf-8", "replace")
+    message = f"{prompt}\n\n{piped}".strip()
     if not message:
         raise ChatError("standard input holds no message")
     answer = _ask(conversation, message, console)
@@ -194,6 +80,8 @@ def _converse(conversation: Conversation, console: Console) -> None:
                 console.print(Text(run_command(conversation, line)))
             elif line.strip():
                 _take_turn(conversation, line.strip(), console)
+        except AskAgain as again:
+            _take_turn(conversation, str(again), console)
         except CommandError as error:
             console.print(Text(str(error), style=_ERROR))
         except KeyboardInterrupt:
@@ -218,6 +106,7 @@ def _take_turn(conversation: Conversation, message: str, console: Console) -> No
 
 def _ask(conversation: Conversation, message: str, console: Console) -> "_ReceivedAnswer":
     """Append a message to the conversation, and receive and show the answer."""
+    conversation.asked, conversation.num_before = message, len(conversation.messages)
     conversation.messages.append({"role": "user", "content": message})
     can_redraw = console.is_terminal and not console.is_dumb_terminal
     answer = _ReceivedAnswer()

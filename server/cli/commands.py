@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `plan`, `simulate`, `models`, `doctor`, `config`.
+"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `launch`, `plan`, `simulate`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -97,7 +97,7 @@ def _flag(name: str) -> Any:
         return Annotated[bool | None, typer.Option(flag_name(name), help=meaning)]
     values = describe_values(name)
     metavar = (
-        "NAME=FOLDER"
+        {"lora": "NAME=FOLDER", "default_sampling": "NAME=NUMBER"}[name]
         if values == "mapping"
         else values.replace(", ", "|")
         if field.default in values.split(", ")
@@ -275,6 +275,7 @@ def models(
 
 @app.command()
 def chat(
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="Answer this alone, and leave.")] = None,
     url: _Url = _LOCAL,
     model: Annotated[
         str | None, typer.Option(help="Model to talk to; default: the first that the server lists.")
@@ -284,12 +285,31 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the server's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; default: the server's.")] = None,
 ) -> None:
-    """Talk to a server in the terminal, or answer standard input if it is a pipe."""
+    """Talk to a server in the terminal, or answer a prompt, and standard input if it is a pipe."""
     from weft.server.cli.chat import chat as run
 
     options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
     given = {name: value for name, value in options.items() if value is not None}
-    raise typer.Exit(run(url, api_key, model, system, given))
+    raise typer.Exit(run(url, api_key, model, system, given, prompt))
+
+
+@app.command()
+def launch(
+    agent: Annotated[Literal["claude", "codex", "opencode", "qwen", "aider"], typer.Argument(help="Coding agent.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(show_default=False, help="The agent's own arguments, behind --.")
+    ] = None,
+    url: _Url = _LOCAL,
+    api_key: _Key = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to work with; default: the first that the server lists.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="Start the agent, instead of printing how.")] = False,
+) -> None:
+    """Print what a coding agent needs to work with a server, or start it so."""
+    from weft.server.cli.launch import launch
+
+    raise typer.Exit(launch(agent, url, api_key, model, arguments or [], runs=run))
 
 
 @app.command()

@@ -8,38 +8,24 @@ serving goes on; many checkpoints have none.
 import logging
 import pathlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from typing_extensions import override
 
 from weft.engine.wire.messages import EngineInfo
 from weft.engine.wire.options import Adapter
-from weft.engine.wire.params import SamplingParams
 from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
 from weft.server.formats.trial import renderer
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
+from weft.server.sampling import NAMES, GenerationDefaults, sampling_fault
 from weft.server.settings import Settings
 from weft.server.text.template_files import TemplateFileError, read_object
 from weft.server.text.text_tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling defaults of the model, for what a request leaves out. None: the checkpoint has no value.
-
-    The engine reads the end-of-sequence ids from the same file.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
@@ -50,23 +36,16 @@ def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
     except TemplateFileError as exc:
         _log.warning("%s is not used: %s", path, exc)
         return GenerationDefaults()
-    found: dict[str, float | int] = {}
-    for entry in fields(GenerationDefaults):
-        value = config.get(entry.name)
-        if value is None:
-            continue
-        is_number = isinstance(value, int if entry.name == "top_k" else int | float) and not isinstance(value, bool)
-        if not is_number:
-            _log.warning("%s: %s is not used: expected a number, got %.80r", path, entry.name, value)
-        elif entry.name == "top_k" and value == -1:  # all, as other servers have it
-            found[entry.name] = -1
+    stated = {name: value for name in NAMES if (value := config.get(name)) is not None}
+    assumed = config.get("assumed")  # in a folder that was made of a GGUF file
+    assumed = {name: assumed[name] for name in NAMES if name in assumed} if isinstance(assumed, dict) else {}
+    found = {}
+    for name, value in {**assumed, **stated}.items():
+        if fault := sampling_fault(name, value):
+            _log.warning("%s: %s is not used: %s", path, name, fault)
         else:
-            try:
-                SamplingParams(**{entry.name: value})  # type: ignore[arg-type]  # checks its range
-                found[entry.name] = value  # type: ignore[assignment]  # it is a number
-            except ValueError as exc:
-                _log.warning("%s: %s is not used: %s", path, entry.name, exc)
-    return GenerationDefaults(**found)  # type: ignore[arg-type]  # top_k was checked to be an int
+            found[name] = value
+    return GenerationDefaults(**found, assumed=frozenset(assumed) - frozenset(stated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +132,9 @@ def served_model(
         settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
     """
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
-    if given := ", ".join(f"{key} {value:g}" for key, value in asdict(defaults).items() if value is not None):
-        _log.info("requests that do not say are sampled with %s", given)
+    defaults = defaults.with_stated(settings.default_sampling)
+    if defaults.values():
+        _log.info("requests that do not say are sampled with %s", defaults)
     prompts = read_vector_prompts(pathlib.Path(settings.model)) if settings.model else NO_PROMPTS
     template = tokenizer.template_source(has_tools=True)
     formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))

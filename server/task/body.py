@@ -41,7 +41,13 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is decoded in this file. FastAPI gets the finished model."""
+    """A route whose body is decoded in this file. FastAPI gets the finished model.
+
+    Attributes:
+        takes_any_type: Read the body as JSON whatever its content type is.
+    """
+
+    takes_any_type = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Override FastAPI's handler: decode the body, and stop when the client disconnects."""
@@ -54,10 +60,28 @@ class BodyRoute(APIRoute):
                 data = await request.body()
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED)
+            if self.takes_any_type:
+                _call_json(request)
             decoding = _DecodingRequest(request.scope, request.receive, data, model)
             return await _while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
 
         return handle_body
+
+
+class AnyTypeRoute(BodyRoute):
+    """A route of a server whose clients send JSON under other names or none, as curl does."""
+
+    takes_any_type = True
+
+
+def _call_json(request: Request) -> None:
+    """Write over the content type, unless a browser names a page that asks.
+
+    A page of any site may send other types than JSON without a preflight. All that it cannot leave out is its origin.
+    """
+    if "origin" not in request.headers:
+        others = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+        request.scope["headers"] = [*others, (b"content-type", b"application/json")]
 
 
 class _DecodingRequest(Request):

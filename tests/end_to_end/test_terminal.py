@@ -51,13 +51,18 @@ def test_a_conversation(live_server: LiveServer, tmp_path: pathlib.Path) -> None
         ask(terminal, "What is 2 + 2?")
         assert terminal.lines[-3] == "2 + 2 = 4."
         assert SUMMARY.fullmatch(terminal.lines[-2])
+        ask(terminal, "/retry")
+        assert terminal.lines[-3] == "2 + 2 = 4."
         ask(terminal, '"""What is', '3 + 4?"""')
         ask(terminal, "/sing")
         assert terminal.lines[-2].startswith("no such command: /sing")
         ask(terminal, "/model")
         assert terminal.lines[-2] == "* weft-demo"
         ask(terminal, f"/save {tmp_path}/chat.json")
-        terminal.type("\x04")
+        ask(terminal, "/set max_tokens 2")
+        ask(terminal, "What is 2 + 2?")
+        assert terminal.lines[-2].endswith("cut at the token limit")
+        terminal.type("/bye\n")
         assert terminal.wait() == 0
         assert terminal.attributes == terminal.before
     messages = json.loads((tmp_path / "chat.json").read_text())
@@ -65,7 +70,7 @@ def test_a_conversation(live_server: LiveServer, tmp_path: pathlib.Path) -> None
     assert messages[2]["content"] == "What is\n3 + 4?"
     with chat(live_server.base_url, tmp_path, "--temperature", "0") as terminal:
         wait_for_prompt(terminal)
-        terminal.type("\x1b[A" * 5)  # up to the first message of the other day
+        terminal.type("\x1b[A" * 9)  # up to the first message of the other day
         terminal.wait_for("> What is 2 + 2?")
         terminal.type("\n")
         terminal.wait_for("2 + 2 = 4.")
@@ -135,6 +140,17 @@ def test_pasted_lines_are_one_message_and_a_dumb_terminal_gets_text(tmp_path: pa
 def test_a_pipe_is_answered_once(live_server: LiveServer) -> None:
     done = piped("What is 2 + 2?\n", "--temperature", "0", OPENAI_BASE_URL=f"{live_server.base_url}/v1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 + 2 = 4.\n", "")
+
+
+def test_a_prompt_is_answered_once(tmp_path: pathlib.Path) -> None:
+    script = Script()
+    with serving(script):
+        for given in ("", "two\n"):
+            done = piped(given, "one", "--url", script.url)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "Hi.\n", "")
+        with chat(script.url, tmp_path, "three") as terminal:
+            assert terminal.wait() == 0
+    assert [body["messages"][0]["content"] for body in script.asked] == ["one", "one\n\ntwo", "three"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from weft.server.formats.harmony import HARMONY
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
+from weft.server.sampling import GenerationDefaults
 from weft.server.task.bodies import ChatCompletionBody
 from weft.server.task.messages import template_messages
 from weft.server.text.shield import Shield
@@ -120,7 +121,7 @@ def read_items(items: list[Any]) -> object:
 
 
 def read_ollama(turns: list[Any]) -> object:
-    return chat_of(OllamaChatBody(model="m", messages=turns))
+    return chat_of(OllamaChatBody(model="m", messages=turns), GenerationDefaults())
 
 
 def ollama_calls(n: int) -> list[Any]:

@@ -27,7 +27,7 @@ from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import llama_cpp_error
 from weft.server.http.sse import encode_event
 from weft.server.task.bodies import CompletionBody
-from weft.server.task.body import BodyRoute
+from weft.server.task.body import AnyTypeRoute
 from weft.server.task.schema import (
     MAX_MEMBERS,
     TEXT_OR_OTHER,
@@ -320,7 +320,7 @@ def _rates(num: int, seconds: float) -> tuple[int, float, float, float]:
     return num, seconds * 1e3, seconds * 1e3 / max(1, num), num / seconds if seconds else 0.0
 
 
-router = APIRouter(route_class=BodyRoute)
+router = APIRouter(route_class=AnyTypeRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, Tag
 
 from weft.server.errors import InvalidRequestError, shown
+from weft.server.sampling import GenerationDefaults
 from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import check_range
@@ -240,31 +241,35 @@ def cut_options(body: OllamaBody, max_model_len: int) -> list[str]:
     return ["options.num_ctx"] if num_ctx is not None and num_ctx > max_model_len else []
 
 
-def chat_of(body: OllamaChatBody) -> ChatCompletionBody:
-    """The conversation to answer.
+_USUAL_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Ollama's own (since August 2026 without a penalty), for what neither a model nor the operator states."""
+
+
+def chat_of(body: OllamaChatBody, defaults: GenerationDefaults) -> ChatCompletionBody:
+    """The conversation to answer, by a model with these defaults.
 
     Raises:
         InvalidRequestError: An option is out of range.
     """
     return ChatCompletionBody(
-        **_shared_fields(body),
+        **_shared_fields(body, defaults),
         messages=_messages(body.messages or ()),
         tools=body.tools or None,
         reasoning_effort=_effort(body),
     )
 
 
-def chat_of_prompt(body: OllamaGenerateBody) -> ChatCompletionBody:
+def chat_of_prompt(body: OllamaGenerateBody, defaults: GenerationDefaults) -> ChatCompletionBody:
     """A prompt as a conversation of one turn."""
     system = [Message(role="system", content=body.system)] if body.system else []
     return ChatCompletionBody(
-        **_shared_fields(body),
+        **_shared_fields(body, defaults),
         messages=[*system, Message(role="user", content=body.prompt or "")],
         reasoning_effort=_effort(body),
     )
 
 
-def completion_of(body: OllamaGenerateBody) -> CompletionBody:
+def completion_of(body: OllamaGenerateBody, defaults: GenerationDefaults) -> CompletionBody:
     """A prompt that is continued as it is.
 
     Raises:
@@ -275,11 +280,13 @@ def completion_of(body: OllamaGenerateBody) -> CompletionBody:
             given = "raw" if body.raw else "suffix"
             message = f"{name} cannot be used with {given}, which leaves out the chat template, got {shown(value)}"
             raise InvalidRequestError(message, param=name)
-    return CompletionBody(**_shared_fields(body), prompt=body.prompt or "", suffix=body.suffix)
+    return CompletionBody(**_shared_fields(body, defaults), prompt=body.prompt or "", suffix=body.suffix)
 
 
-def _shared_fields(body: OllamaBody) -> dict[str, Any]:
+def _shared_fields(body: OllamaBody, defaults: GenerationDefaults) -> dict[str, Any]:
     options = body.options or Options()
+    spelled = {"repetition_penalty": "repeat_penalty"}
+    given = {name: getattr(options, spelled.get(name, name)) for name in _USUAL_SAMPLING}
     num_predict = options.num_predict
     format: dict[str, Any] | None = None
     if isinstance(body.format, dict):
@@ -290,13 +297,10 @@ def _shared_fields(body: OllamaBody) -> dict[str, Any]:
         "model": body.model,
         "stream": body.stream is not False,
         "max_tokens": None if num_predict in (None, -1, -2) else num_predict,  # without end; as the context allows
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
+        **defaults.over(_USUAL_SAMPLING),
+        **{name: value for name, value in given.items() if value is not None},
         "seed": options.seed,
         "stop": options.stop or None,
-        "repetition_penalty": options.repeat_penalty,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
         "response_format": format,

@@ -52,7 +52,7 @@ from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import ollama_error
 from weft.server.http.sse import Framing
 from weft.server.models.served_model import ServedModel
-from weft.server.task.body import BodyRoute
+from weft.server.task.body import AnyTypeRoute
 from weft.server.task.fill_in import fill_in
 from weft.server.task.task import Task
 from weft.server.task.validation import renamed, renaming, require_task
@@ -149,7 +149,7 @@ API_VERSION = "0.12.0"
 """The version of Ollama whose routes these are. Editors refuse older ones, so it is not Weft's own."""
 
 router = APIRouter()
-body_router = APIRouter(route_class=BodyRoute)
+body_router = APIRouter(route_class=AnyTypeRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
@@ -162,7 +162,7 @@ async def chat(body: OllamaChatBody, request: Request, context: Context) -> Resp
     with renaming(RENAMED):
         size, max_len = len(await request.body()), model.engine_info.max_model_len
         check_context(body, max_len, strict=context.settings.strict_params)
-        made = await context.workers.run_light(size, chat_of, body)
+        made = await context.workers.run_light(size, chat_of, body, model.defaults)
         task = await chat_task(made, request, context, sent=body, refused=REFUSED_IN_OLLAMA_CHAT)
         return await _respond(task, request, context, cut_options(body, max_len), is_chat=True)
 
@@ -177,10 +177,10 @@ async def generate(body: OllamaGenerateBody, request: Request, context: Context)
         max_len, refused = model.engine_info.max_model_len, REFUSED_IN_OLLAMA_GENERATE
         check_context(body, max_len, strict=context.settings.strict_params)
         if body.raw or body.suffix:
-            plain = completion_of(body)
+            plain = completion_of(body, model.defaults)
             task = await completion_task(plain, request, context, sent=body, refused=refused, is_bounded=False)
         else:
-            task = await chat_task(chat_of_prompt(body), request, context, sent=body, refused=refused)
+            task = await chat_task(chat_of_prompt(body, model.defaults), request, context, sent=body, refused=refused)
         return await _respond(task, request, context, cut_options(body, max_len), is_chat=False)
 
 

@@ -3,7 +3,6 @@
 They need no network, and answer while the engine loads, too.
 """
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -20,7 +19,7 @@ from weft.server.task.pages import json_answer
 
 
 class SamplingDefaults(msgspec.Struct, omit_defaults=True):
-    """The checkpoint's own defaults for fields that a request leaves out. An extension."""
+    """What holds for fields that a request leaves out. An extension."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -109,7 +108,7 @@ async def retrieve_model(
 
 def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCard:
     info = model.engine_client.info
-    defaults = SamplingDefaults(**asdict(model.defaults))
+    defaults = msgspec.convert(model.defaults.values(), SamplingDefaults)
     card = ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
     state = context.fleet.read().models.get(model.name)
     if state is not None:

@@ -108,11 +108,12 @@ def test_a_pooling_that_is_not_supported_is_named() -> None:
 def test_what_a_file_does_not_say_of_sampling_is_as_in_llama_cpp(file: Path) -> None:
     sampling = json.loads((made(file) / "generation_config.json").read_text())
     del sampling["eos_token_id"]
-    assert sampling == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    assert sampling == {"assumed": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}}
 
 
 def test_what_a_file_says_of_sampling_goes_first() -> None:
     values = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.1}
     generation = folder._generation(GgufModel((), {"tokenizer.ggml.tokens": ["a"], **values}, {}))
     del generation["eos_token_id"]
-    assert generation == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
+    assert generation.pop("assumed") == {"top_p": 0.95, "min_p": 0.05}
+    assert generation == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}

@@ -174,6 +174,45 @@ def test_candidates_of_equal_results_differ_in_speed_only(tuner: Tuner) -> None:
     assert tuner.tune(Component("threads", "", (timed(0.05), timed(0.001)), "0.05", None)) == "0.001"
 
 
+def test_what_other_load_decided_once_does_not_hold_for_ever(
+    file: ChoiceFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A first start beside another program kept one thread for a machine on which two are faster."""
+    times = {"1": [3.0, 3.0, 9.0], "2": [5.0, 2.0, 7.0]}
+    names = iter([name for _ in range(3) for name in times])
+    starts = {name: iter(each) for name, each in times.items()}
+    threads = tuple(Candidate(name, lambda: Trial(lambda: (), lambda: None)) for name in times)
+    component = Component("threads", "16 rows", threads, "2", None)
+
+    def chosen(measure: Callable[[Callable[[], object]], float]) -> str:
+        return Tuner(ChoiceFile(file._path, "this machine"), measure).tune(component)
+
+    measure = lambda _: next(starts[next(names)])  # noqa: E731
+    assert [chosen(measure) for _ in range(3)] == ["1", "2", "2"]
+    (kept,) = file.of_this_machine()
+    assert ([verdict.seconds for verdict in kept.verdicts], kept.num_starts) == ([3.0, 2.0], 3)
+    assert chosen(lambda _: pytest.fail("it was timed")) == "2"
+    other = ChoiceFile(file._path, "this machine, another build")
+    assert Tuner(other, lambda run: 1.0).tune(component) == "1"  # as if nothing were kept
+    assert [each.num_starts for each in other.of_this_machine()] == [1]
+
+
+def test_a_start_that_cannot_time_keeps_what_earlier_ones_found(file: ChoiceFile) -> None:
+    def named(run: Callable[[], object]) -> Component:
+        candidates = tuple(Candidate(name, lambda: Trial(lambda: (), run)) for name in ("1", "2"))
+        return Component("threads", "16 rows", candidates, "2", None)
+
+    times = iter([2.0, 1.0])
+    assert Tuner(file, lambda run: next(times)).tune(named(lambda: None)) == "2"
+    before = file.of_this_machine()
+
+    def fail(run: Callable[[], object]) -> float:
+        raise RuntimeError("no clock")
+
+    assert Tuner(file, fail).tune(named(lambda: None)) == "2"
+    assert file.of_this_machine() == before
+
+
 def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arithmetic alone, with a graph and a clock that stand in for CUDA's."""
     runs: list[str] = []

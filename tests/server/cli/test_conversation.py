@@ -4,8 +4,8 @@ import pathlib
 import pytest
 
 from tests.server.cli.scripted_server import Script
-from weft.server.cli.chat import HELP, CommandError, Conversation, run_command
 from weft.server.cli.chat_client import ChatClient
+from weft.server.cli.conversation import HELP, AskAgain, CommandError, Conversation, run_command
 
 
 @pytest.fixture
@@ -77,9 +77,53 @@ def test_save_overwrites_only_what_it_wrote(conversation: Conversation, tmp_path
 
 def test_help_names_every_command_and_an_unknown_one_is_an_error(conversation: Conversation) -> None:
     assert run_command(conversation, "/help") == HELP
-    for name in ("/system", "/model", "/clear", "/save", "/quit"):
+    for name in ("/system", "/model", "/set", "/retry", "/clear", "/save", "/quit"):
         assert f"\n{name} " in f"\n{HELP}"
     with pytest.raises(CommandError, match=r"^no such command: /etc/hosts \(/help lists them"):
         run_command(conversation, "/etc/hosts is what?")
-    with pytest.raises(EOFError):
-        run_command(conversation, "/quit")
+    for name in ("/quit", "/bye"):
+        with pytest.raises(EOFError):
+            run_command(conversation, name)
+
+
+def test_fields_of_requests_are_set_shown_and_left_to_the_server(conversation: Conversation) -> None:
+    assert run_command(conversation, "/set") == "nothing is set: the server decides"
+    for line in (
+        "/set temperature 0.7",
+        "/set  reasoning_effort low",
+        '/set stop ["a b", "ö"]',
+        "/set system Be brief.",
+    ):
+        assert "set" in run_command(conversation, line)
+    assert conversation.body() == {
+        "model": "a", "messages": conversation.all_messages(),
+        "temperature": 0.7, "reasoning_effort": "low", "stop": ["a b", "ö"],
+    }  # fmt: skip
+    assert conversation.system == "Be brief."
+    assert run_command(conversation, "/set") == 'temperature 0.7\nreasoning_effort "low"\nstop ["a b", "ö"]'
+    assert run_command(conversation, "/set stop -") == "the server decides on stop"
+    assert run_command(conversation, "/set seed -") == "the server decides on seed"
+    assert "stop" not in conversation.body()
+    for line, fault in {"/set temperature": "needs a value", "/set stream false": "weft chat itself sends"}.items():
+        with pytest.raises(CommandError, match=fault):
+            run_command(conversation, line)
+    with pytest.raises(CommandError, match="no such model: c"):
+        run_command(conversation, "/set model c")
+
+
+def test_the_last_message_is_asked_again(conversation: Conversation) -> None:
+    with pytest.raises(CommandError, match="nothing has been asked"):
+        run_command(conversation, "/retry")
+    before = list(conversation.messages)
+    conversation.asked, conversation.num_before = "Why?", 2
+    for later in (
+        [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}],
+        [],
+    ):  # [] if it failed
+        conversation.messages = [*before, *later]
+        with pytest.raises(AskAgain, match=r"^Why\?$"):
+            run_command(conversation, "/retry")
+        assert conversation.messages == before
+    run_command(conversation, "/clear")
+    with pytest.raises(AskAgain):
+        run_command(conversation, "/retry")

@@ -3,7 +3,8 @@ import pathlib
 
 import pytest
 
-from weft.server.models.served_model import GenerationDefaults, read_generation_defaults
+from weft.server.models.served_model import read_generation_defaults
+from weft.server.sampling import GenerationDefaults
 
 
 def write(folder: pathlib.Path, text: str) -> GenerationDefaults:
@@ -64,3 +65,16 @@ def test_what_is_no_file_or_too_large_is_not_read(tmp_path: pathlib.Path, caplog
         file.truncate(3 << 30)
     assert read_generation_defaults(tmp_path) == GenerationDefaults()
     assert "must have at most" in caplog.text
+
+
+def test_what_is_assumed_is_told_from_what_is_stated(tmp_path: pathlib.Path) -> None:
+    defaults = write(tmp_path, '{"temperature": 0.6, "assumed": {"temperature": 0.8, "top_k": 40, "min_p": 7}}')
+    assert defaults.values() == {"temperature": 0.6, "top_k": 40}
+    assert defaults.over({"top_k": 5, "top_p": 0.9}) == {"temperature": 0.6, "top_k": 5, "top_p": 0.9}
+    assert str(defaults) == "temperature 0.6; as in llama.cpp with top_k 40"
+    assert str(defaults.with_stated({"top_k": 3})) == "temperature 0.6, top_k 3"
+
+
+@pytest.mark.parametrize("text", ["3", "[1]", "null"])
+def test_what_is_assumed_in_no_mapping_is_left_out(tmp_path: pathlib.Path, text: str) -> None:
+    assert write(tmp_path, f'{{"top_p": 0.5, "assumed": {text}}}') == GenerationDefaults(top_p=0.5)

@@ -145,3 +145,32 @@ def test_a_long_body_is_decoded_beside_the_event_loop(site: Any, monkeypatch: py
     assert site.complete(prompt=[1] * LIGHT_SIZE).error["code"] == "context_length_exceeded"
     assert threads == ["MainThread", threads[1]]
     assert threads[1] != "MainThread"
+
+
+@pytest.mark.parametrize(
+    "content_type", [None, "application/x-www-form-urlencoded", "text/plain; charset=utf-8", "", "x"]
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}], "stream": False}),
+        ("/api/generate", {"prompt": "Hi", "stream": False}),
+        ("/api/show", {"model": "alias"}),
+        ("/completion", {"prompt": "Hi"}),
+    ],
+)
+def test_ollamas_and_llama_cpps_routes_read_any_content_type(
+    make_site: Any, path: str, body: dict[str, Any], content_type: str | None
+) -> None:
+    """LiteLLM, and curl as Ollama documents it, were refused. A web page is not: it may send these types unasked."""
+    headers = {} if content_type is None else {"content-type": content_type}
+    content = json.dumps(body).encode()
+    site = make_site(host="0.0.0.0")  # where the origin itself is not refused
+    assert site.call("POST", path, content=content, headers=headers).status == 200
+    for origin in ("https://evil.example", "null", ""):
+        reply = site.call("POST", path, content=content, headers={**headers, "origin": origin})
+        assert reply.status == 400 and "application/json" in reply.text
+    assert len(site.engine.asked) == (path != "/api/show")
+    as_json = {"content-type": "application/json", "origin": "https://evil.example"}
+    assert make_site().call("POST", path, content=content, headers=as_json).status == 403
+    assert site.call("POST", path, content=b"a=1&b=2", headers=headers).status == 400
