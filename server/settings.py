@@ -416,7 +416,15 @@ FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
     *("load_format", "quantization", "tool_format", "chat_template", "default_sampling", "speculative"),
-    *("deterministic", "api_key", "api_keys_file", "server_processes", "tensor_parallel_size", "data_dir"),
+    *(
+        "itl_target_ms",
+        "deterministic",
+        "api_key",
+        "api_keys_file",
+        "server_processes",
+        "tensor_parallel_size",
+        "data_dir",
+    ),
     *("task", "lora", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""

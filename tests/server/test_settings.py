@@ -305,7 +305,7 @@ def test_adapters_that_cannot_be_are_refused(given: dict[str, object], message: 
 
 
 def test_flags_are_few() -> None:
-    assert len(FLAGS) <= 28
+    assert len(FLAGS) <= 30
 
 
 def test_another_option_of_the_engine_arrives_from_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
