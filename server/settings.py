@@ -279,6 +279,9 @@ class Settings(BaseModel):
     several. Without one, nobody may."""
     api_keys_file: str | None = None
     """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
+    api_pulls: bool | None = None
+    """Whether clients may fetch models of the hub and remove them (Ollama's /api/pull and /api/delete), and see what is
+    in the library. Default: only on a loopback address, without api_key, allowed_hosts and cors_origins."""
     priority_keys: Names = Field(default=(), repr=False)
     """API keys whose requests may use the service tier priority (or fast) and a negative priority; `*` allows
     everybody. All other requests are served in the tier default."""

@@ -4,10 +4,10 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from weft.engine.gguf.file import GgufError, parts, read_model
 from weft.engine.gguf.folder import stem
@@ -57,36 +57,38 @@ def gguf_type(name: str) -> str | None:
     return found[1].upper() if found else None
 
 
-def facts_of(place: Path) -> Facts:
-    """The facts of a checkpoint's folder, of one that was made of a GGUF file, or of the first file of a GGUF model."""
+def weights_of(place: Path) -> tuple[Path, ...]:
+    """The files of the weights of a checkpoint's folder, of one made of a GGUF file, or of a GGUF file."""
     if place.is_file():
-        return _facts_of_gguf(_files_of(place))
-    config: dict[str, object] = {}
-    with contextlib.suppress(OSError, ValueError):
-        config = json.loads((place / "config.json").read_bytes())
-    quantized = config.get("quantization_config")
+        with contextlib.suppress(GgufError):
+            return parts(place)
+        return (place,)
+    quantized = _config(place).get("quantization_config")
     if isinstance(quantized, dict) and quantized.get("quant_method") == "gguf":
-        return _facts_of_gguf(tuple(Path(file) for file in quantized["files"]))
-    files = [*place.glob("*.safetensors")] or [*place.glob("*.bin")]
+        return tuple(map(Path, quantized["files"]))
+    return tuple(place.glob("*.safetensors")) or tuple(place.glob("*.bin"))
+
+
+def facts_of(place: Path) -> Facts:
+    """The facts of what `weights_of` takes."""
+    files = weights_of(place)
     stats = [file.stat() for file in files if file.exists()]
+    size_bytes, modified = sum(stat.st_size for stat in stats), max((stat.st_mtime for stat in stats), default=0.0)
+    if files and files[0].suffix.lower() == ".gguf":
+        return Facts(size_bytes, "gguf", gguf_type(files[0].name) or _main_type(files[0], modified), modified)
+    config = _config(place)
+    quantized = config.get("quantization_config")
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    kind = method or config.get("dtype") or config.get("torch_dtype") or ""
     return Facts(
-        sum(stat.st_size for stat in stats), "safetensors", str(kind), max((s.st_mtime for s in stats), default=0.0)
+        size_bytes, "safetensors", str(method or config.get("dtype") or config.get("torch_dtype") or ""), modified
     )
 
 
-def _files_of(file: Path) -> tuple[Path, ...]:
-    with contextlib.suppress(GgufError):
-        return parts(file)
-    return (file,)
-
-
-def _facts_of_gguf(files: Sequence[Path]) -> Facts:
-    stats = [file.stat() for file in files if file.exists()]
-    modified = max((stat.st_mtime for stat in stats), default=0.0)
-    kind = gguf_type(files[0].name) or _main_type(files[0], modified)
-    return Facts(sum(stat.st_size for stat in stats), "gguf", kind, modified)
+def _config(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((folder / "config.json").read_bytes())
+        return config if isinstance(config, dict) else {}
+    return {}
 
 
 @lru_cache(maxsize=64)

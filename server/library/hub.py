@@ -17,10 +17,10 @@ from urllib.parse import quote
 from weft.engine.gguf.file import GgufError, parts
 from weft.engine.gguf.folder import DEFAULT_TAG, choose
 from weft.engine.wire.machine import format_size
+from weft.server.library.contents import is_whole
 from weft.server.library.download import LibraryError, Remote, Report, download, num_missing
 from weft.server.library.locks import held
 from weft.server.library.names import OnHub, alike
-from weft.server.library.contents import is_whole
 from weft.server.text.shield import one_line
 
 PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt")
@@ -248,5 +248,6 @@ def _faults_told(repository: str) -> Iterator[None]:
     except (HfHubHTTPError, OSError) as error:
         fault = f"download failed: {one_line(str(error).partition(chr(10))[0]) or type(error).__name__}"
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # of httpx or httpx2: there was no answer
-        fault = f"not in the cache, and the hub cannot be reached ({one_line(str(error)) or type(error).__name__})"
+        told = one_line(str(error)) or type(error).__name__
+        fault = f"not in the cache{alike(repository)}, and the hub cannot be reached ({told})"
     raise LibraryError(f"{repository}: {fault}")

@@ -5,7 +5,7 @@ Those of the hub are in the cache of its own tools (`hub`), those of other web s
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from weft.server.library.download import LibraryError, Remote, Report
 from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, parse
 
 logger = logging.getLogger(__name__)
+
+Check = Callable[[Path], None]
 
 _SHOWN_BYTES = 1_000_000
 _TELL_EVERY_S = 10.0
@@ -75,9 +77,16 @@ def find(source: Source, *, is_plan: bool = False) -> Path | None:
 
 
 def get(
-    name: str,
+    name: str, report: Report, check: Check = lambda folder: None, *, is_plan: bool = False, refresh: bool = False
+) -> Path:
+    """Where a model is, by what people type for it; see `bring`."""
+    return web.cached(name) or bring(parse(name), report, check, is_plan=is_plan, refresh=refresh)
+
+
+def bring(
+    source: Source,
     report: Report,
-    check: Callable[[Path], None] = lambda folder: None,
+    check: Check = lambda folder: None,
     *,
     is_plan: bool = False,
     refresh: bool = False,
@@ -90,11 +99,8 @@ def get(
         refresh: Ask the hub for a newer version also if the model is there.
 
     Raises:
-        LibraryError: There is no such model, or it cannot be fetched.
+        LibraryError: It is nowhere, or cannot be fetched.
     """
-    if place := web.cached(name):  # as `weft list` calls it
-        return place
-    source = parse(name)
     if not (refresh and isinstance(source, OnHub)) and (found := find(source, is_plan=is_plan)):
         return found
     if isinstance(source, OnWeb):
@@ -132,22 +138,27 @@ def entries() -> Iterator[Entry]:
 
 
 def remove(name: str) -> None:
+    """Remove a model by what people type for it; see `drop`."""
+    is_place = (web.models_folder() / name).is_file()
+    here = [entry.name for entry in entries()]
+    drop(OnWeb("", name) if is_place else parse(name, here), here)
+
+
+def drop(source: Source, here: Collection[str] = ()) -> None:
     """Remove a model, also what is there of one that is not whole.
+
+    Args:
+        here: Names for suggestions.
 
     Raises:
         LibraryError: It is not there, is no model of the library, or somebody is fetching it.
     """
-    here = [entry.name for entry in entries()]
-    if (web.models_folder() / name).is_file():
-        source: Source = OnWeb("", name)
-    else:
-        source = parse(name, here)
     match source:
         case OnHub() if hub.repository_folder(source.repository).is_dir():
             hub.remove(source)
         case OnWeb() if (web.models_folder() / source.place).parent.is_dir():
             web.remove(source.place)
         case Path():
-            raise LibraryError(f"{name} is no model of the library: remove its files yourself")
+            raise LibraryError(f"{source} is no model of the library: remove its files yourself")
         case _:
-            raise LibraryError(f"{name} is not in the library{alike(name, here)}; `weft list` shows what is")
+            raise LibraryError(f"{source} is not in the library{alike(str(source), here)}; `weft list` shows what is")

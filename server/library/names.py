@@ -57,11 +57,11 @@ class OnWeb:
 Source = Path | OnHub | OnWeb
 
 WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
-_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(.+)", re.IGNORECASE)
-_OF_HUB = re.compile(
-    r"(?P<repository>\w[\w.-]*(?:/\w[\w.-]*)?)(?::(?P<tag>[\w.-]+)|/(?:blob|resolve)/main/(?P<file>[^?#]+)|/tree/main)?/?",
-    re.ASCII,
+_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^?#]+).*", re.IGNORECASE)
+_AT_HUB = re.compile(
+    r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+)|/(?:blob|resolve)/main/(.+\.gguf)|/tree/main)?/?", re.ASCII | re.IGNORECASE
 )
+_PLAIN = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?::([\w.-]+))?", re.ASCII)
 _OF_OLLAMA = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+", re.ASCII)
 
 
@@ -73,7 +73,7 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def _known(name: str) -> KnownModel | None:
-    short = name.removesuffix(":latest").lower()
+    short = name.removeprefix("library/").removesuffix(":latest").lower()
     return next((known for known in known_models() if known.name == short), None)
 
 
@@ -92,23 +92,25 @@ def parse(name: str, here: Iterable[str] = ()) -> Source:
         LibraryError: Nothing is called so; it says what is called alike.
     """
     path = Path(name).expanduser()
-    if path.exists():
-        return path
+    return path if path.exists() else elsewhere(name, here)
+
+
+def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
+    """As `parse`, for a name that is none of a path."""
     if known := _known(name):
         name = known.source
-    of_hub = _HUB.fullmatch(name)
-    if of_hub is None and re.match(r"https?://", name, re.IGNORECASE):
-        return _on_web(name)
-    rest = of_hub[1].partition("?")[0] if of_hub else name
-    match = _OF_HUB.fullmatch(rest)
-    is_file = match is not None and (match["file"] or "").lower().endswith(".gguf")
-    if match is None or (match["file"] and not is_file) or (of_hub and "/" not in match["repository"]):
-        if of_hub:
+    if of_hub := _HUB.fullmatch(name):
+        if (match := _AT_HUB.fullmatch(of_hub[1])) is None:
             raise LibraryError(f"no model of the hub: {name} (its branch main, a GGUF file there, or org/repo:Q4_K_M)")
+        return OnHub(match[1], match[2] or (unquote(match[3]) if match[3] else None))
+    if re.match(r"https?://", name, re.IGNORECASE):
+        return _on_web(name)
+    match = _PLAIN.fullmatch(name)
+    is_family = any(known.name.startswith(f"{name.lower()}:") for known in known_models())
+    has_no_owner = "/" not in name and (":" in name or is_family)
+    if match is None or match[1].lower().endswith(".gguf") or match[2] == "latest" or has_no_owner:
         raise _missing(name, here)
-    if not of_hub and (path.suffix.lower() == ".gguf" or (match["tag"] and "/" not in match["repository"])):
-        raise _missing(name, here)
-    return OnHub(match["repository"], match["tag"] or (unquote(match["file"]) if match["file"] else None))
+    return OnHub(match[1], match[2])
 
 
 def _on_web(url: str) -> OnWeb:

@@ -69,6 +69,7 @@ def resolve(
     setting: str = "model",
     *,
     is_plan: bool = False,
+    refresh: bool = False,
     model_impl: str = "auto",
     report: Report = _LINES,
 ) -> pathlib.Path:
@@ -78,6 +79,7 @@ def resolve(
         model: A name as `weft.server.library.names` reads it, or None for the demo model of the package.
         setting: The name of the setting, for errors.
         is_plan: Download only the configuration, which is not enough to serve.
+        refresh: Fetch a newer version of a model that is there.
         model_impl: The setting of that name. Unless it is native, architectures without a family are left to the
             engine.
         report: Called with what has arrived.
@@ -94,7 +96,7 @@ def resolve(
             _ask_engine(folder, setting, model_impl)
 
     try:
-        found = library.get(model, report, check, is_plan=is_plan)
+        found = library.get(model, report, check, is_plan=is_plan, refresh=refresh)
     except LibraryError as error:
         raise StartError(f"{setting}: {error}") from None
     if found.is_file() or (any(found.glob("*.gguf")) and not any(found.glob("*.safetensors"))):

@@ -1,11 +1,9 @@
 """The library against a mirror of the hub: what arrives, what goes wrong on the way, and what is then there."""
 
-import contextlib
 import fcntl
 import random
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import huggingface_hub
@@ -16,9 +14,9 @@ from tests.hub_mirror import Mirror
 from weft.server.library import hub as hub_models
 from weft.server.library import library, web
 from weft.server.library.download import LibraryError, Remote
-from weft.server.library.names import OnHub, OnWeb
+from weft.server.library.names import OnHub
 
-TOKENIZER = {"tokenizer.json": b"{}", "config.json": b"{}"}
+TOKENIZER = {"tokenizer.json": b'{"a": 1}', "config.json": b"{}"}
 
 
 def noise(size: int, seed: int = 0) -> bytes:
@@ -44,7 +42,12 @@ def names() -> list[str]:
 
 def test_a_checkpoint_arrives_whole_and_is_then_there_without_the_hub(hub: Mirror) -> None:
     files = {**TOKENIZER, "model.safetensors": noise(300_000), "1_Pooling/config.json": b"{}"}
-    hub.repositories["org/model"] = {**files, "modeling.py": b"no", "onnx/config.json": b"{}", "pytorch_model.bin": b"p"}
+    hub.repositories["org/model"] = {
+        **files,
+        "modeling.py": b"no",
+        "onnx/config.json": b"{}",
+        "pytorch_model.bin": b"p",
+    }
     seen, checked = Seen(), list[list[str]]()
 
     def check(folder: Path) -> None:
@@ -56,7 +59,9 @@ def test_a_checkpoint_arrives_whole_and_is_then_there_without_the_hub(hub: Mirro
     num_asked = len(hub.asked)
     assert library.get("org/model", seen) == folder and len(hub.asked) == num_asked
     assert names() == ["org/model"]
-    assert huggingface_hub.snapshot_download("org/model", local_files_only=True, cache_dir=hub_models.repository_folder("x").parent) == str(folder)
+    assert huggingface_hub.snapshot_download(
+        "org/model", local_files_only=True, cache_dir=hub_models.repository_folder("x").parent
+    ) == str(folder)
 
 
 def test_what_the_hubs_own_tools_have_fetched_is_found(hub: Mirror) -> None:
@@ -226,5 +231,7 @@ def test_what_has_changed_on_a_web_server_is_fetched_anew(hub: Mirror) -> None:
 
 
 def test_a_name_that_the_hub_does_not_have_gets_the_nearest(hub: Mirror) -> None:
-    with pytest.raises(LibraryError, match=r"^Qwen/Qwen3-4B-GUF: no such model on the hub \(did you mean Qwen/Qwen3-4B"):
+    with pytest.raises(
+        LibraryError, match=r"^Qwen/Qwen3-4B-GUF: no such model on the hub \(did you mean Qwen/Qwen3-4B"
+    ):
         library.get("Qwen/Qwen3-4B-GUF", Seen())

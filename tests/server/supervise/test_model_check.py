@@ -125,7 +125,7 @@ def test_nothing_is_said_of_templates_where_vectors_are_asked_of_a_model(folder:
 @pytest.mark.parametrize(
     ("model", "fault"),
     [
-        ("qwen3:0.6b", "Weft wants a folder with config.json and safetensors, a GGUF file, or a hub id"),
+        ("phi9:3b", "Weft wants a folder with config.json and safetensors, a GGUF file, or a hub id"),
         ("/no/such/file.gguf", "no such file: /no/such/file.gguf"),
     ],
 )
