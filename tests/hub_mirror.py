@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class Mirror:
         repositories: Files by name, by repository.
         broken: For each file the shares of it at which the next connections break.
         damaged: Files of which a byte is changed on the way.
+        pause_s: Between two tenths of a file.
         gated: Repositories that want the token `secret`.
         asked: Method, path and range of each request.
     """
@@ -32,6 +34,7 @@ class Mirror:
     broken: dict[str, list[float]] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)
     gated: set[str] = field(default_factory=set)
+    pause_s: float = 0.0
     asked: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
@@ -78,8 +81,10 @@ def hub_mirror() -> Iterator[Mirror]:
             for name, value in {"Content_Length": str(len(body)), **headers}.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            step = len(body) // 10 + 1 if mirror.pause_s and len(body) >= LARGE else max(len(body), 1)
+            for start in range(0, len(body) if self.command != "HEAD" else 0, step):
+                self.wfile.write(body[start : start + step])
+                time.sleep(mirror.pause_s)
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)

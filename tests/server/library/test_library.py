@@ -2,6 +2,7 @@
 
 import fcntl
 import random
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -119,6 +120,22 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(hub: Mirror, mon
     assert hub.contents() == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=300_000))
     library.get("org/model-GGUF", Seen())
+
+
+def test_a_disk_that_is_full_on_the_way_loses_nothing(hub: Mirror) -> None:
+    """The kernel refuses to make files longer than the limit, as a full disk refuses to take more."""
+    hub.repositories["org/model-GGUF"] = {"m-Q8_0.gguf": noise(300_000)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        with pytest.raises(LibraryError, match=r"m-Q8_0.gguf cannot be written \(File too large\); what has"):
+            library.get("org/model-GGUF", Seen())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names() == []
+    seen = Seen()
+    assert library.get("org/model-GGUF", seen).read_bytes() == noise(300_000)
+    assert 0 < seen.first["m-Q8_0.gguf"] <= 200_000
 
 
 def test_one_process_fetches_a_model_and_another_waits_for_it(hub: Mirror) -> None:

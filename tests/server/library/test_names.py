@@ -9,6 +9,7 @@ from weft.server.library.names import OnHub, OnWeb, Source, known_models, parse
 
 QWEN = OnHub("Qwen/Qwen3-0.6B-GGUF", "Q8_0")
 GGUF = OnHub("org/m-GGUF", "Q4_K_M")
+ADDRESS = "https://a.example:8443/b%20c/m.gguf?token=1"
 FILE = OnHub("org/m-GGUF", "sub dir/m.gguf")
 
 
@@ -31,9 +32,9 @@ FILE = OnHub("org/m-GGUF", "sub dir/m.gguf")
         ("Qwen3:0.6B", QWEN),
         ("qwen3:0.6b:latest", QWEN),
         ("library/qwen3:0.6b", QWEN),
-        ("https://a.example:8443/b%20c/m.gguf?token=1", OnWeb("https://a.example:8443/b%20c/m.gguf?token=1", "a.example:8443/b c/m.gguf")),
+        (ADDRESS, OnWeb(ADDRESS, "a.example:8443/b c/m.gguf")),
     ],
-)  # fmt: skip
+)
 def test_a_name_is_read_as_it_is_meant(name: str, source: Source) -> None:
     assert parse(name) == source
 
