@@ -155,7 +155,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str | None = None
-    """Checkpoint: a local folder in Hugging Face layout, a GGUF file, or a hub id. Default: the demo model."""
+    """Checkpoint: a local folder in Hugging Face layout, a GGUF file, its address, a hub id, or a name that `weft pull`
+    lists. Default: the demo model."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 means every interface."""
     port: int = Field(default=8000, ge=0, le=65535)

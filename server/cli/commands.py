@@ -270,6 +270,7 @@ def simulate(
     simulate(engine_options(settings, pathlib.Path(settings.model or "")), trace, replicas, hash_tokens, costs)
 
 
+@app.command("ps")
 @app.command()
 def models(
     url: _Url = _LOCAL,
@@ -284,14 +285,6 @@ def models(
 
         print(describe_architectures())
         return
-    from weft.server.cli.reports import list_models
-
-    raise typer.Exit(list_models(url, api_key))
-
-
-@app.command()
-def ps(url: _Url = _LOCAL, api_key: _Key = None) -> None:
-    """List the models of a running server, as `weft models` does."""
     from weft.server.cli.reports import list_models
 
     raise typer.Exit(list_models(url, api_key))
@@ -347,8 +340,8 @@ def run(
     """Talk to a model: fetch it if need be, serve it on a free port, and end it afterwards."""
     from weft.server.cli import library
 
-    _found(resolve({"model": name}, os.environ).settings, is_plan=False)
-    raise typer.Exit(library.run(name, prompt))
+    settings = _found(resolve({"model": name}, os.environ).settings)
+    raise typer.Exit(library.run(name, prompt, next(iter(settings.api_key), None)))
 
 
 @app.command()

@@ -103,10 +103,12 @@ def check_is_here(name: str) -> None:
         raise LibraryError(f"{name} is not in the library: `weft pull {name}` fetches it")
 
 
-def run(name: str, prompt: str | None) -> int:
+def run(name: str, prompt: str | None, api_key: str | None) -> int:
     """`weft run`: serve a model on a free port, talk to it, and end it. Returns the exit code.
 
-    Settings of the server come from the environment and the file that WEFT_CONFIG names.
+    Args:
+        prompt: The only message; None: a conversation, or standard input.
+        api_key: One that the server wants by its settings, which come from the environment and a file.
     """
     from weft.server.cli.chat import chat
 
@@ -130,7 +132,7 @@ def run(name: str, prompt: str | None) -> int:
                 return 2
             if prompt is not None:
                 sys.stdin = io.TextIOWrapper(io.BytesIO(prompt.encode()))  # one answer, as to a pipe
-            return chat(f"http://127.0.0.1:{port}", None, None, None, {})
+            return chat(f"http://127.0.0.1:{port}", api_key, None, None, {})
         finally:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -43,24 +43,15 @@ class Lines:
 
     def __init__(self, tell: Callable[[str], None] = logger.info) -> None:
         """Say each line to `tell`."""
-        self._tell = tell
-        self._name = ""
-        self._due_time = 0.0
+        self._tell, self._name, self._due_time = tell, "", 0.0
 
     def __call__(self, remote: Remote, num_bytes: int) -> None:
         """Take note of what is there of a file."""
-        if remote.size < _SHOWN_BYTES:
+        now, is_whole = time.monotonic(), num_bytes == remote.size
+        if remote.size < _SHOWN_BYTES or (remote.name == self._name and now < self._due_time and not is_whole):
             return
-        now, size = time.monotonic(), format_size(remote.size)
-        if remote.name != self._name:
-            self._name, self._due_time = remote.name, now + _TELL_EVERY_S
-            here = f", of which {format_size(num_bytes)} are here" * (num_bytes > 0)
-            self._tell(f"Fetching {remote.name}: {size}{here}")
-        elif num_bytes == remote.size:
-            self._tell(f"Fetched {remote.name}")
-        elif now > self._due_time:
-            self._due_time = now + _TELL_EVERY_S
-            self._tell(f"Fetching {remote.name}: {format_size(num_bytes)} of {size}")
+        self._name, self._due_time = remote.name, now + _TELL_EVERY_S
+        self._tell(f"Fetching {remote.name}: {format_size(num_bytes)} of {format_size(remote.size)}")
 
 
 def find(source: Source, *, is_plan: bool = False) -> Path | None:

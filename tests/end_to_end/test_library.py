@@ -47,7 +47,6 @@ def test_pull_serve_ask_and_remove(hub: Mirror, serve: Serve, tmp_path: pathlib.
     assert weft(hub, tmp_path, "pull", "org/demo").returncode == 0
     (start,) = [span.removeprefix("bytes=").partition("-")[0] for name, span in hub.contents() if "model" in name]
     assert int(start) > 2_000_000
-    assert weft(hub, tmp_path, "list").stdout.splitlines()[1].split()[:4] == ["org/demo", "5.81", "MB", "safetensors"]
     hub.asked.clear()
     server = serve("org/demo", "--device", "cpu", **hub.environment(tmp_path))
     assert hub.asked == []
@@ -94,7 +93,3 @@ def test_run_fetches_a_model_and_answers(hub: Mirror, tmp_path: pathlib.Path) ->
         terminal.wait_for("/5.8 MB")
         terminal.wait_for(ANSWER)
         assert terminal.wait() == 0
-    shown = weft(hub, tmp_path, "show", "org/demo").stdout
-    rows = dict(line.split(maxsplit=1) for line in shown.splitlines())
-    assert rows["files"] == "safetensors, bfloat16, 5.81 MB" and rows["context"] == "4,096 tokens"
-    assert (rows["tools"], rows["reasoning"]) == ("hermes", "think") and "weights" in rows
