@@ -38,7 +38,7 @@ def pull(name: str) -> None:
     """`weft pull NAME`: fetch a model, or a newer version of it."""
     with shown_progress(lambda line: print(line, file=sys.stderr)) as report:
         checkpoint.resolve(name, refresh=True, report=report)
-    print(f"{name} is in the library: `weft run {name}` talks to it, `weft serve {name}` serves it")
+    print(f"{name} is here: `weft run {name}` talks to it, `weft serve {name}` serves it")
 
 
 def show_known() -> None:

@@ -7,6 +7,7 @@ fetched only after that.
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ CONFIG_PATTERNS = ("config.json", "generation_config.json", "modules.json", "sen
 """Files that tell what a model is for and how much memory it takes: a few kB."""
 _LIST_S = 10.0
 """How long the hub may take to name the files of a repository."""
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 
@@ -121,14 +123,13 @@ def listing(repository: str) -> Listing:
     address = f"{constants.ENDPOINT}/{repository}/resolve/{info.sha}"
     files = {}
     for file in info.siblings or ():
-        digest = f"sha256:{file.lfs.sha256}" if file.lfs else f"git:{file.blob_id}"
-        size = file.lfs.size if file.lfs else file.size
-        if size is not None and digest != "git:None" and ".." not in Path(file.rfilename).parts:
-            name = file.rfilename
-            files[name] = Remote(f"{repository}/{name}", f"{address}/{quote(name)}", size, digest, headers)
-    if not info.sha or not files:
+        kind, digest = ("sha256", file.lfs.sha256) if file.lfs else ("git", file.blob_id)
+        size, name = file.lfs.size if file.lfs else file.size, file.rfilename
+        if size is not None and _HASH.fullmatch(digest or "") and not {"", "..", "/"} & {*name.split("/"), name[:1]}:
+            files[name] = Remote(f"{repository}/{name}", f"{address}/{quote(name)}", size, f"{kind}:{digest}", headers)
+    if not _HASH.fullmatch(info.sha or "") or not files:
         raise LibraryError(f"{repository}: the hub names no files with their lengths and checksums")
-    return Listing(repository, info.sha, files)
+    return Listing(repository, str(info.sha), files)
 
 
 def fetch(source: OnHub, report: Report, check: Callable[[Path], None], *, is_plan: bool = False) -> Path:

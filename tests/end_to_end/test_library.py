@@ -72,6 +72,8 @@ def drive_with_ollamas_client(server: LiveServer) -> None:
         assert served.size == (DEMO_MODEL / "model.safetensors").stat().st_size
         assert fetched.details is not None and fetched.details.quantization_level == "Q8_0"
         assert [model.model for model in client.ps().models] == ["org/demo"]
+        kept = client.show(name).details
+        assert kept is not None and kept.format == "gguf"
         shown = client.show("org/demo").details
         assert shown is not None and (shown.format, shown.quantization_level) == ("safetensors", "bfloat16")
         with pytest.raises(ollama.ResponseError, match="org/demo is served here"):

@@ -8,10 +8,10 @@ makes this machine ask others. Whether all this is allowed is the operator's dec
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -33,6 +33,8 @@ from weft.server.settings import Settings
 from weft.server.task.body import BodyRoute
 from weft.server.task.schema import Text, WireModel
 from weft.server.task.validation import ignored_fields, ignored_header
+
+T = TypeVar("T")
 
 _TELL_EVERY_S = 0.2
 _THREADS = WaitingThreads("library", 4)
@@ -185,10 +187,21 @@ def served_facts(folder: str | None) -> Facts:
 
 async def cards_of_library(context: ServerContext) -> list[dict[str, Any]]:
     """The models of the library that are not served here; none if clients may not change it."""
-    if not may_pull(context.settings):
-        return []
-    entries = await _called(lambda: list(library.entries()))
-    return [card(entry.name, entry.facts) for entry in entries if entry.name not in context.models]
+    return [card(entry.name, entry.facts) for entry in await _entries(context) if entry.name not in context.models]
+
+
+async def shown_of_library(context: ServerContext, name: str | None) -> dict[str, Any] | None:
+    """The answer of /api/show for a model that is in the library and not served; None: there is none."""
+    entries = [] if name in context.models else await _entries(context)
+    facts = next((entry.facts for entry in entries if entry.name == name), None)
+    if facts is None:
+        return None
+    nothing = {"modelfile": "", "parameters": "", "template": "", "model_info": {}, "capabilities": []}
+    return {**nothing, "details": details(facts, ""), "modified_at": time_text(facts.modified)}
+
+
+async def _entries(context: ServerContext) -> list[library.Entry]:
+    return await _called(lambda: list(library.entries())) if may_pull(context.settings) else []
 
 
 def _check_allowed(settings: Settings) -> None:
@@ -212,7 +225,7 @@ def _on_hub(name: str) -> OnHub:
     return source
 
 
-async def _called(function: Any) -> Any:
+async def _called(function: Callable[[], T]) -> T:
     return await asyncio.wrap_future(_THREADS.submit(function))
 
 

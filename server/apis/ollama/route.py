@@ -39,7 +39,7 @@ from weft.server.apis.ollama.body import (
     cut_options,
     time_text,
 )
-from weft.server.apis.ollama.library import card, cards_of_library, details, served_facts
+from weft.server.apis.ollama.library import card, cards_of_library, details, served_facts, shown_of_library
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
 from weft.server.apis.openai.render import FINISH_WORDS
@@ -214,7 +214,9 @@ async def list_running(context: Context) -> Response:
 
 @body_router.post("/api/show")
 async def show(body: ShowBody, request: Request, context: Context) -> Response:
-    """What one model is and can do."""
+    """What one model is and can do; of one in the library that is not served, what its files are."""
+    if kept := await shown_of_library(context, body.model or body.name):
+        return _json(kept)
     model = context.find_model(request, body.model or body.name)
     if model.engine_client.info is None:  # what is known already needs no load
         await model.engine_client.load()

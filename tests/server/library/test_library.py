@@ -195,6 +195,14 @@ def test_a_newer_version_is_fetched_when_it_is_asked_for_and_half_of_it_is_not_s
     assert (library.get("org/model", Seen()) / "model.safetensors").read_bytes() == noise(300_000, 1)
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd.json", "../../out.json", "a/../../../out.json", "a//b.json"])
+def test_a_name_that_leads_out_of_the_folder_is_left_out(hub: Mirror, tmp_path: Path, name: str) -> None:
+    hub.repositories["org/model"] = {**TOKENIZER, "model.safetensors": noise(30_000), name: b"out"}
+    folder = library.get("org/model", Seen())
+    assert {file.name for file in folder.iterdir()} == {*TOKENIZER, "model.safetensors"}
+    assert not any(path.endswith(name) for _, path, _ in hub.asked)
+
+
 def test_a_model_that_wants_permission_gets_the_token(hub: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repositories["org/model-GGUF"] = {"m-Q8_0.gguf": noise(30_000)}
     hub.gated = {"org/model-GGUF"}

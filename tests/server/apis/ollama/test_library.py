@@ -44,6 +44,8 @@ def test_a_model_comes_is_listed_and_goes(site: Site, hub: Mirror) -> None:
     card = tags(site)["org/m-GGUF:Q8_0"]
     assert card["size"] == len(DATA)
     assert (card["details"]["format"], card["details"]["quantization_level"]) == ("gguf", "Q8_0")
+    shown = json.loads(site.call("POST", "/api/show", json={"model": "org/m-GGUF:Q8_0"}).text)
+    assert shown["details"] == card["details"]
     assert delete(site, "org/m-GGUF:Q8_0").status == 200
     assert list(tags(site)) == [MODEL, "alias"]
     assert delete(site, "org/m-GGUF:Q8_0").status == 404
