@@ -155,7 +155,11 @@ def hub_mirror() -> Iterator[Mirror]:
             self.wfile.write(data[start : max(start, int(len(data) * shares.pop(0)))])
             self.close_connection = True
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client has left."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         mirror.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -319,6 +319,7 @@ def remove(name: _Name) -> None:
     from weft.server.library import library
 
     library.remove(name)
+    print(f"removed {name}")
 
 
 @app.command()
@@ -340,8 +341,7 @@ def run(
     """Talk to a model: fetch it if need be, serve it on a free port, and end it afterwards."""
     from weft.server.cli import library
 
-    settings = _found(resolve({"model": name}, os.environ).settings)
-    raise typer.Exit(library.run(name, prompt, next(iter(settings.api_key), None)))
+    raise typer.Exit(library.run(_found(resolve({"model": name}, os.environ).settings), name, prompt))
 
 
 @app.command()

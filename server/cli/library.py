@@ -38,7 +38,7 @@ def pull(name: str) -> None:
     """`weft pull NAME`: fetch a model, or a newer version of it."""
     with shown_progress(lambda line: print(line, file=sys.stderr)) as report:
         checkpoint.resolve(name, refresh=True, report=report)
-    print(f"{name} is here: `weft run {name}` talks to it, `weft serve {name}` serves it")
+    print(f"{name} is here: `weft run` talks to it, `weft serve` serves it")
 
 
 def show_known() -> None:
@@ -103,13 +103,22 @@ def check_is_here(name: str) -> None:
         raise LibraryError(f"{name} is not in the library: `weft pull {name}` fetches it")
 
 
-def run(name: str, prompt: str | None, api_key: str | None) -> int:
+def run(settings: Settings, name: str, prompt: str | None) -> int:
     """`weft run`: serve a model on a free port, talk to it, and end it. Returns the exit code.
 
     Args:
+        settings: As the server will have them, with its folder as model.
         prompt: The only message; None: a conversation, or standard input.
-        api_key: One that the server wants by its settings, which come from the environment and a file.
+
+    Raises:
+        StartError: One cannot talk to the model.
     """
+    template = pathlib.Path(settings.chat_template) if settings.chat_template else None
+    folder = pathlib.Path(settings.model or "")
+    if NO_TEMPLATE in checkpoint.check_tokenizer(folder, settings.task, template):
+        raise StartError(f"{name}: {NO_TEMPLATE} (WEFT_CHAT_TEMPLATE)")
+    if settings.task == "auto" and own_task(folder) != "generate":
+        raise StartError(f"{name} is no model to talk to: `weft serve {name}` serves its vectors")
     from weft.server.cli.chat import chat
 
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -132,7 +141,8 @@ def run(name: str, prompt: str | None, api_key: str | None) -> int:
                 return 2
             if prompt is not None:
                 sys.stdin = io.TextIOWrapper(io.BytesIO(prompt.encode()))  # one answer, as to a pipe
-            return chat(f"http://127.0.0.1:{port}", api_key, None, None, {})
+            key = next(iter(settings.api_key), None)
+            return chat(f"http://127.0.0.1:{port}", key, None, None, {})
         finally:
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -147,7 +147,7 @@ class OllamaEmbeddingsBody(WireModel):
 
 
 class ShowBody(WireModel):
-    """The body of POST /api/show; `name` is the older word."""
+    """The body of POST /api/show and DELETE /api/delete; `name` is the older word."""
 
     model: Text | None = None
     name: Text | None = None

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.wire.waiting_threads import WaitingThreads
-from weft.server.apis.ollama.body import FRAMING, time_text
+from weft.server.apis.ollama.body import FRAMING, ShowBody, time_text
 from weft.server.errors import ApiError, InvalidRequestError, ModelNotFoundError, NotAllowedError
 from weft.server.http.auth import listens_on_loopback
 from weft.server.http.context import ServerContext, get_context
@@ -31,7 +31,6 @@ from weft.server.library.download import LibraryError, Remote
 from weft.server.library.names import OnHub, elsewhere
 from weft.server.settings import Settings
 from weft.server.task.body import BodyRoute
-from weft.server.task.schema import Text, WireModel
 from weft.server.task.validation import ignored_fields, ignored_header
 
 T = TypeVar("T")
@@ -45,19 +44,10 @@ router = APIRouter(route_class=BodyRoute)
 Context = Annotated[ServerContext, Depends(get_context)]
 
 
-class PullBody(WireModel):
-    """The body of POST /api/pull; `name` is the older word."""
+class PullBody(ShowBody):
+    """The body of POST /api/pull. Without `stream` the answer is streamed."""
 
-    model: Text | None = None
-    name: Text | None = None
     stream: bool | None = None
-
-
-class DeleteBody(WireModel):
-    """The body of DELETE /api/delete."""
-
-    model: Text | None = None
-    name: Text | None = None
 
 
 class _LeftError(Exception):
@@ -130,7 +120,7 @@ async def pull(body: PullBody, context: Context) -> Response:
 
 
 @router.delete("/api/delete")
-async def delete(body: DeleteBody, request: Request, context: Context) -> Response:
+async def delete(body: ShowBody, request: Request, context: Context) -> Response:
     """Remove a model from the library, unless it is served here."""
     _check_allowed(context.settings)
     ignored = ignored_header(ignored_fields(body, {}, strict=context.settings.strict_params))
@@ -209,7 +199,7 @@ def _check_allowed(settings: Settings) -> None:
         raise NotAllowedError("models are not fetched or removed over HTTP here: set api_pulls to allow it")
 
 
-def _named(body: PullBody | DeleteBody) -> str:
+def _named(body: ShowBody) -> str:
     if not (name := body.model or body.name):
         raise InvalidRequestError("model must name a model, got none", param="model")
     return name

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +16,7 @@ from weft.server.cli import library
 from weft.server.cli.progress import shown_progress
 from weft.server.library import library as models
 from weft.server.library.names import known_models
-from weft.server.settings import Settings
+from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint
 
 Rows = Callable[[], list[list[str]]]
@@ -55,6 +56,20 @@ def test_lists_and_shows_a_model(
     rows = {row[0]: " ".join(row[1:]) for row in printed()}
     assert rows["files"].startswith("gguf, Q8_0, ") and rows["context"].endswith(" tokens")
     assert (rows["chat"], rows["tools"], rows["reasoning"]) == ("the template of the model", "hermes", "think")
+
+
+def test_who_cannot_be_talked_to_is_told_before_a_server_starts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library.subprocess, "Popen", None)
+    folder = pathlib.Path(shutil.copytree(checkpoint.DEMO_MODEL, tmp_path / "model"))
+    (folder / "chat_template.jinja").unlink()
+    settings = Settings(model=str(folder), served_model_name=("m",))
+    with pytest.raises(StartError, match=r"^m: this model has no chat template: .* \(WEFT_CHAT_TEMPLATE\)$"):
+        library.run(settings, "m", "Hello")
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer", "path": ""}]')
+    with pytest.raises(StartError, match=r"^m is no model to talk to: `weft serve m` serves its vectors$"):
+        library.run(settings, "m", "Hello")
 
 
 def test_lines_tell_how_far_a_download_is(hub: Mirror) -> None:
