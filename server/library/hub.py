@@ -76,6 +76,12 @@ def repository_folder(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
+def repositories() -> list[str]:
+    """Those of which something is in the cache."""
+    folders = repository_folder("").parent.glob("models--*")
+    return [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+
+
 def snapshot(repository: str) -> Path | None:
     """The folder of the branch main in the cache; None: there is none."""
     folder = repository_folder(repository)
@@ -243,7 +249,7 @@ def _faults_told(repository: str) -> Iterator[None]:
     except GatedRepoError:
         fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
     except RepositoryNotFoundError:
-        fault = f"no such model on the hub{alike(repository)}, or it is private (set HF_TOKEN)"
+        fault = f"no such model on the hub{alike(repository, repositories())}, or it is private (set HF_TOKEN)"
     except OfflineModeIsEnabled:
         fault = "not in the cache, and HF_HUB_OFFLINE forbids to ask the hub"
     except (HfHubHTTPError, OSError) as error:

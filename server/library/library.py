@@ -109,10 +109,8 @@ def entries() -> Iterator[Entry]:
     """Every model that is there as a whole, by name."""
     short = {known.source.lower(): known.name for known in known_models()}
     found: dict[str, Path] = {}
-    for folder in hub.repository_folder("").parent.glob("models--*"):
-        repository = folder.name.removeprefix("models--").replace("--", "/")
-        snapshot = hub.snapshot(repository)
-        if snapshot is None:
+    for repository in hub.repositories():
+        if (snapshot := hub.snapshot(repository)) is None:
             continue
         if is_whole(snapshot):
             found[repository] = snapshot

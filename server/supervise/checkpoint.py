@@ -9,6 +9,7 @@ import logging
 import pathlib
 import subprocess
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -17,12 +18,14 @@ from weft.engine.families.tasks import own_task
 from weft.engine.gguf.file import GgufError
 from weft.engine.gguf.folder import choose, made_folder, stem
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import format_size
 from weft.engine.wire.options import adapter_files
 from weft.server.library import hub, library
 from weft.server.library.download import LibraryError, Report
 from weft.server.library.names import OnHub, is_short, parse
 from weft.server.settings import Settings, StartError
 from weft.server.supervise.child import python_command
+from weft.server.supervise.memory_shares import read_memories
 from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
 from weft.server.text.template_files import TemplateFileError, read_text
 
@@ -51,8 +54,8 @@ def find(
     Raises:
         StartError: See `resolve`; or the tokenizer does not fit the model.
     """
-    model_impl = settings.model_impl
-    model = resolve(settings.model, place, is_plan=is_plan, model_impl=model_impl, report=report)
+    model_impl, check = settings.model_impl, partial(_check_fit, settings, place)
+    model = resolve(settings.model, place, is_plan=is_plan, model_impl=model_impl, report=report, before_weights=check)
     template = resolve_template(settings.chat_template, place)
     for note in check_tokenizer(model, settings.task, template):
         tell(note)
@@ -72,6 +75,7 @@ def resolve(
     refresh: bool = False,
     model_impl: str = "auto",
     report: Report = _LINES,
+    before_weights: Callable[[pathlib.Path], None] = lambda folder: None,
 ) -> pathlib.Path:
     """The checkpoint folder, absolute.
 
@@ -83,6 +87,7 @@ def resolve(
         model_impl: The setting of that name. Unless it is native, architectures without a family are left to the
             engine.
         report: Called with what has arrived.
+        before_weights: Called with the folder of a checkpoint whose weights are to be fetched.
 
     Raises:
         StartError: There is no such model, the engine cannot run the checkpoint, or the download fails.
@@ -94,6 +99,7 @@ def resolve(
         _check(folder, setting, model_impl)
         if not is_plan:
             _ask_engine(folder, setting, model_impl)
+            before_weights(folder)
 
     try:
         found = library.get(model, report, check, is_plan=is_plan, refresh=refresh)
@@ -176,6 +182,16 @@ def _ask_engine(folder: pathlib.Path, setting: str, model_impl: str) -> None:
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
         if asked.returncode == 2:
             raise StartError(f"{setting}: {asked.stderr.strip().splitlines()[-1]}")
+
+
+def _check_fit(settings: Settings, place: str, folder: pathlib.Path) -> None:
+    """Refuse a model that this machine cannot hold, by its configuration. The engine finds other faults."""
+    alone: dict[str, object] = {"models": {}, "served_model_name": ("it",), "speculative": None, "lora": {}}
+    memory = read_memories(settings.model_copy(update={**alone, "model": str(folder)}), ["it"])["it"]
+    needed = memory.weights_bytes + memory.activations_bytes + memory.least_kv_bytes
+    if needed > memory.free_bytes:
+        told = f"needs {format_size(needed)} of memory, and {format_size(memory.free_bytes)} are free"
+        raise StartError(f"{place}: {settings.model} {told}: take a smaller model, or one in fewer bits")
 
 
 def _of_gguf(model: str, found: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:

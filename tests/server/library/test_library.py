@@ -260,3 +260,7 @@ def test_a_name_that_the_hub_does_not_have_gets_the_nearest(hub: Mirror) -> None
         LibraryError, match=r"^Qwen/Qwen3-4B-GUF: no such model on the hub \(did you mean Qwen/Qwen3-4B"
     ):
         library.get("Qwen/Qwen3-4B-GUF", Seen())
+    hub.repositories["my-own/model"] = {**TOKENIZER, "model.safetensors": noise(30_000)}
+    library.get("my-own/model", Seen())
+    with pytest.raises(LibraryError, match=r"^my-own/modle: no such model on the hub \(did you mean my-own/model\?\)"):
+        library.get("my-own/modle", Seen())

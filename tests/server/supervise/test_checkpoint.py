@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -252,3 +253,18 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(hub: Mirror)
         checkpoint.resolve(model)
         assert {*fetched(hub)} - {"config.json"} == {*wanted, weights}
         assert checkpoint.served_name(model) == checkpoint.served_name(f"https://huggingface.co/{model}") == model
+
+
+def test_a_model_that_is_too_large_is_told_before_its_weights_are_fetched(hub: Mirror) -> None:
+    sizes = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 200, "vocab_size": 1000}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_attention_heads": 512,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 9,
+    }
+    hub.repositories["org/huge"] = {"config.json": json.dumps(config | sizes).encode(), "a.safetensors": b"a"}
+    told = r"^model: org/huge needs [\d.,]+ [GT]B of memory, and .* are free: take a smaller model, or one in fewer"
+    with pytest.raises(StartError, match=told):
+        checkpoint.find(Settings(model="org/huge", device="cpu", lora={"a": "org/lora"}))
+    assert fetched(hub) == ["config.json"]

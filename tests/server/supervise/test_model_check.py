@@ -135,6 +135,11 @@ def test_the_doctor_says_what_serve_says(model: str, fault: str) -> None:
     assert fault in finding.detail
 
 
+def test_the_doctor_fetches_nothing() -> None:
+    finding = doctor._model(Settings(model="https://a.example/m.gguf"))
+    assert (finding.status, finding.advice) == ("note", "weft pull fetches it")
+
+
 def test_what_is_broken_is_left_to_who_reads_it(folder: pathlib.Path) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "tokenizer_config.json").write_text("{")
