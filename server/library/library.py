@@ -71,7 +71,8 @@ def get(
     name: str, report: Report, check: Check = lambda folder: None, *, is_plan: bool = False, refresh: bool = False
 ) -> Path:
     """Where a model is, by what people type for it; see `bring`."""
-    return web.cached(name) or bring(parse(name), report, check, is_plan=is_plan, refresh=refresh)
+    named = None if Path(name).expanduser().exists() else web.cached(name)
+    return named or bring(parse(name), report, check, is_plan=is_plan, refresh=refresh)
 
 
 def bring(
@@ -128,9 +129,8 @@ def entries() -> Iterator[Entry]:
 
 def remove(name: str) -> None:
     """Remove a model by what people type for it; see `drop`."""
-    is_place = (web.models_folder() / name).is_file()
     here = [entry.name for entry in entries()]
-    drop(OnWeb("", name) if is_place else parse(name, here), here)
+    drop(OnWeb("", name) if web.is_here(name) else parse(name, here), here)
 
 
 def drop(source: Source, here: Collection[str] = ()) -> None:

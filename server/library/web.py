@@ -24,11 +24,16 @@ def models_folder() -> Path:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share") / "weft" / "models"
 
 
+def is_here(place: str) -> bool:
+    """Whether this is a file of the folder, and no path that leads out of it."""
+    is_inside = not os.path.isabs(place) and ".." not in Path(place).parts
+    return is_inside and (models_folder() / place).is_file()
+
+
 def cached(place: str) -> Path | None:
     """The first file of a model that is there with all its parts."""
-    file = models_folder() / place
     try:
-        return file if file.is_file() and parts(file) else None
+        return models_folder() / place if is_here(place) and parts(models_folder() / place) else None
     except GgufError:
         return None
 

@@ -264,3 +264,17 @@ def test_a_name_that_the_hub_does_not_have_gets_the_nearest(hub: Mirror) -> None
     library.get("my-own/model", Seen())
     with pytest.raises(LibraryError, match=r"^my-own/modle: no such model on the hub \(did you mean my-own/model\?\)"):
         library.get("my-own/modle", Seen())
+
+
+def test_files_of_the_user_are_not_removed(hub: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An absolute path was taken for a place in the library."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"GGUF")
+    web.models_folder().mkdir(parents=True)
+    outward = Path("..") / ".." / ".." / "mine.gguf"
+    assert (web.models_folder() / outward).exists()
+    for name in (str(file), "mine.gguf", str(outward), str(tmp_path)):
+        with pytest.raises(LibraryError, match=r"no model of the library|no such file"):
+            library.remove(name)
+        assert file.is_file()
