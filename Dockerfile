@@ -62,6 +62,7 @@ ENV PATH=/opt/weft/bin:$PATH \
     WEFT_HOST=0.0.0.0 \
     WEFT_PORT=8000 \
     XDG_CACHE_HOME=/cache \
+    XDG_DATA_HOME=/cache/data \
     HF_HOME=/cache/huggingface \
     TRITON_CACHE_DIR=/cache/triton
 WORKDIR /home/weft

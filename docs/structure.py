@@ -12,6 +12,7 @@ from pathlib import Path
 FOLDERS = {
     "server": "The way into the `weft` command, settings and errors. `demo_model/` holds the bundled weights.",
     "server/text": "Chat template, tokenizer, detokenizer, stop strings.",
+    "server/library": "Models that were fetched: names, downloads, what is there.",
     "server/json_schema": "What a grammar can enforce of JSON schemas of any origin, and what it leaves out.",
     "server/formats": "How models write reasoning and tool calls: one file for each family of formats.",
     "server/formats/families": "Formats that are like no other family's: Gemma 4, MiniMax M3, functionary.",

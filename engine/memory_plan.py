@@ -98,7 +98,8 @@ def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int) ->
     if weights_bytes + activations_bytes >= free_bytes:
         raise ModelError(
             f"the model does not fit: weights take {format_size(weights_bytes)} and activations "
-            f"{format_size(activations_bytes)}, but only {format_size(free_bytes)} are free"
+            f"{format_size(activations_bytes)}, but only {format_size(free_bytes)} are free; take a smaller model, or "
+            "one in fewer bits, such as a Q4_K_M (`weft pull` lists some)"
         )
 
 

@@ -191,6 +191,10 @@ class AdminKeyError(ApiError, status=403, type="permission_error", code="no_admi
     """Models may be managed by nobody."""
 
 
+class NotAllowedError(ApiError, status=403, type="permission_error", code="not_allowed"):
+    """The operator has not allowed this."""
+
+
 class InternalError(ApiError):
     """An internal failure that the caller cannot fix."""
 

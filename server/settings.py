@@ -156,7 +156,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str | None = None
-    """Checkpoint: a local folder in Hugging Face layout, a GGUF file, or a hub id. Default: the demo model."""
+    """Checkpoint: a local folder in Hugging Face layout, a GGUF file, its address, a hub id, or a name that `weft pull`
+    lists. Default: the demo model."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 means every interface."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -283,6 +284,9 @@ class Settings(BaseModel):
     several. Without one, nobody may."""
     api_keys_file: str | None = None
     """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
+    api_pulls: bool | None = None
+    """Whether clients may fetch models of the hub and remove them (Ollama's /api/pull and /api/delete), and see what is
+    in the library. Default: only on a loopback address, without api_key, allowed_hosts and cors_origins."""
     priority_keys: Names = Field(default=(), repr=False)
     """API keys whose requests may use the service tier priority (or fast) and a negative priority; `*` allows
     everybody. All other requests are served in the tier default."""

@@ -1,5 +1,6 @@
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from hypothesis import settings
 # How long an example takes says something of the machine, nothing of the code.
 settings.register_profile("weft", deadline=None)
 settings.load_profile("weft")
+
+# Models that the user has fetched are none of the tests' business. Nobody makes this folder.
+for folder in ("HF_HOME", "XDG_DATA_HOME"):
+    os.environ[folder] = str(Path(tempfile.gettempdir()) / "weft-tests-without-models")
 
 # nohup and a shell's background jobs ignore them, and so would every process that a test starts and signals.
 for signum in (signal.SIGINT, signal.SIGHUP):

@@ -139,16 +139,23 @@ def read_model(path: Path) -> GgufModel:
     return model
 
 
+def part_names(name: str) -> list[str]:
+    """What all files of a model are called of which this is one, in order."""
+    split = _SPLIT.search(name)
+    if split is None:
+        return [name]
+    count = int(split[2])
+    return [f"{name[: split.start()]}-{index + 1:05}-of-{count:05}.gguf" for index in range(count)]
+
+
 def parts(path: Path) -> tuple[Path, ...]:
     """All files of a model of which this is one, in order; raises GgufError if some are missing."""
-    split = _SPLIT.search(path.name)
-    if split is None:
-        return (path,)
-    stem, count = path.name[: split.start()], int(split[2])
-    files = tuple(path.with_name(f"{stem}-{index + 1:05}-of-{count:05}.gguf") for index in range(count))
+    files = tuple(path.with_name(name) for name in part_names(path.name))
+    if files == (path,):
+        return files
     missing = [file.name for file in files if not file.is_file()]
     if missing or not files:
-        raise GgufError(f"{len(missing)} of {count} parts are missing, the first is {', '.join(missing[:1])}")
+        raise GgufError(f"{len(missing)} of {len(files)} parts are missing, the first is {', '.join(missing[:1])}")
     return files
 
 

@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `launch`, `plan`, `simulate`, `models`, `doctor`, `config`.
+"""The `weft` command: to serve, to talk, to fetch models and see what is there, to plan and to look at the machine.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -26,8 +26,22 @@ from weft.server.settings import FLAGS, Resolved, Settings, StartError, check_ad
 logger = logging.getLogger(__name__)
 
 
+_ELSEWHERE = {
+    "stop": "Ctrl-C or SIGTERM ends `weft serve`, once it has answered what it has begun",
+    "top": "`weft ps` shows what a server has loaded; `weft serve` shows its load on a terminal",
+    "help": "`weft --help` lists the commands, `weft COMMAND --help` describes one",
+}
+"""Commands of other tools, and what to do here."""
+
+
 class _Group(TyperGroup):
     """The command group. Prints a fault as one line instead of a box."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; one that only other tools have ends with a hint."""
+        if cmd_name in _ELSEWHERE:
+            raise StartError(f"there is no command {cmd_name}: {_ELSEWHERE[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run, and exit with the command's exit code."""
@@ -135,21 +149,23 @@ def serve(resolved: Resolved) -> None:
 def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
     from weft.engine.wire import errors as logs
+    from weft.server.cli.progress import shown_progress
     from weft.server.supervise import checkpoint
 
     if not is_plan:
         logs.configure(settings.log_format, "supervisor")
     tell = (lambda note: print(f"weft: note: {note}", file=sys.stderr)) if is_plan else logger.warning
-    find = partial(checkpoint.find, is_plan=is_plan, tell=tell)
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
     check_adapters(settings)
-    if not settings.models:
-        return settings.model_copy(update=find(settings))
-    models = {
-        name: entry.model_copy(update=find(settings.for_model(name), f"models: {name}"))
-        for name, entry in settings.models.items()
-    }
+    with shown_progress(tell if is_plan else logger.info, has_bars=settings.log_format == "text") as report:
+        find = partial(checkpoint.find, is_plan=is_plan, tell=tell, report=report)
+        if not settings.models:
+            return settings.model_copy(update=find(settings))
+        models = {
+            name: entry.model_copy(update=find(settings.for_model(name), f"models: {name}"))
+            for name, entry in settings.models.items()
+        }
     return settings.model_copy(update={"models": models})
 
 
@@ -254,6 +270,7 @@ def simulate(
     simulate(engine_options(settings, pathlib.Path(settings.model or "")), trace, replicas, hash_tokens, costs)
 
 
+@app.command("ps")
 @app.command()
 def models(
     url: _Url = _LOCAL,
@@ -271,6 +288,60 @@ def models(
     from weft.server.cli.reports import list_models
 
     raise typer.Exit(list_models(url, api_key))
+
+
+_Name = Annotated[
+    str, typer.Argument(help="org/model, org/model-GGUF:Q4_K_M, an address, or a name that weft pull lists.")
+]
+
+
+@app.command()
+def pull(
+    name: Annotated[str | None, typer.Argument(help="As for weft serve. Default: list some models.")] = None,
+) -> None:
+    """Fetch a model from the hub or a web server, or list good ones with what fits this machine first."""
+    from weft.server.cli import library
+
+    library.pull(name) if name else library.show_known()
+
+
+@app.command("list")
+def list_library() -> None:
+    """List the models that were fetched."""
+    from weft.server.cli import library
+
+    library.show_list()
+
+
+@app.command("rm")
+def remove(name: _Name) -> None:
+    """Remove a model that was fetched."""
+    from weft.server.library import library
+
+    library.remove(name)
+    print(f"removed {name}")
+
+
+@app.command()
+def show(name: _Name) -> None:
+    """Show what a model that was fetched is, what it can do, and what memory it takes."""
+    from weft.server.cli import library
+
+    library.check_is_here(name)
+    raise typer.Exit(library.show(_found(resolve({"model": name}, os.environ).settings, is_plan=True)))
+
+
+@app.command()
+def run(
+    name: _Name,
+    prompt: Annotated[
+        str | None, typer.Argument(help="A question. Default: a conversation, or standard input.")
+    ] = None,
+) -> None:
+    """Talk to a model: fetch it if need be, serve it on a free port, and end it afterwards."""
+    from weft.server.cli import library
+
+    raise typer.Exit(library.run(_found(resolve({"model": name}, os.environ).settings), name, prompt))
 
 
 @app.command()

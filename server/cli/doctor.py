@@ -28,9 +28,11 @@ from weft.engine.wire.machine import MachineFacts, driver_version, package_versi
 from weft.engine.wire.tokenizer_files import TOKENIZER_KINDS
 from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.http.limits import SHARE_OF_FILES, raise_file_limit
+from weft.server.library import library
+from weft.server.library.names import OnHub, parse
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint, runtime_folder
-from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer, gguf_on_hub, is_hub_id
+from weft.server.supervise.checkpoint import DEMO_MODEL, check_tokenizer
 from weft.server.supervise.listening import listen
 from weft.server.supervise.spawn import python_command
 from weft.server.text.shield import one_line
@@ -324,17 +326,21 @@ def _free_bytes(folder: str) -> int | None:
 def _model(settings: Settings) -> Finding:
     if settings.model is None:
         return Finding("model", "ok", "the demo model of the package")
-    folder = pathlib.Path(settings.model).expanduser()
-    of_gguf = None if folder.exists() else gguf_on_hub(settings.model)
-    if of_gguf is None and (folder.exists() or not is_hub_id(settings.model)):
+    try:
+        source = parse(settings.model)
+    except StartError as error:
+        return _refused(error)
+    if not isinstance(source, OnHub):
+        if library.find(source) is None:
+            return Finding("model", "note", f"{settings.model} is not here yet", "weft pull fetches it")
         return _local_model(settings.model)
     import httpx
-    from huggingface_hub import constants, get_token, try_to_load_from_cache
+    from huggingface_hub import constants, get_token
 
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    model, file = (of_gguf[0], ".gitattributes") if of_gguf else (settings.model, "config.json")
-    address = f"{constants.ENDPOINT}/{model}/resolve/main/{file}"
+    file = ".gitattributes" if source.file or "gguf" in source.repository.lower() else "config.json"
+    address = f"{constants.ENDPOINT}/{source.repository}/resolve/main/{file}"
     answer: int | str
     ask = partial(httpx.head, address, headers=headers, follow_redirects=True, timeout=_HUB_S)
     try:  # the timeout is that of each read of each redirection
@@ -343,10 +349,7 @@ def _model(settings: Settings) -> Finding:
         answer = "timed out"
     except httpx.HTTPError as error:
         answer = one_line(str(error)) or type(error).__name__
-    cached = try_to_load_from_cache(model, file)
-    folder_of_cached = pathlib.Path(cached).parent if isinstance(cached, str) else None
-    found = checkpoint.cached_gguf(*of_gguf) if of_gguf else folder_of_cached
-    if found is not None:
+    if (found := library.find(source)) is not None:
         try:
             checkpoint.resolve(str(found))
         except StartError as error:

@@ -64,7 +64,7 @@ class WeftReplica:
             self._followers = Followers(self._settings)
             self._settings = self._followers.settings
         found = self._settings.model_copy(update=await asyncio.to_thread(checkpoint.find, self._settings))
-        found = found.model_copy(update={"served_model_name": names})
+        found = found.model_copy(update={"served_model_name": names, "api_pulls": bool(found.api_pulls)})
         check_adapters(found)
         self._owner = EngineOwner(found)
         starting = asyncio.create_task(self._owner.start())

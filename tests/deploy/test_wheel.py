@@ -15,7 +15,9 @@ import pytest
 
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, reserved_port
 from tests.engine.native_variants import CACHE
+from tests.hub_mirror import hub_mirror
 from weft.engine.kernels.cpu.variants import VARIANTS
+from weft.server.supervise.checkpoint import DEMO_MODEL
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDERS = {"weft.server": "server", "weft.engine": "engine"}
@@ -77,17 +79,22 @@ def test_an_installed_wheel_serves_beside_a_foreign_server_module(tmp_path: path
         (packages / name / "__init__.py").write_text("raise RuntimeError('foreign')")
     files = {path.relative_to(packages).parts[0] for path in packages.iterdir()}
     assert {"weft", "server", "engine"} <= files
-    with reserved_port() as port, (tmp_path / "log").open("wb") as log:
-        command = [str(python.with_name("weft")), "serve", "--port", str(port), "--device", "cpu"]
+    weft = str(python.with_name("weft"))
+    with hub_mirror() as hub, reserved_port() as port, (tmp_path / "log").open("wb") as log:
+        hub.add("org/demo", DEMO_MODEL)
+        environment |= hub.environment(tmp_path)
+        subprocess.run([weft, "pull", "org/demo"], cwd=packages, env=environment, check=True)
+        command = [weft, "serve", "org/demo", "--port", str(port), "--device", "cpu"]
         process = subprocess.Popen(command, cwd=packages, env=environment, stderr=log)
         server = LiveServer(process, port, tmp_path / "log")
         try:
             server.wait_ready()
-            body = {"model": "weft-demo", "prompt": "What is", "max_tokens": 4, "ignore_eos": True}
+            body = {"model": "org/demo", "prompt": "What is", "max_tokens": 4, "ignore_eos": True}
             answer = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=TIMEOUT_S).json()
             assert answer["usage"]["completion_tokens"] == 4
         finally:
             process.terminate()
             assert process.wait(TIMEOUT_S) == 0
+        subprocess.run([weft, "rm", "org/demo"], cwd=packages, env=environment, check=True)
     log_text = (tmp_path / "log").read_text()
     assert "source has changed" not in log_text

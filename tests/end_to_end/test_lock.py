@@ -19,7 +19,10 @@ from tests.end_to_end.conftest import Serve
 from weft.server.cli.tables import render_table
 
 STORED = pathlib.Path(__file__).parent / "lock"
-COMMANDS = ("", "serve", "batch", "ray", "ray deploy", "chat", "plan", "simulate", "models", "doctor", "config")
+COMMANDS = (
+    *("", "serve", "batch", "ray", "ray deploy", "chat", "plan", "simulate", "models", "doctor", "config"),
+    *("pull", "list", "show", "rm", "run", "ps"),
+)
 FAULTS = (
     "nothing",
     "serve --nothing",
@@ -31,6 +34,10 @@ FAULTS = (
     "batch /no/such/file /no/such/folder/out",
     "chat --url http://127.0.0.1:9",
     "models --url http://127.0.0.1:9",
+    "show org/none",
+    "rm org/none",
+    "serve llama3.2",
+    "stop",
 )
 """Command lines that fail at once."""
 

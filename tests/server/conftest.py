@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from huggingface_hub import constants
 
+from tests.hub_mirror import Mirror, hub_mirror
 from weft.engine.wire.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status
@@ -338,3 +341,17 @@ def site() -> Site:
 @pytest.fixture
 def make_site() -> type[Site]:
     return Site
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    """A mirror of the hub, for this process too, and an empty library."""
+    with hub_mirror() as mirror:
+        for name, value in mirror.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        template = f"{mirror.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "ENDPOINT", mirror.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        monkeypatch.setattr("weft.server.library.download._PAUSE_S", 0.0)
+        yield mirror

@@ -5,6 +5,7 @@ Ollama's calls have no ids. A tool's turn belongs to the first open call of its 
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,10 +13,19 @@ from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, Tag
 
 from weft.server.errors import InvalidRequestError, shown
+from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
 from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import check_range
+
+FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
+
+
+def time_text(seconds: float | None = None) -> str:
+    """A time as Ollama writes it; None: now."""
+    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def _whole(value: object) -> object:
@@ -138,7 +148,7 @@ class OllamaEmbeddingsBody(WireModel):
 
 
 class ShowBody(WireModel):
-    """The body of POST /api/show; `name` is the older word."""
+    """The body of POST /api/show and DELETE /api/delete; `name` is the older word."""
 
     model: Text | None = None
     name: Text | None = None

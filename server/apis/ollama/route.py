@@ -3,11 +3,9 @@
 Answers are a JSON object, or one a line. Calls are written whole, as Ollama writes them.
 """
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,6 +16,7 @@ from starlette.responses import Response
 
 from weft.engine.wire.params import Pooling
 from weft.server.apis.ollama.body import (
+    FRAMING,
     REFUSED_IN_OLLAMA_CHAT,
     REFUSED_IN_OLLAMA_GENERATE,
     RENAMED,
@@ -38,7 +37,9 @@ from weft.server.apis.ollama.body import (
     check_context,
     completion_of,
     cut_options,
+    time_text,
 )
+from weft.server.apis.ollama.library import card, cards_of_library, details, served_facts, shown_of_library
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
 from weft.server.apis.openai.render import FINISH_WORDS
@@ -50,21 +51,13 @@ from weft.server.generate.vectors import VectorCall, Vectors, values_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import ollama_error
-from weft.server.http.sse import Framing
+from weft.server.library.contents import Facts
 from weft.server.models.served_model import ServedModel
 from weft.server.task.body import AnyTypeRoute
 from weft.server.task.fill_in import fill_in
 from weft.server.task.task import Task
 from weft.server.task.validation import renamed, renaming, require_task
 from weft.server.task.vectors import InputEncoder, VectorBody, as_list, prompted
-
-FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
-
-
-def time_text(seconds: float | None = None) -> str:
-    """A time as Ollama writes it; None: now."""
-    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return at.isoformat().replace("+00:00", "Z")
 
 
 class OllamaRenderer:
@@ -200,9 +193,10 @@ def _loaded(body: OllamaBody, model: ServedModel, **empty: Any) -> Response:
 
 @router.get("/api/tags")
 async def list_models(context: Context) -> Response:
-    """Every model under each of its names."""
+    """Every model under each of its names; then what is in the library beside them, where clients may change that."""
     await context.meet_engines()
-    return _json({"models": [_card(name, model, context) for name, model in context.models.items()]})
+    served = [_card(name, model, context) for name, model in context.models.items()]
+    return _json({"models": served + await cards_of_library(context)})
 
 
 @router.get("/api/ps")
@@ -220,7 +214,9 @@ async def list_running(context: Context) -> Response:
 
 @body_router.post("/api/show")
 async def show(body: ShowBody, request: Request, context: Context) -> Response:
-    """What one model is and can do."""
+    """What one model is and can do; of one in the library that is not served, what its files are."""
+    if kept := await shown_of_library(context, body.model or body.name):
+        return _json(kept)
     model = context.find_model(request, body.model or body.name)
     if model.engine_client.info is None:  # what is known already needs no load
         await model.engine_client.load()
@@ -230,7 +226,7 @@ async def show(body: ShowBody, request: Request, context: Context) -> Response:
             "modelfile": "",
             "parameters": "",
             "template": model.tokenizer.template_source(False),
-            "details": _details(model),
+            "details": details(_facts(model, context), info.architecture),
             "model_info": {
                 "general.architecture": info.architecture,
                 f"{info.architecture}.context_length": info.max_model_len,
@@ -248,28 +244,16 @@ async def version() -> Response:
 
 
 def _card(name: str, model: ServedModel, context: ServerContext) -> dict[str, Any]:
-    digest = hashlib.sha256(model.name.encode("utf-8", "replace")).hexdigest()
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": time_text(context.created),
-        "size": 0,  # of a file, which there is none of
-        "digest": digest,
-        "details": _details(model),
-    }
+    return card(name, _facts(model, context), _family(model))
 
 
-def _details(model: ServedModel) -> dict[str, Any]:
+def _facts(model: ServedModel, context: ServerContext) -> Facts:
+    return served_facts(context.settings.fleet[model.name].model)
+
+
+def _family(model: ServedModel) -> str:
     info = model.engine_client.info
-    family = info.architecture if info else ""
-    return {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": info.dtype if info else "",
-    }
+    return info.architecture if info else ""
 
 
 def _capabilities(model: ServedModel) -> list[str]:

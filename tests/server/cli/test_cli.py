@@ -1,6 +1,5 @@
 """The `weft` command as a user runs it: in a process of its own."""
 
-import json
 import os
 import pathlib
 import re
@@ -8,13 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.architectures import table
+from tests.hub_mirror import hub_mirror
 from tests.server.cli.scripted_server import Script
 from weft.server.settings import FLAGS, flag_name
 from weft.server.supervise.checkpoint import DEMO_MODEL
@@ -51,7 +49,10 @@ def test_config_shows_where_each_value_came_from(tmp_path: pathlib.Path) -> None
         (("serve", "--strict-params"), "No such option: --strict-params"),
         (("serve", "/no/such/model"), "model: no such folder: /no/such/model"),
         (("plan", "/no/such/model"), "model: no such folder: /no/such/model"),
-        (("serve", "qwen3:0.6b"), "model: no such folder: qwen3:0.6b: this is how Ollama names models"),
+        (("serve", "phi9:3b"), "model: no such folder: phi9:3b: this is how Ollama names models"),
+        (("serve", "llama3.2"), "model: no such folder: llama3.2 (did you mean llama3.2:1b?)"),
+        (("show", "org/nothing"), "org/nothing is not in the library: `weft pull org/nothing` fetches it"),
+        (("stop",), "there is no command stop: Ctrl-C or SIGTERM ends"),
         (("doctor", "--api-key", ""), "--api-key: input should not be empty"),
         (("sing",), "No such command 'sing'"),
     ],
@@ -144,49 +145,13 @@ def test_command_line_imports_neither_tensors_nor_the_web() -> None:
 
 def test_plan_of_a_hub_id_fetches_its_configuration_and_nothing_else(tmp_path: pathlib.Path) -> None:
     """It downloaded the weights first."""
-    config = (DEMO_MODEL / "config.json").read_bytes()
-    fetched = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            names = ("config.json", "model.safetensors", "tokenizer.json")
-            is_file = "/resolve/" in self.path
-            if is_file:
-                fetched.append(self.path.rpartition("/")[2])
-                body = config
-            elif "/tree/" in self.path:
-                body = json.dumps(
-                    [{"type": "file", "path": n, "size": len(config), "oid": "1"} for n in names]
-                ).encode()
-            else:
-                model = {"id": "org/model", "_id": "1", "sha": "a" * 40, "private": False}
-                body = json.dumps(model | {"siblings": [{"rfilename": name} for name in names]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            if is_file:
-                self.send_header("ETag", '"1"')
-                self.send_header("X-Repo-Commit", "a" * 40)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
-        done = weft(
-            "plan", "org/model", HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0"
-        )
-        hub.shutdown()
-        thread.join()
+    with hub_mirror() as hub:
+        hub.add("org/model", DEMO_MODEL)
+        done = weft("plan", "org/model", **hub.environment(tmp_path))
     assert done.returncode == 0, done.stderr
     plan = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
     weights_bytes = (DEMO_MODEL / "model.safetensors").stat().st_size
     assert float(plan["weights"].removesuffix(" MB")) == pytest.approx(weights_bytes / 1e6, rel=0.02)
     assert re.search(r"^at once +\d+ with 1,024 tokens each, \d+ with 4,096 tokens each \(never", done.stdout, re.M)
-    assert set(fetched) == {"config.json"}
+    names = {path.rpartition("/")[2] for _, path, _ in hub.asked if "/resolve/" in path}
+    assert names == {"config.json", "generation_config.json"}

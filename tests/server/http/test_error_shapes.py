@@ -52,4 +52,4 @@ def test_middleware_answers_in_the_shape_of_the_route(make_site: Any, path: str)
 
 
 def test_an_unknown_route_of_an_api_has_its_shape(make_site: Any) -> None:
-    assert make_site().call("POST", "/api/pull", json={}).json == {"error": "no such route: POST /api/pull"}
+    assert make_site().call("POST", "/api/push", json={}).json == {"error": "no such route: POST /api/push"}

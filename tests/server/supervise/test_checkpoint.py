@@ -1,32 +1,24 @@
 import contextlib
+import json
 import os
 import pathlib
 import shutil
 import socket
 import time
-from collections.abc import Iterable
-from functools import partial
 
 import httpx
-import huggingface_hub
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from huggingface_hub.errors import LocalEntryNotFoundError
-from huggingface_hub.utils._paths import filter_repo_objects
+from huggingface_hub import constants
 
 from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
+from tests.hub_mirror import Mirror
 from weft.server.cli import doctor
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint
 
-FILES = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
-
-
-def kept(files: list[str], asked: dict[str, object]) -> Iterable[str]:
-    """The files that a download with these options fetches."""
-    allow, ignore = asked["allow_patterns"], asked["ignore_patterns"]
-    return filter_repo_objects(files, allow_patterns=allow, ignore_patterns=ignore)  # type: ignore[arg-type]
+CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
 
 
 @pytest.fixture
@@ -142,6 +134,13 @@ LISTED = [
 ]
 
 
+def fetched(hub: Mirror) -> list[str]:
+    """The files that were asked for since the last call."""
+    asked = [path.partition("/resolve/")[2].partition("/")[2] for _, path, _ in hub.asked if "/resolve/" in path]
+    hub.asked.clear()
+    return asked
+
+
 @pytest.mark.parametrize(
     ("tag", "chosen"),
     [
@@ -154,47 +153,27 @@ LISTED = [
     ],
 )
 def test_one_model_of_a_repository_is_fetched(
-    gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tag: str | None, chosen: list[str] | str
+    gguf_file: pathlib.Path, hub: Mirror, tag: str | None, chosen: list[str] | str
 ) -> None:
-    model, asked = "org/m-GGUF" + f":{tag}" * bool(tag), list[object]()
-
-    def download(repo_id: str, **options: object) -> str:
-        if options.get("local_files_only"):
-            raise LocalEntryNotFoundError("not in the cache")
-        asked.extend(kept(LISTED, options))
-        for name in asked:
-            (gguf_file.parent / str(name)).parent.mkdir(exist_ok=True)
-            shutil.copy(gguf_file, gguf_file.parent / str(name))
-        return str(gguf_file.parent)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(checkpoint, "_listed", lambda repository: LISTED)
+    hub.repositories["org/m-GGUF"] = {name: gguf_file.read_bytes() + name.encode() for name in LISTED}
+    model = "org/m-GGUF" + f":{tag}" * bool(tag)
     if isinstance(chosen, str):
         with pytest.raises(StartError, match=f"^model: org/m-GGUF: {chosen}$"):
             checkpoint.resolve(model)
     else:
         with contextlib.suppress(StartError):  # two copies are no parts
             checkpoint.resolve(model)
-        assert asked == chosen
+        assert fetched(hub) == chosen
 
 
-def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = gguf_file.parent.parent / "hub"
-    snapshot = hub / "models--org--m-GGUF" / "snapshots" / "0123"
-    snapshot.mkdir(parents=True)
-    (hub / "models--org--m-GGUF" / "refs").mkdir()
-    (hub / "models--org--m-GGUF" / "refs" / "main").write_text("0123")
-    shutil.copy(gguf_file, snapshot)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", partial(huggingface_hub.snapshot_download, cache_dir=hub))
-    monkeypatch.setattr(checkpoint, "_listed", None)
-    assert checkpoint.resolve("org/m-GGUF:Q8_0").name == "qwen-Q8_0"
-
-    def unreachable(repository: str) -> list[str]:
-        raise OSError("offline")
-
-    monkeypatch.setattr(checkpoint, "_listed", unreachable)
-    assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q8_0"
-    with pytest.raises(StartError, match=r"^model: org/m-GGUF: download failed: offline$"):
+def test_a_model_in_the_cache_needs_no_network(
+    gguf_file: pathlib.Path, hub: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories["org/m-GGUF"] = {gguf_file.name: gguf_file.read_bytes()}
+    checkpoint.resolve("org/m-GGUF:Q8_0")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert checkpoint.resolve("org/m-GGUF:Q8_0").name == checkpoint.resolve("org/m-GGUF").name == "qwen-Q8_0"
+    with pytest.raises(StartError, match=r"^model: org/m-GGUF: not in the cache, and HF_HUB_OFFLINE forbids to ask"):
         checkpoint.resolve("org/m-GGUF:Q6_K")
     monkeypatch.setattr(httpx, "head", lambda address, **options: httpx.Response(503))
     details = [doctor._model(Settings(model=f"org/m-GGUF:{tag}")).detail for tag in ("Q8_0", "Q6_K")]
@@ -204,71 +183,47 @@ def test_a_model_in_the_cache_needs_no_network(gguf_file: pathlib.Path, monkeypa
 def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a minute of retries ended in a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
     began = time.monotonic()
-    with pytest.raises(StartError, match=r"^model: org/m-GGUF: not in the cache, and the hub cannot be reached \("):
-        checkpoint.resolve("org/m-GGUF:Q6_K")
+    for model in ("org/m-GGUF:Q6_K", "org/model"):
+        with pytest.raises(StartError, match=r"^model: org/m.*: not in the cache, and the hub cannot be reached \("):
+            checkpoint.resolve(model)
     assert time.monotonic() - began < 10.0
 
 
-def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(
-    gguf_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_in_the_cache_does_not_decide_which_model_is_meant(gguf_file: pathlib.Path, hub: Mirror) -> None:
     """After `org/m-GGUF:Q8_0`, `org/m-GGUF` was that file, and not its Q4_K_M."""
-    shutil.copy(gguf_file, gguf_file.with_name("qwen-Q4_K_M.gguf"))
-    others = gguf_file.parent.parent / "others"
-    others.mkdir()
-    shutil.copy(gguf_file, others)
-
-    def download(repo_id: str, **options: object) -> str:
-        return str(others if options.get("local_files_only") else gguf_file.parent)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(checkpoint, "_listed", lambda repository: ["qwen-Q4_K_M.gguf", "qwen-Q8_0.gguf"])
+    data = gguf_file.read_bytes()
+    hub.repositories["org/m-GGUF"] = {"qwen-Q8_0.gguf": data, "qwen-Q4_K_M.gguf": data}
+    assert checkpoint.resolve("org/m-GGUF:Q8_0").name == "qwen-Q8_0"
     assert checkpoint.resolve("org/m-GGUF").name == "qwen-Q4_K_M"
 
 
-@pytest.mark.parametrize("model", ["qwen3:0.6b", "library/llama3.2:latest", "hf.co/org/name-GGUF:Q4_K_M"])
+@pytest.mark.parametrize("model", ["phi9:3b", "library/phi9:latest", "a/b/phi9:3b"])
 def test_a_name_of_ollamas_is_known_as_such(model: str) -> None:
-    with pytest.raises(StartError, match=rf"^model: no such folder: {model}: .*Ollama.* such as Qwen/Qwen3-0\.6B$"):
+    with pytest.raises(
+        StartError, match=rf"^model: no such folder: {model}: .*Ollama.* or a name that `weft pull` lis"
+    ):
         checkpoint.resolve(model)
 
 
-def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    def download(repo_id: str, **options: object) -> str:
-        asked.append(options["allow_patterns"])
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    (folder / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new"}')
-    with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported: it has no native"):
-        checkpoint.resolve("org/not-cached")
-    with pytest.raises(
-        StartError,
-        match=r"^model: architecture NewForCausalLM is not supported natively \(`weft models --architectures`",
+def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(hub: Mirror) -> None:
+    config = b'{"architectures": ["NewForCausalLM"], "model_type": "new"}'
+    hub.repositories["org/new"] = {"config.json": config, "a.safetensors": b"a", "tokenizer.json": b"t"}
+    for model_impl, fault in (
+        ("auto", r"is not supported: it has no native"),
+        ("native", r"is not supported natively \(`weft models --architectures`"),
     ):
-        checkpoint.resolve("org/not-cached", model_impl="native")
-    assert asked == [checkpoint.CONFIG_PATTERNS] * 2
-    with pytest.raises(StartError, match=r"^speculative: architecture NewForCausalLM"):
-        checkpoint.resolve_draft("org/not-cached", model_impl="native")
+        with pytest.raises(StartError, match=rf"^speculative: architecture NewForCausalLM {fault}"):
+            checkpoint.resolve_draft("org/new", model_impl=model_impl)
+    assert set(fetched(hub)) == {"config.json"}
 
 
-def test_adapters_are_folders_or_downloaded(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-
-    def download(repo_id: str, **options: object) -> str:
-        asked.append((repo_id, options["allow_patterns"]))
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+def test_adapters_are_folders_or_downloaded(folder: pathlib.Path, hub: Mirror) -> None:
+    hub.repositories["org/lora"] = {"README.md": b"r", "adapter_config.json": b"{}", "adapter_model.safetensors": b"a"}
     for source, fault in (
         (str(folder), f"no adapter_config.json in {folder}"),
         (str(folder / "no"), f"no such folder: {folder / 'no'}"),
-        ("org/lora", f"no adapter_config.json in {folder}"),
     ):
         with pytest.raises(StartError, match=f"^lora: a: {fault}$"):
             checkpoint.find(Settings(lora={"a": source}))
@@ -277,39 +232,39 @@ def test_adapters_are_folders_or_downloaded(folder: pathlib.Path, monkeypatch: p
         "speculative",
         "chat_template",
     }
-    assert asked == [("org/lora", ["adapter_config.json", "adapter_model.safetensors"])]
-    for name in checkpoint.ADAPTER_PATTERNS:
+    assert fetched(hub) == []
+    found = checkpoint.find(Settings(lora={"a": "org/lora"}))["lora"]
+    assert sorted(fetched(hub)) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert checkpoint.find(Settings(lora={"a": "org/lora"}))["lora"] == found and fetched(hub) == []
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / name).touch()
-    for source in (str(folder), os.path.relpath(folder), "org/lora"):
+    for source in (str(folder), os.path.relpath(folder)):
         assert checkpoint.find(Settings(lora={"a": source}))["lora"] == {"a": str(folder)}
 
 
-def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
-
-    def download(repo_id: str, **options: object) -> str:
-        asked.update(options, repo_id=repo_id)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert checkpoint.resolve("org/name") == folder
-    assert list(kept([*FILES, "consolidated.safetensors"], asked)) == FILES[:4]  # there are no safetensors yet
-    (folder / "a.safetensors").touch()
-    assert checkpoint.resolve("org/name") == folder
-    assert checkpoint.served_name("org/name") == "org/name"
-    assert asked["repo_id"] == "org/name"
-    assert list(kept(FILES, asked)) == FILES[:3]
-    assert checkpoint.resolve("org/name", is_plan=True) == folder
-    assert list(kept(FILES, asked)) == FILES[:1]
-    assert checkpoint.resolve_draft("org/name", is_plan=True) == str(folder)
-    assert list(kept(FILES, asked)) == FILES[:1]
+def test_pickled_weights_are_fetched_only_where_there_are_no_others(hub: Mirror) -> None:
+    files = {"config.json": CONFIG, "tokenizer.json": b"t", "modeling.py": b"m", "pytorch_model.bin": b"p"}
+    files |= {"chat_template.jinja": b"c", "x/config.json": b"x", "consolidated.safetensors": b"s"}
+    hub.repositories |= {"org/old": files, "org/new": {**files, "a.safetensors": b"a"}}
+    assert checkpoint.resolve("org/old", is_plan=True) == checkpoint.resolve("org/old", is_plan=True)
+    assert fetched(hub) == ["config.json"]
+    wanted = {"tokenizer.json", "chat_template.jinja"}
+    for model, weights in (("org/old", "pytorch_model.bin"), ("org/new", "a.safetensors")):
+        checkpoint.resolve(model)
+        assert {*fetched(hub)} - {"config.json"} == {*wanted, weights}
+        assert checkpoint.served_name(model) == checkpoint.served_name(f"https://huggingface.co/{model}") == model
 
 
-def test_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(repo_id: str, **_: object) -> str:
-        raise LocalEntryNotFoundError("several\nlines")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(StartError) as caught:
-        checkpoint.resolve("org/name")
-    assert str(caught.value) == "model: org/name: no such folder, not in the cache, and the hub cannot be reached"
+def test_a_model_that_is_too_large_is_told_before_its_weights_are_fetched(hub: Mirror) -> None:
+    sizes = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 200, "vocab_size": 1000}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_attention_heads": 512,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 9,
+    }
+    hub.repositories["org/huge"] = {"config.json": json.dumps(config | sizes).encode(), "a.safetensors": b"a"}
+    told = r"^model: org/huge needs [\d.,]+ [GT]B of memory, and .* are free: take a smaller model, or one in fewer"
+    with pytest.raises(StartError, match=told):
+        checkpoint.find(Settings(model="org/huge", device="cpu", lora={"a": "org/lora"}))
+    assert fetched(hub) == ["config.json"]

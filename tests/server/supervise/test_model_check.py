@@ -125,7 +125,7 @@ def test_nothing_is_said_of_templates_where_vectors_are_asked_of_a_model(folder:
 @pytest.mark.parametrize(
     ("model", "fault"),
     [
-        ("qwen3:0.6b", "Weft wants a folder with config.json and safetensors, a GGUF file, or a hub id"),
+        ("phi9:3b", "Weft wants a folder with config.json and safetensors, a GGUF file, or a hub id"),
         ("/no/such/file.gguf", "no such file: /no/such/file.gguf"),
     ],
 )
@@ -133,6 +133,11 @@ def test_the_doctor_says_what_serve_says(model: str, fault: str) -> None:
     finding = doctor._model(Settings(model=model))
     assert finding.status == "missing"
     assert fault in finding.detail
+
+
+def test_the_doctor_fetches_nothing() -> None:
+    finding = doctor._model(Settings(model="https://a.example/m.gguf"))
+    assert (finding.status, finding.advice) == ("note", "weft pull fetches it")
 
 
 def test_what_is_broken_is_left_to_who_reads_it(folder: pathlib.Path) -> None:

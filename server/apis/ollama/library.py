@@ -1,0 +1,231 @@
+"""The routes by which Ollama's clients fetch and remove models: /api/pull and /api/delete, and what is in the library.
+
+What a server serves is settled when it starts. A model that is fetched here is there for the next start, and the
+stream of its fetching says so. Names are those of the hub and short ones: no addresses and no folders, so that nobody
+makes this machine ask others. Whether all this is allowed is the operator's decision (`api_pulls`).
+"""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.engine.wire.waiting_threads import WaitingThreads
+from weft.server.apis.ollama.body import FRAMING, ShowBody, time_text
+from weft.server.errors import ApiError, InvalidRequestError, ModelNotFoundError, NotAllowedError
+from weft.server.http.auth import listens_on_loopback
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.middleware import ollama_error
+from weft.server.http.sse import EventStream
+from weft.server.library import library
+from weft.server.library.contents import Facts, facts_of, weights_of
+from weft.server.library.download import LibraryError, Remote
+from weft.server.library.names import OnHub, elsewhere
+from weft.server.settings import Settings
+from weft.server.task.body import AnyTypeRoute
+from weft.server.task.validation import ignored_fields, ignored_header
+
+T = TypeVar("T")
+
+_TELL_EVERY_S = 0.2
+_THREADS = WaitingThreads("library", 4)
+"""A download waits for others here, for a lock and for the network."""
+_END = {"status": "success"}
+
+router = APIRouter(route_class=AnyTypeRoute)
+Context = Annotated[ServerContext, Depends(get_context)]
+
+
+class PullBody(ShowBody):
+    """The body of POST /api/pull. Without `stream` the answer is streamed."""
+
+    stream: bool | None = None
+
+
+class _LeftError(Exception):
+    """Nobody waits for the download any more."""
+
+
+class _Pull:
+    """A download in a thread, and what has come of it since somebody last looked."""
+
+    def __init__(self, source: OnHub) -> None:
+        self._source = source
+        self._changed: dict[str, dict[str, object]] = {}
+        self._lock = threading.Lock()
+        self._is_unwanted = False
+        self.future = asyncio.wrap_future(_THREADS.submit(self._run))
+
+    def _run(self) -> None:
+        library.bring(self._source, self._report, refresh=True)
+
+    def _report(self, remote: Remote, num_bytes: int) -> None:
+        if self._is_unwanted:
+            raise _LeftError
+        short = remote.digest.partition(":")[2][:12]
+        status = {"status": f"pulling {short}", "digest": remote.digest, "total": remote.size}
+        with self._lock:
+            self._changed[remote.name] = {**status, "completed": num_bytes}
+
+    def changes(self) -> list[dict[str, object]]:
+        """The latest state of each file of which more has arrived."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+        return [*changed.values()]
+
+    def leave(self) -> None:
+        """End it at the next byte; what has arrived is kept."""
+        self._is_unwanted = True
+        self.future.cancel()
+
+
+@router.post("/api/pull")
+async def pull(body: PullBody, context: Context) -> Response:
+    """Fetch a model of the hub into the library, and tell in JSON lines how far it is."""
+    _check_allowed(context.settings)
+    ignored = ignored_header(ignored_fields(body, {}, strict=context.settings.strict_params))
+    name = _named(body)
+    pulling = _Pull(_on_hub(name))
+    if body.stream is False:
+        try:
+            await _wait(pulling)
+        finally:
+            pulling.leave()
+        return Response(msgspec.json.encode(_END), media_type="application/json", headers=ignored)
+    note = {"status": f"{name} is in the library; this server serves what it was started with: weft serve {name}"}
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        yield _line({"status": "pulling manifest"})
+        while not pulling.future.done():
+            await asyncio.wait([pulling.future], timeout=_TELL_EVERY_S)
+            for status in pulling.changes():
+                yield _line(status)
+        await _wait(pulling)
+        if name not in context.models:
+            yield _line(note)
+
+    def failed(error: ApiError) -> bytes:
+        return ollama_error(error) + b"\n"
+
+    end = partial(_line, _END)
+    return EventStream(lines(), end, failed, headers=ignored, ping_s=0, close=pulling.leave, framing=FRAMING)
+
+
+@router.delete("/api/delete")
+async def delete(body: ShowBody, request: Request, context: Context) -> Response:
+    """Remove a model from the library, unless it is served here."""
+    _check_allowed(context.settings)
+    ignored = ignored_header(ignored_fields(body, {}, strict=context.settings.strict_params))
+    name = _named(body)
+    source = _on_hub(name)
+    place = await _called(partial(library.find, source))
+    served = {file for entry in context.settings.fleet.values() for file in weights_of(Path(entry.model or ""))}
+    if name in context.models or (place is not None and not served.isdisjoint(weights_of(place))):
+        raise InvalidRequestError(f"{name} is served here: end the server before it is removed", param="model")
+    try:
+        await _called(partial(library.drop, source))
+    except LibraryError as error:
+        raise ModelNotFoundError(str(error), param="model") from None
+    return Response(headers=ignored)
+
+
+def may_pull(settings: Settings) -> bool:
+    """Whether clients may change the library; by default only those of this machine, if nobody else can ask."""
+    if settings.api_pulls is not None:
+        return settings.api_pulls
+    is_open = settings.api_key or settings.allowed_hosts or settings.cors_origins
+    return not is_open and listens_on_loopback(settings.host)
+
+
+def card(name: str, facts: Facts, family: str = "") -> dict[str, Any]:
+    """A model in the lists of /api/tags and /api/ps."""
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": time_text(facts.modified),
+        "size": facts.size_bytes,
+        "digest": hashlib.sha256(name.encode("utf-8", "replace")).hexdigest(),
+        "details": details(facts, family),
+    }
+
+
+def details(facts: Facts, family: str) -> dict[str, Any]:
+    """What a model's files are."""
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": facts.quantization,
+    }
+
+
+@lru_cache(maxsize=64)
+def served_facts(folder: str | None) -> Facts:
+    """Those of a served model, whose files stay as they are."""
+    return facts_of(Path(folder)) if folder else Facts(0, "safetensors", "", 0.0)
+
+
+async def cards_of_library(context: ServerContext) -> list[dict[str, Any]]:
+    """The models of the library that are not served here; none if clients may not change it."""
+    return [card(entry.name, entry.facts) for entry in await _entries(context) if entry.name not in context.models]
+
+
+async def shown_of_library(context: ServerContext, name: str | None) -> dict[str, Any] | None:
+    """The answer of /api/show for a model that is in the library and not served; None: there is none."""
+    entries = [] if name in context.models else await _entries(context)
+    facts = next((entry.facts for entry in entries if entry.name == name), None)
+    if facts is None:
+        return None
+    nothing = {"modelfile": "", "parameters": "", "template": "", "model_info": {}, "capabilities": []}
+    return {**nothing, "details": details(facts, ""), "modified_at": time_text(facts.modified)}
+
+
+async def _entries(context: ServerContext) -> list[library.Entry]:
+    return await _called(lambda: list(library.entries())) if may_pull(context.settings) else []
+
+
+def _check_allowed(settings: Settings) -> None:
+    if not may_pull(settings):
+        raise NotAllowedError("models are not fetched or removed over HTTP here: set api_pulls to allow it")
+
+
+def _named(body: ShowBody) -> str:
+    if not (name := body.model or body.name):
+        raise InvalidRequestError("model must name a model, got none", param="model")
+    return name
+
+
+def _on_hub(name: str) -> OnHub:
+    try:
+        source = elsewhere(name)
+    except LibraryError as error:
+        raise ModelNotFoundError(str(error), param="model") from None
+    if not isinstance(source, OnHub):
+        raise InvalidRequestError(f"model must be one of the hub, got {name[:200]}", param="model")
+    return source
+
+
+async def _called(function: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(_THREADS.submit(function))
+
+
+async def _wait(pulling: _Pull) -> None:
+    """The end of a download; its faults are the caller's to know."""
+    try:
+        await pulling.future
+    except LibraryError as error:
+        raise InvalidRequestError(str(error), param="model") from None
+
+
+def _line(status: Mapping[str, object]) -> bytes:
+    return msgspec.json.encode(status) + b"\n"
