@@ -28,6 +28,7 @@ from weft.server.supervise.child import python_command
 from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
 from weft.server.text.shield import one_line
 from weft.server.text.template_files import TemplateFileError, read_text
+from weft.server.text.template_process import processes
 
 logger = logging.getLogger(__name__)
 
@@ -304,6 +305,8 @@ def check_tokenizer(folder: pathlib.Path, task: str = "auto", template: pathlib.
         StartError: The tokenizer has more tokens than the model.
     """
     vocab_size = identify(folder).fields.optional_integer("vocab_size")
+    if task in ("auto", "generate"):
+        processes().start()  # beside what is read first
     try:
         tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
         config_file = folder / "tokenizer_config.json"

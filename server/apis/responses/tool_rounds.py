@@ -252,7 +252,7 @@ async def list_servers(
     most = size + len(uses) * context.settings.mcp_max_bytes  # bytes of schemas
     listed = await context.workers.run_light(most, hosted_functions, listings, own_names)
     can_show = partial(_can_show, model.tokenizer)
-    functions, odd = await context.workers.run_light(most, presentable, listed, can_show)
+    functions, odd = await context.workers.run_template(model.tokenizer, most, presentable, listed, can_show)
     left_out = [path for listing in listings for path in listing.left_out]
     prewarms = body.prompt_cache_options is not None and bool(body.prompt_cache_options.prewarm)
     return McpTools(listings, [] if prewarms else approved, HostedTools(functions, left_out=[*left_out, *odd]))
