@@ -14,6 +14,7 @@ import pathlib
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from weft.engine.gguf.file import GgufError, parts
 from weft.engine.gguf.folder import DEFAULT_TAG, choose, made_folder, stem
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import adapter_files
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.settings import Settings, StartError
 from weft.server.supervise.child import python_command
 from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
@@ -30,8 +32,11 @@ from weft.server.text.shield import one_line
 from weft.server.text.template_files import TemplateFileError, read_text
 from weft.server.text.template_process import processes
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+FOLDER_S = 30.0
+"""How long a disk may take to say what an adapter's folder holds."""
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
@@ -143,13 +148,25 @@ def resolve_template(file: str | None, place: str = "model") -> pathlib.Path | N
 def _resolve_adapter(name: str, source: str) -> pathlib.Path:
     """The folder of an adapter, absolute; from the hub if there is none here. Raises StartError."""
     folder, setting = pathlib.Path(source).expanduser(), f"lora: {name}"
-    if not folder.is_dir() and is_hub_id(source):
+    if not _answered(folder.is_dir, folder, setting) and is_hub_id(source):
         folder = _download(source, setting, ADAPTER_PATTERNS)
+
+    def checked() -> pathlib.Path:
+        adapter_files(found := folder.resolve())
+        return found
+
     try:
-        adapter_files(folder := folder.resolve())
+        return _answered(checked, folder, setting)
     except ModelError as error:
         raise StartError(f"{setting}: {error}") from None
-    return folder
+
+
+def _answered(look: Callable[[], T], folder: pathlib.Path, setting: str) -> T:
+    """What a look at a folder returns; raises StartError if its disk hangs."""
+    try:
+        return WaitingThreads("disk", 1).submit(look).result(FOLDER_S)
+    except TimeoutError:
+        raise StartError(f"{setting}: the disk of {folder} does not answer within {FOLDER_S:g} s") from None
 
 
 def served_name(model: str | None) -> str:

@@ -3,9 +3,11 @@ import os
 import pathlib
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import httpx
 import huggingface_hub
@@ -313,3 +315,22 @@ def test_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartError) as caught:
         checkpoint.resolve("org/name")
     assert str(caught.value) == "model: org/name: no such folder, not in the cache, and the hub cannot be reached"
+
+
+@pytest.mark.parametrize("hung", ["is_dir", "resolve", "stat"])
+def test_a_disk_that_hangs_does_not_hold_up_the_start(
+    hung: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weft serve` waited for ever, without a word, whatever it asked of the folder of an adapter."""
+    answers, real = threading.Event(), getattr(pathlib.Path, hung)
+
+    def waits(path: pathlib.Path, *args: Any, **more: Any) -> Any:
+        if path.is_relative_to(tmp_path) and threading.current_thread() is not threading.main_thread():
+            answers.wait(30)
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(pathlib.Path, hung, waits)
+    monkeypatch.setattr(checkpoint, "FOLDER_S", 0.1)
+    with pytest.raises(StartError, match=f"^lora: a: the disk of {tmp_path} does not answer within 0.1 s$"):
+        checkpoint.find(Settings(lora={"a": str(tmp_path)}))
+    answers.set()
