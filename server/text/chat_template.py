@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.server.text.template_calls import COMPILE, PROBE, REFUSED, RENDER
+from weft.server.text.shield import one_line
+from weft.server.text.template_calls import COMPILE, MAX_FAULT_CHARS, PROBE, REFUSED, RENDER
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
 from weft.server.text.template_process import ProcessDiedError, TemplateLimitError, TemplateProcesses, processes
 
@@ -121,7 +122,7 @@ class ChatTemplate:
         for note in outcome[1]:
             if note not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add(note)
-                logger.warning("%s. This is said once", note)
+                logger.warning("%s. This is said once", one_line(note, 2 * MAX_FAULT_CHARS))
         return prompt
 
     def _probe(self) -> None:

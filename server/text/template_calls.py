@@ -16,6 +16,8 @@ COMPILE, PROBE, RENDER = "compile", "probe", "render"
 """The operations."""
 DONE, REFUSED, TOO_MUCH = "done", "refused", "too much"
 """The outcomes."""
+MAX_FAULT_CHARS: Final = 1000
+"""Of what a template says of messages, or of its own fault."""
 
 
 def read_exactly(link: socket.socket, num_bytes: int) -> bytearray:

@@ -15,7 +15,17 @@ import socket
 import sys
 from typing import Any, Final
 
-from weft.server.text.template_calls import ANSWER, CALL, COMPILE, DONE, PROBE, REFUSED, TOO_MUCH, read_exactly
+from weft.server.text.template_calls import (
+    ANSWER,
+    CALL,
+    COMPILE,
+    DONE,
+    MAX_FAULT_CHARS,
+    PROBE,
+    REFUSED,
+    TOO_MUCH,
+    read_exactly,
+)
 from weft.server.text.template_renderer import RefusedError, TemplateRenderer
 from weft.server.text.template_sandbox import TemplateSourceError
 
@@ -25,7 +35,6 @@ MAX_TEMPLATES: Final = 64
 """A process that has compiled more ends."""
 _SHARE_TO_END: Final = 4
 """A process that has kept one part in so many of its memory ends."""
-_MAX_FAULT_CHARS: Final = 1000
 _PAGE_BYTES: Final = resource.getpagesize()
 
 
@@ -40,7 +49,9 @@ def main(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _be_first_to_go()
     start = _address_bytes()
-    resource.setrlimit(resource.RLIMIT_AS, (start + max_bytes, start + max_bytes))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = start + max_bytes if hard == resource.RLIM_INFINITY else min(start + max_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     gc.set_threshold(100_000)  # a conversation is many objects, and none is garbage before it is rendered
     link, renderers = socket.socket(fileno=0), dict[int, TemplateRenderer]()
     while len(renderers) <= MAX_TEMPLATES and _address_bytes() < start + max_bytes // _SHARE_TO_END:
@@ -78,7 +89,7 @@ def _answer(
             return [DONE], ""
         text = renderer.render(*arguments)
     except (RefusedError, TemplateSourceError) as error:
-        return [REFUSED, str(error)[:_MAX_FAULT_CHARS]], ""
+        return [REFUSED, str(error)[:MAX_FAULT_CHARS]], ""
     if len(text) > MAX_CHARS:
         return [TOO_MUCH, f"it writes more than {MAX_CHARS} characters"], ""
     return [DONE, renderer.notes], text
@@ -94,8 +105,12 @@ def _be_first_to_go() -> None:
 
 
 def _address_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * _PAGE_BYTES
+    """The size of the address space; 0 if it is unknown."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * _PAGE_BYTES
+    except OSError:
+        return 0
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ _START_AFTER_S: Final = 0.05
 _WAIT_S: Final = 300.0
 """A process that was stopped, or gets no core, is ended after so long."""
 _MAX_ANSWER_BYTES: Final = 1 << 30
-_KEPT: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
-"""The environment of a process; others hold keys."""
+_KEPT: Final = ("PATH", "HOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
+"""The environment of a process, with what is for Python; other variables may hold keys."""
 
 
 class TemplateLimitError(Exception):
@@ -59,7 +59,7 @@ class _Process:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                env={name: text for name, text in os.environ.items() if name in _KEPT or name.startswith("PYTHON")},
                 start_new_session=True,
             )
 

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.server.text.conversation_repairs import shows_all, tools_told, ways
+from weft.server.text.template_calls import MAX_FAULT_CHARS
 from weft.server.text.template_forms import MessageForms, completed, wanted_forms, with_tools
 from weft.server.text.template_sandbox import LIST_CHANGES, compiled
 
-_MAX_FAULT_CHARS = 1000
-"""Of what a template says of messages."""
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -104,7 +103,7 @@ class TemplateRenderer:
         except MemoryError:
             raise
         except Exception as error:  # foreign code raises what it likes
-            fault = str(error)[:_MAX_FAULT_CHARS]
+            fault = str(error)[:MAX_FAULT_CHARS]
             raise RefusedError(f"the chat template refuses these messages: {fault}") from error
 
     def _repaired(

@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -207,6 +209,29 @@ def test_a_process_sees_no_keys_and_leaves_this_one_alone(monkeypatch: pytest.Mo
     assert not any(f"/{name}/" in maps for name in ("torch", "transformers", "tokenizers", "pydantic_core"))
     assert [resource.getrlimit(each) for each in (resource.RLIMIT_DATA, resource.RLIMIT_AS)] == limits
     runner.close()
+
+
+def test_a_limit_of_the_server_itself_holds_for_its_processes() -> None:
+    """A process could not start where the limit was below its own."""
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (800 << 20, 900 << 20))
+from weft.server.text.chat_template import ChatTemplate
+print(ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "Hi"}], True, {}))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("Hi\n", 0), done.stderr
+
+
+def test_what_a_template_says_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    source = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no\\nINFO \\x1b[31mforged') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    messages = [{"role": "system", "content": "a"}, *MESSAGES]
+    assert "Hi there" in ChatTemplate(source).render(messages, True, {})
+    [record] = caplog.records
+    assert record.getMessage().isprintable() and "no INFO [31mforged" in record.getMessage()
 
 
 def test_a_file_is_bounded_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
