@@ -79,9 +79,12 @@ class _Process:
             if not num_first <= num_bytes <= _MAX_ANSWER_BYTES:
                 raise OSError("the answer is too long")
             answer = memoryview(read_exactly(self._link, num_bytes))
+            head = json.loads(bytes(answer[:num_first]))
         except (EOFError, OSError) as error:
             raise self._fault(error, seconds) from None
-        head = json.loads(bytes(answer[:num_first]))
+        except BaseException:  # the rest of the answer would be taken for that of the next call
+            self.close()
+            raise
         if head[0] == TOO_MUCH:
             raise TemplateLimitError(head[1])
         if head[0] == DONE:

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from weft.server.text import chat_template
+from weft.server.text import chat_template, template_process
 from weft.server.text.chat_template import ChatTemplate, ChatTemplateError
 from weft.server.text.template_files import TemplateFileError, read_text
 from weft.server.text.template_process import TemplateProcesses
@@ -175,6 +176,17 @@ def test_a_process_that_dies_is_replaced() -> None:
     assert template.render(MESSAGES, True, {}) == "x"
     runner.close()
     assert set(_children()) == before
+
+
+def test_a_call_that_is_broken_off_leaves_nothing_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = TemplateProcesses()
+    template = ChatTemplate("{{ messages[0].content }}", runner)
+    template.render(MESSAGES, True, {})
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(template_process, "read_exactly", Mock(side_effect=KeyboardInterrupt))
+        template.render(MESSAGES, True, {})
+    assert template.render([{"role": "user", "content": "other"}], True, {}) == "other"
+    runner.close()
 
 
 def test_nobody_waits_for_a_template_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
