@@ -31,6 +31,8 @@ BROKEN = "use /v1/completions, or name another template with --chat-template"
 MAX_SOURCE_CHARS = 1 << 20
 MAX_SECONDS = 10.0
 """Of one rendering. Conversations of the largest body take a tenth."""
+COMPILE_SECONDS = 3.0
+"""The largest template of a published model takes a twentieth."""
 PROBE_SECONDS = 1.0
 """Of the renderings of short messages that tell which forms a template takes."""
 _MAX_TOLD = 64
@@ -83,7 +85,7 @@ class ChatTemplate:
             fault = f"it must have at most {MAX_SOURCE_CHARS} characters, has {len(source)}"
             raise ChatTemplateError(f"the chat template is invalid: {fault}")
         try:
-            outcome, _ = self._call(COMPILE, MAX_SECONDS)
+            outcome, _ = self._call(COMPILE, COMPILE_SECONDS)
         except TemplateLimitError as error:
             raise ChatTemplateError(f"the chat template is invalid: {error}") from None
         if outcome[0] == REFUSED:

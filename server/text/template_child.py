@@ -62,7 +62,9 @@ def main(max_bytes: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)  # which ends this process, whatever it is doing
         try:
             head, text = _answer(marshal.loads(read_exactly(link, num_bytes)), renderers)
-            body, has_memory = text.encode("utf-8", "surrogatepass"), True
+            body, has_memory = text.encode(), True
+        except UnicodeEncodeError:
+            head, body, has_memory = [REFUSED, "the chat template writes half a surrogate, which is no text"], b"", True
         except MemoryError:
             head, body, has_memory = [TOO_MUCH, f"it takes more than {max_bytes >> 20} MiB of memory"], b"", False
         first = json.dumps(head).encode()

@@ -89,7 +89,7 @@ class _Process:
             raise TemplateLimitError(head[1])
         if head[0] == DONE:
             self.keys.add(key)
-        return head, str(answer[num_first:], "utf-8", "surrogatepass")
+        return head, str(answer[num_first:], "utf-8")
 
     def _fault(self, error: Exception, seconds: float) -> Exception:
         """Why there is no answer. The process is ended."""

@@ -71,6 +71,7 @@ def runner() -> Iterator[TemplateProcesses]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_SECONDS", SECONDS)
+    monkeypatch.setattr(chat_template, "COMPILE_SECONDS", SECONDS)
     monkeypatch.setattr(chat_template, "PROBE_SECONDS", SECONDS)
 
 
@@ -103,7 +104,7 @@ def test_what_failed_for_short_messages_is_not_tried_again(runner: TemplateProce
 
 @pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_compiled_is_one_line(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 10.0)
+    monkeypatch.setattr(chat_template, "COMPILE_SECONDS", 10.0)
     with pytest.raises(ChatTemplateError, match="the chat template is invalid: ") as caught:
         ChatTemplate(source)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
@@ -119,11 +120,11 @@ def test_what_cannot_be_compiled_is_one_line(source: str, monkeypatch: pytest.Mo
         ("{% for i in [[1, [2]]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}", "12"),
         ("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) ~ 'a' ~ 2 }}", "<1>a2"),
         ("{{ tools[0] }} {{ n }} {{ x is none }} {{ f }}", f"{2**70} {-(2**64)} True 0.1"),
-        ("{{ s }}{{ messages[0].content }}", "\ud800\U0001f600\0Hi there"),
+        ("{{ s }}{{ messages[0].content }}", "\ufffd\U0001f600\0Hi there"),
     ],
 )
 def test_what_is_usual_is_as_it_was(source: str, text: str) -> None:
-    values = {"tools": [2**70], "n": -(2**64), "x": None, "f": 0.1, "s": "\ud800\U0001f600\0"}
+    values = {"tools": [2**70], "n": -(2**64), "x": None, "f": 0.1, "s": "\ufffd\U0001f600\0"}
     assert ChatTemplate(source).render(MESSAGES, True, values, repairs=False) == text
 
 
@@ -141,6 +142,16 @@ def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "{% for m in messages if m.content|length > 99 %}{{ m.content * 150000 }}{% endfor %}"
     with pytest.raises(ChatTemplateError, match="it writes more than 134217728 characters"):
         ChatTemplate(source).render([{"role": "user", "content": "x" * 1000}], True, {}, repairs=False)
+
+
+@pytest.mark.parametrize(
+    "written", ["'\\ud800'", "'a\\udfffb' * 3", "m.content[:1] ~ '\\ud83d'", "messages | tojson ~ '\\udc00'"]
+)
+def test_half_a_surrogate_is_refused(written: str) -> None:
+    """The tokenizer failed with it: a 500 for every chat."""
+    template = ChatTemplate("{% for m in messages %}{{ m.content ~ " + written + " }}{% endfor %}")
+    with pytest.raises(ChatTemplateError, match="writes half a surrogate"):
+        template.render(MESSAGES, True, {})
 
 
 def test_what_a_template_says_is_cut() -> None:
