@@ -32,7 +32,7 @@ MAX_SOURCE_CHARS = 1 << 20
 MAX_SECONDS = 10.0
 """Of one rendering. Conversations of the largest body take a tenth."""
 COMPILE_SECONDS = 3.0
-"""The largest template of a published model takes a twentieth."""
+"""A template of 50,000 characters takes a tenth."""
 PROBE_SECONDS = 1.0
 """Of the renderings of short messages that tell which forms a template takes."""
 _MAX_TOLD = 64
