@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar, cast
 
-from weft.engine.ranges import range_of
+from weft.engine.ranges import own_range, range_of
 from weft.engine.wire.errors import ModelError
 
 _T = TypeVar("_T")
@@ -105,6 +105,18 @@ class Fields:
                 _, high = range_of(name, isinstance(value, int))
                 if not cast(float, value) <= high:
                     raise Fields({name: value}, self._where).wrong(name, f"at most {high:.15g}")
+
+    def check_own(self, sections: Iterable[str] = ()) -> None:
+        """Refuse numbers outside of the ranges that their fields have, whoever reads them later.
+
+        Args:
+            sections: Objects whose numbers, at any depth, are looked at, too. Others are read by nobody.
+        """
+        for name, value in self._values.items():
+            if _is_a(value, (int, float)) and own_range(name) is not None:
+                self._within(name, cast(float, value), is_integer=isinstance(value, int))
+            elif isinstance(value, dict) and name in sections:
+                self.section(name).check_own(value)
 
     def integer_or_auto(self, name: str, default: int) -> int:
         """An integer; the default if absent or "auto"."""

@@ -27,9 +27,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     (r"hidden_size|vocab_size|block_multiple_of", 1, MAX_SIZE),
     (r".*experts(_per_tok(en)?)?|.*topk|moe_k", 0, MAX_NUM_EXPERTS),
     (r".*heads|n_head", 1, 1 << 16),
-    (r"sliding_window_pattern|.*_(interval|period)|(decoder|interleave|moe)_.*step|.*every_n_layers", 1, _ANY_INTEGER),
+    ("sliding_window_pattern", 0, _ANY_INTEGER),
+    (r".*_(interval|period)|(decoder|interleave|moe)_.*step|.*every_n_layers", 1, _ANY_INTEGER),
     (r"n_groups?|num_groups|mamba_n_groups", 1, 1 << 16),
-    (r".*(_size|_dim|_rank|_width|_kernel|_d_conv|_expand|L_cache)|n_embd?|n_inner|d_model|expand|dim", 0, MAX_SIZE),
+    (r".*intermediate_size|.*_per_layer_input|q_lora_rank|(qk_)?rot?(pe|ary)_(head_)?dim|.*window_size", 0, MAX_SIZE),
+    (
+        r".*(_size|_dim|_rank|_width|_kernel|_d_conv|_expand|L_cache)|n_embd?|n_inner|d_model|.*d_state|expand|dim",
+        1,
+        MAX_SIZE,
+    ),
     (r".*max_position_embeddings|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length", 1, MAX_CONTEXT),
     (r".*(theta|base_freq)|rotary_emb_base", 2.0, 1e15),
     (r"((short|long)_)?factor|alpha", 1e-3, 1e6),
@@ -46,8 +52,12 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 
 @cache
+def own_range(name: str) -> tuple[float, float] | None:
+    """The least and the largest value of a field; None: it is like any other."""
+    return next(((low, high) for pattern, low, high in _RANGES if re.fullmatch(pattern, name)), None)
+
+
 def range_of(name: str, is_integer: bool) -> tuple[float, float]:
-    """The least and the largest value of a field."""
+    """The least and the largest value of any field."""
     any_number = _ANY_INTEGER if is_integer else _ANY_NUMBER
-    found = ((low, high) for pattern, low, high in _RANGES if re.fullmatch(pattern, name))
-    return next(found, (-any_number, any_number))
+    return own_range(name) or (-any_number, any_number)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 MAX_MODELS = 64
 """Most models, and most aliases of all of them together."""
 
-ModelName = Annotated[str, Field(pattern=r"^[^\s,]+$", max_length=200)]
+ModelName = Annotated[str, Field(pattern=r"^[^\s,\x00-\x1f\x7f-\x9f]+$", max_length=200)]
 
 
 class ModelEntry(BaseModel):

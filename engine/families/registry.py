@@ -21,6 +21,8 @@ for _module in pkgutil.iter_modules(families.__path__):
     if _module.name != __name__.rpartition(".")[2]:
         importlib.import_module(f"{families.__name__}.{_module.name}")
 
+_ROPES = ("rope_scaling", "rope_parameters")
+"""Sections whose numbers count."""
 # Names that some configurations have for fields of this meaning.
 _ALIASES = {
     "n_embd": "hidden_size",
@@ -97,6 +99,7 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
         try:
             with understood(folder / "config.json"):
                 switches = family(own := own.with_aliases(_ALIASES))
+            own.check_own(_ROPES)
             architecture, fields = name, own
         except UseModule:
             if model_impl == "native":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from weft.engine.fields import Fields
+from weft.engine.weights.patterns import ModulePattern, module_pattern
 from weft.engine.wire.errors import ModelError
 
 
@@ -63,9 +64,9 @@ class Quantization:
 
     method: str
     name: str
-    rules: tuple[tuple[re.Pattern[str], Scheme], ...]
+    rules: tuple[tuple[ModulePattern, Scheme], ...]
     zeros_lack_one: bool = False
-    plain: tuple[re.Pattern[str], ...] = ()
+    plain: tuple[ModulePattern, ...] = ()
     has_kv_scales: bool = True
 
     def expected(self, module: str) -> Scheme | None:
@@ -163,7 +164,7 @@ def _plain(config: Fields, *names: str) -> tuple[re.Pattern[str], ...]:
     return *(re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in listed), _EMBEDDINGS
 
 
-def _always(scheme: Scheme) -> tuple[re.Pattern[str], Scheme]:
+def _always(scheme: Scheme) -> tuple[ModulePattern, Scheme]:
     return re.compile(""), scheme
 
 
@@ -329,7 +330,7 @@ def _compressed_tensors(config: Fields) -> Quantization:
     if sparsity != "dense":
         _refuse(f"sparsity_config with format {sparsity}", ("dense",))
     groups = config.section("config_groups")
-    rules: list[tuple[int, re.Pattern[str], Scheme]] = []
+    rules: list[tuple[int, ModulePattern, Scheme]] = []
     for name in groups.names():
         group = groups.section(name)
         layout = group.optional_text("format") or config.optional_text("format") or "int-quantized"
@@ -377,7 +378,7 @@ def _compressed_scheme(group: Fields, layout: str) -> Scheme:
     return replace(scheme, group_size=group_size if is_grouped else None)
 
 
-def _target(group: Fields, target: str, field: str = "targets") -> tuple[int, re.Pattern[str]]:
+def _target(group: Fields, target: str, field: str = "targets") -> tuple[int, ModulePattern]:
     """How closely a target names modules, closest first, and their pattern; a name of a class fits all of them."""
     if target.startswith("re:"):
         return 1, _pattern(group, field, target.removeprefix("re:"))
@@ -386,11 +387,11 @@ def _target(group: Fields, target: str, field: str = "targets") -> tuple[int, re
     return 2 if target == "Linear" else 3, re.compile("")
 
 
-def _pattern(fields: Fields, name: str, text: str) -> re.Pattern[str]:
+def _pattern(fields: Fields, name: str, text: str) -> ModulePattern:
     try:
-        return re.compile(text)
-    except re.error:
-        raise fields.wrong(name, "made of regular expressions") from None
+        return module_pattern(text)
+    except (re.error, RecursionError, OverflowError):
+        raise fields.wrong(name, "made of regular expressions that take little time") from None
 
 
 _GGUF = {

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import resource
 import sys
 
@@ -95,6 +96,10 @@ def configure(log_format: str, process: str) -> None:
         logging.getLogger(ours).setLevel(logging.INFO)
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What names from others must not do to a terminal or a log; lines and tabs are left."""
+
+
 class _Formatter(logging.Formatter):
     def __init__(self, process: str, *, is_json: bool) -> None:
         super().__init__()
@@ -119,4 +124,5 @@ class _Formatter(logging.Formatter):
             return json.dumps(line | ({"traceback": traceback} if traceback else {}), default=str, ensure_ascii=False)
         text = f"{time:%H:%M:%S} {record.levelname:<7} {self._process}: {record.getMessage()}"
         text += "".join(f" {name}={value}" for name, value in fields.items())
+        text = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
         return f"{text}\n{traceback}" if traceback else text

@@ -6,6 +6,7 @@ compared with what a format reads. A chat that the template refuses shows nothin
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ from weft.server.formats.reasoning import ReasoningFormat
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
 
+MAX_TRIAL_S: Final = 10.0
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Mapping[str, object]], bool], str]
 """Renders messages and tools, with a prompt for the next answer or without; raises ChatTemplateError."""
@@ -44,9 +46,12 @@ _SHOWN_TOOLS: Final = tuple(
 
 
 def renderer(tokenizer: TextTokenizer) -> Render:
-    """Render with the chat template of a checkpoint."""
+    """Render with the chat template of a checkpoint, for MAX_TRIAL_S at most: a slow one must not delay the start."""
+    end_time = time.monotonic() + MAX_TRIAL_S
 
     def render(messages: Sequence[Message], tools: Sequence[Mapping[str, object]], has_prompt: bool) -> str:
+        if time.monotonic() > end_time:
+            raise ChatTemplateError("the chat template is too slow to be tried")
         variables = {"tools": list(tools)} if tools else {}
         return "".join(
             tokenizer.render_chat(list(messages), TemplateOptions(has_prompt, repairs=False, variables=variables))

@@ -18,27 +18,57 @@ from weft.server.text.chat_template import ChatTemplateError
 from weft.server.text.text_tokenizer import TextTokenizer, TextTooLongError, TokenRoom
 
 
-def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> tuple[list[int], list[Pin]]:
+async def encode_chat(
+    tokenizer: TextTokenizer, chat: Chat, room: TokenRoom, workers: Workers, size: int
+) -> tuple[list[int], list[Pin]]:
     """Encode messages; return the prompt ids and the pins, which keep beginnings of the prompt in the prefix cache.
+
+    Args:
+        size: Of the messages, in bytes.
 
     Raises:
         InvalidRequestError: The template refuses the messages, or there is no template.
         TextTooLongError: There is no room for the prompt.
     """
+    pieces, shown = await workers.run_template(tokenizer, size, _rendered, tokenizer, chat)
+
+    def encode() -> tuple[list[int], list[Pin]]:
+        token_ids = tokenizer.encode_rendered(pieces, room)
+        return token_ids, _pins(tokenizer, chat, token_ids, shown, room)
+
+    return await workers.run(size, encode)
+
+
+def encode_now(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> list[int]:
+    """The prompt ids of messages, for what has a thread; raises as `encode_chat` does."""
+    pieces, _ = _rendered(tokenizer, Chat(chat.messages, chat.options, param=chat.param))
+    return tokenizer.encode_rendered(pieces, room)
+
+
+def _rendered(tokenizer: TextTokenizer, chat: Chat) -> tuple[list[str], list[str]]:
+    """The chat rendered, and with marks at its breakpoints if it has any."""
     try:
-        token_ids = tokenizer.encode_rendered(tokenizer.render_chat(chat.messages, chat.options), room)
-        return token_ids, pins_of(tokenizer, chat, token_ids, room)
+        return tokenizer.render_chat(chat.messages, chat.options), _marked(tokenizer, chat)
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param=chat.param) from exc
     except RecursionError as exc:
         raise InvalidRequestError(f"{chat.param} is nested too deeply", param=chat.param) from exc
 
 
+def _marked(tokenizer: TextTokenizer, chat: Chat) -> list[str]:
+    return tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options) if chat.breakpoints else []
+
+
 def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: TokenRoom) -> list[Pin]:
     """The pins of the chat's breakpoints within its prompt, or within a beginning of it."""
+    return _pins(tokenizer, chat, token_ids, _marked(tokenizer, chat), room)
+
+
+def _pins(
+    tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], rendered: list[str], room: TokenRoom
+) -> list[Pin]:
     if not chat.breakpoints:
         return []
-    rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
     bound = TokenRoom(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
     return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
 
@@ -77,8 +107,8 @@ class PromptEncoder:
             return prompts, list(self._task.input.pins)
         param = self._task.input.param
         with self._checking_context(param):
-            token_ids, pins = await self._workers.run(
-                self._task.size, encode_chat, self._tokenizer, self._task.input, self._room
+            token_ids, pins = await encode_chat(
+                self._tokenizer, self._task.input, self._room, self._workers, self._task.size
             )
         prompt = self._truncated(Prompt(token_ids))
         self._check_context([prompt], param)

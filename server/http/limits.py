@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from weft.engine.wire.machine import return_free_memory
 from weft.engine.wire.waiting_threads import WaitingThreads
@@ -155,8 +156,8 @@ class Workers:
 
     def __init__(self) -> None:
         """Threads start when they are first needed."""
-        self._usual = WaitingThreads("usual", 4)
-        self._long = WaitingThreads("long", 2)
+        self._pools = WaitingThreads("usual", 4), WaitingThreads("long", 2)
+        self._of_templates = WeakKeyDictionary[object, tuple[WaitingThreads, WaitingThreads]]()
         self._num_long = 0
 
     async def run(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -167,20 +168,36 @@ class Workers:
         """
         if size < SHORT_SIZE:
             return function(*args, **kwargs)
-        call = partial(function, *args, **kwargs)
-        if size < LONG_SIZE:
-            return await _run(self._usual, call)
-        if self._num_long >= MAX_NUM_LONG:
-            raise QueueFullError(f"at most {MAX_NUM_LONG} long requests may be prepared at once; try again in a moment")
-        self._num_long += 1
-        try:
-            return await _run(self._long, partial(_tidily, call))
-        finally:
-            self._num_long -= 1
+        return await self._run_in(self._pools, size, partial(function, *args, **kwargs))
+
+    async def run_template(self, owner: object, size: int, function: Callable[..., T], *args: Any) -> T:
+        """`run` for what renders a chat template, whatever its size, in a thread that is for this template alone.
+
+        A template is foreign and may be slow: it holds up only those who use it, too.
+
+        Args:
+            owner: Has the template.
+        """
+        pools = self._of_templates.get(owner)
+        if pools is None:
+            pools = self._of_templates[owner] = WaitingThreads("chats", 1), WaitingThreads("long chats", 1)
+        return await self._run_in(pools, size, partial(function, *args))
 
     async def run_light(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """`run` for work that takes little time for its size, such as parsing."""
         return await self.run(size if size >= LIGHT_SIZE else 0, function, *args, **kwargs)
+
+    async def _run_in(self, pools: tuple[WaitingThreads, WaitingThreads], size: int, call: Callable[[], T]) -> T:
+        usual, long = pools
+        if size < LONG_SIZE:
+            return await _run(usual, call)
+        if self._num_long >= MAX_NUM_LONG:
+            raise QueueFullError(f"at most {MAX_NUM_LONG} long requests may be prepared at once; try again in a moment")
+        self._num_long += 1
+        try:
+            return await _run(long, partial(_tidily, call))
+        finally:
+            self._num_long -= 1
 
 
 async def _run(threads: WaitingThreads, call: Callable[[], T]) -> T:

@@ -1,20 +1,23 @@
 """Opens a bounded session with one MCP server. Imports the `mcp` package, so it is imported on first use only.
 
 Whatever the package or the server does, requests go to the listed origin alone, and the bytes of all answers together
-are bounded. The package takes a list of tools as a whole or not at all, so it gets a stand-in for each.
+are bounded. The package takes a list of tools as a whole or not at all, so it gets a stand-in for each, and null for
+one that is no JSON.
 """
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 import httpx2
+import msgspec
 from mcp import Client
+from mcp.client import streamable_http
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import JSONRPCResponse
+from mcp.types import jsonrpc_message_adapter
 
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)  # it would log what servers send; failures are logged here
 
@@ -92,52 +95,57 @@ GIVEN = "weft/given"
 """In the `_meta` of a stand-in, what the server lists."""
 
 
-class _StandIns:
-    """What a server sends, with a stand-in for every tool of a list. A stream as the package reads it."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    @property
-    def last_context(self) -> object:
-        return getattr(self._inner, "last_context", None)
-
-    async def receive(self) -> Any:
-        return _with_stand_ins(await self._inner.receive())
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    def __aiter__(self) -> "_StandIns":
-        return self
-
-    async def __anext__(self) -> Any:
-        return _with_stand_ins(await self._inner.__anext__())
-
-    async def __aenter__(self) -> "_StandIns":
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        left: bool | None = await self._inner.__aexit__(kind, exc, trace)
-        return left
+_PIECES = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.S)
+"""Strings, the last of which may have no end, and brackets: what takes one step each."""
+_DEPTH = 4
+"""Of a tool in a message: message, result, list, tool."""
 
 
-def _with_stand_ins(sent: Any) -> Any:
-    message = getattr(sent, "message", None)  # None: the stream failed
-    if isinstance(message, JSONRPCResponse) and isinstance(tools := message.result.get("tools"), list):
-        message.result["tools"] = [
-            {"name": "tool", "inputSchema": {"type": "object"}, "_meta": {GIVEN: tool}} for tool in tools
-        ]
-    return sent
+class _Messages:
+    """Takes the place of the package's parser, for which one value in a tool that it cannot read spoils the list."""
+
+    def validate_json(self, content: str | bytes, *, by_name: bool) -> Any:
+        """Parse a message, with a stand-in for every tool of a list, and null for a tool that is no JSON."""
+        try:
+            sent = msgspec.json.decode(content)
+        except (ValueError, RecursionError):
+            try:
+                text = content if isinstance(content, str) else content.decode("utf-8", "replace")
+                sent = msgspec.json.decode(_mended(text))
+            except (ValueError, RecursionError):
+                return jsonrpc_message_adapter.validate_json(content, by_name=by_name)  # it says what is wrong
+        result = sent.get("result") if isinstance(sent, dict) else None
+        if isinstance(result, dict) and isinstance(tools := result.get("tools"), list):
+            result["tools"] = [
+                {"name": "tool", "inputSchema": {"type": "object"}, "_meta": {GIVEN: tool}} for tool in tools
+            ]
+        return jsonrpc_message_adapter.validate_python(sent, by_name=by_name)
 
 
-@asynccontextmanager
-async def _streams(url: str, http_client: httpx2.AsyncClient, max_bytes: int) -> AsyncIterator[tuple[Any, Any]]:
-    async with streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes) as (received, sent):
-        yield _StandIns(received), sent
+def _mended(text: str) -> str:
+    """A message with null for what stands where tools stand and cannot be read."""
+    kept, depth, start, end = list[str](), 0, 0, 0
+    for found in _PIECES.finditer(text):
+        if found[0] in "[{":
+            depth += 1
+            start = found.start() if depth == _DEPTH else start
+        elif found[0] in "]}":
+            if depth == _DEPTH and not _is_json(text[start : found.end()]):
+                kept += [text[end:start], "null"]
+                end = found.end()
+            depth -= 1
+    return "".join([*kept, text[end:]])
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+streamable_http.jsonrpc_message_adapter = _Messages()  # type: ignore[assignment,attr-defined]
 
 
 @asynccontextmanager
@@ -148,7 +156,7 @@ async def open_client(
     sent = {**headers, "accept-encoding": "identity"}
     async with (
         httpx2.AsyncClient(headers=sent, timeout=None, transport=transport, trust_env=False) as http_client,
-        Client(_streams(url, http_client, max_bytes)) as client,
+        Client(streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes)) as client,
     ):
         yield client
 

@@ -7,20 +7,23 @@ An ask has no reply but the next state; equal asks are one.
 
 import contextlib
 import hashlib
+import logging
 import os
 import pathlib
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.options import MAX_ADAPTERS, Adapter, find_adapter
+from weft.engine.wire.options import ADAPTER_S, MAX_ADAPTERS, Adapter, find_adapter
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.model_entry import MAX_MODELS
-from weft.server.settings import Settings
+from weft.server.settings import Settings, StartError
 
 STATE_NAME, ASKS_NAME = "models.json", "asks"
 ASK_SIGNAL = signal.SIGURG
@@ -28,6 +31,13 @@ ASK_SIGNAL = signal.SIGURG
 
 ASK_EVERY_S = 1.0
 """As long as somebody waits, the supervisor is asked this often: what nobody asks for any more is not loaded."""
+
+_TELL_S = 10.0
+"""After which the log says what the start waits for."""
+_MAX_READ_AT_ONCE = 32
+"""Adapters; one more waits if as many disks hang."""
+
+logger = logging.getLogger(__name__)
 
 State = Literal["unloaded", "loading", "ready", "unloading", "failed"]
 
@@ -85,13 +95,24 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 def first_state(settings: Settings) -> FleetState:
-    """The state before anything is started. Reads the files of adapters."""
+    """The state before anything is started. Reads the files of adapters.
+
+    Raises:
+        StartError: The disk of one does not answer.
+    """
     models = {name: ModelState("loading" if e.load == "always" else "unloaded") for name, e in settings.fleet.items()}
     aliases = {alias: name for name, entry in settings.fleet.items() for alias in entry.aliases}
     loras = [(model, *lora) for model in settings.fleet for lora in settings.for_model(model).lora.items()]
-    with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda lora: ServedAdapter(lora[0], _found(lora[1], pathlib.Path(lora[2]))), loras)
-        adapters = {name: served for (_, name, _), served in zip(loras, found, strict=True)}
+    threads = WaitingThreads("adapters", _MAX_READ_AT_ONCE)
+    found = {name: threads.submit(partial(_found, name, pathlib.Path(folder))) for _, name, folder in loras}
+    if late := wait(found.values(), _TELL_S).not_done:
+        folders = ", ".join(folder for _, name, folder in loras if found[name] in late)
+        logger.warning("still reading the files of adapters, for at most %g s: %s", ADAPTER_S, folders)
+    late = wait(found.values(), ADAPTER_S).not_done
+    for _, name, folder in loras:
+        if found[name] in late:
+            raise StartError(f"lora: {name}: the files in {folder} are not read within {ADAPTER_S:g} s")
+    adapters = {name: ServedAdapter(model, found[name].result()) for model, name, _ in loras}
     return FleetState(models, aliases, adapters)
 
 

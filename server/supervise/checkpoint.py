@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +21,7 @@ from weft.engine.gguf.folder import choose, made_folder, stem
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
 from weft.engine.wire.options import adapter_files
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.library import hub, library
 from weft.server.library.download import LibraryError, Report
 from weft.server.library.names import OnHub, is_short, parse
@@ -28,9 +30,13 @@ from weft.server.supervise.memory_shares import read_memories
 from weft.server.supervise.spawn import python_command
 from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, ChatTemplateError, ChatTemplates
 from weft.server.text.template_files import TemplateFileError, read_text
+from weft.server.text.template_process import processes
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+FOLDER_S = 30.0
+"""How long a disk may take to say what an adapter's folder holds."""
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
 _LINES = library.Lines(logger.info)
@@ -142,12 +148,26 @@ def _resolve_adapter(name: str, source: str, report: Report) -> pathlib.Path:
     """The folder of an adapter, absolute; from the hub if there is none here. Raises StartError."""
     folder, setting = pathlib.Path(source).expanduser(), f"lora: {name}"
     try:
-        if isinstance(of_hub := parse(source), OnHub):
-            folder = hub.fetch_adapter(of_hub.repository, report)
-        adapter_files(folder := folder.resolve())
+        source_of = _answered(partial(parse, source), folder, setting)
+        if isinstance(source_of, OnHub):
+            folder = hub.fetch_adapter(source_of.repository, report)
+        return _answered(partial(_adapter_folder, folder), folder, setting)
     except (LibraryError, ModelError) as error:
         raise StartError(f"{setting}: {error}") from None
-    return folder
+
+
+def _adapter_folder(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, absolute; raises ModelError if it holds no adapter."""
+    adapter_files(found := folder.resolve())
+    return found
+
+
+def _answered(look: Callable[[], T], folder: pathlib.Path, setting: str) -> T:
+    """What a look at a folder returns; raises StartError if its disk hangs."""
+    try:
+        return WaitingThreads("disk", 1).submit(look).result(FOLDER_S)
+    except TimeoutError:
+        raise StartError(f"{setting}: the disk of {folder} does not answer within {FOLDER_S:g} s") from None
 
 
 def served_name(model: str | None) -> str:
@@ -235,6 +255,8 @@ def check_tokenizer(folder: pathlib.Path, task: str = "auto", template: pathlib.
         StartError: The tokenizer has more tokens than the model.
     """
     vocab_size = identify(folder).fields.optional_integer("vocab_size")
+    if task in ("auto", "generate"):
+        processes().start()  # beside what is read first
     try:
         tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
         config_file = folder / "tokenizer_config.json"

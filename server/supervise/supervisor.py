@@ -44,6 +44,7 @@ from weft.server.supervise.memory_shares import EvictionPlan, MemoryNeed, Shares
 from weft.server.supervise.model_loader import ModelLoader
 from weft.server.supervise.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
 from weft.server.supervise.spawn import ENGINE_COMMAND, die_with_parent, python_command
+from weft.server.text.template_process import processes
 
 EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
@@ -203,6 +204,7 @@ class Supervisor:
         Raises:
             FolderLostError: A child must be started and the runtime folder is gone.
         """
+        processes().close()  # which checked chat templates
         try:
             while True:
                 self._start_due(self._children)

@@ -244,7 +244,10 @@ class InputEncoder:
         """
         size = sum(len(item) if not isinstance(item, tuple) else len(item[0]) + len(item[1]) for item in inputs)
         # One call for all: thousands of short texts would else be as many tasks of a thread.
-        return await workers.run(min(size, LONG_SIZE - 1) if len(inputs) == 1 else size, self._encode_all, inputs)
+        size = min(size, LONG_SIZE - 1) if len(inputs) == 1 else size
+        if self._has_pair_template:
+            return await workers.run_template(self._model.tokenizer, size, self._encode_all, inputs)
+        return await workers.run(size, self._encode_all, inputs)
 
     def _encode_all(self, inputs: Sequence[Input]) -> list[TokensInput]:
         return [self._encode(item, index) for index, item in enumerate(inputs)]

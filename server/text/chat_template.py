@@ -1,27 +1,21 @@
-"""Chat templates: compiles and renders them with Jinja2 as `transformers` does.
+"""Chat templates: has them compiled and rendered, knows which one is for a chat, and says what is wrong with them.
 
-Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
-messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in a sandbox within limits
-(see `template_sandbox`), and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor
-which text must not become a control token (see `shield`).
-
-Messages reach the template in the forms that it takes (see `template_forms`). Where it refuses them, or leaves out what
-they say, they are said in another way (see `conversation_repairs`), and the log tells it once. No prompt is silently
-poorer than its messages.
+A template is foreign code, so another process runs it (see `template_process`), and every failure in it is a
+`ChatTemplateError`. Knows no token ids (see `tokenizer`), nor which text must not become a control token (see
+`shield`), nor what is done to messages that a template refuses (see `template_renderer`).
 """
 
-import copy
-import functools
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.server.text.conversation_repairs import shows_all, tools_told, ways
+from weft.server.text.shield import one_line
+from weft.server.text.template_calls import COMPILE, MAX_FAULT_CHARS, PROBE, REFUSED, RENDER
 from weft.server.text.template_files import DEFAULT_NAME, TemplateFileError, read_chat_templates, read_text
-from weft.server.text.template_forms import MessageForms, completed, wanted_forms, with_tools
-from weft.server.text.template_sandbox import LIST_CHANGES, TemplateLimitError, TemplateSourceError, compiled, limits
+from weft.server.text.template_process import ProcessDiedError, TemplateLimitError, TemplateProcesses, processes
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +28,15 @@ RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 NO_TEMPLATE = "this model has no chat template: use /v1/completions, or name one with --chat-template"
 BROKEN = "use /v1/completions, or name another template with --chat-template"
 """What to do where a template is no use."""
+MAX_SOURCE_CHARS = 1 << 20
+MAX_SECONDS = 10.0
+"""Of one rendering. Conversations of the largest body take a tenth."""
+COMPILE_SECONDS = 3.0
+"""A template of 50,000 characters takes a tenth."""
+PROBE_SECONDS = 1.0
+"""Of the renderings of short messages that tell which forms a template takes."""
 _MAX_TOLD = 64
-_MAX_FAULT_CHARS = 1000
-"""Of what a template says of messages."""
-_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_keys = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,8 @@ class ChatTemplateError(Exception):
     """The messages cannot be rendered, or there is no template. The message is fit for the client."""
 
 
-class _TooMuchError(ChatTemplateError):
-    """The template is beyond its limits, whatever is said in whichever way."""
-
-
 class ChatTemplate:
-    """One compiled template. Rendering changes only what the log was told, so threads may share it.
+    """One template. Rendering changes only what the log was told, so threads may share it.
 
     Attributes:
         source: Its text.
@@ -73,22 +68,29 @@ class ChatTemplate:
         variables: Names that the template uses and does not define.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, runner: TemplateProcesses | None = None) -> None:
         """Compile a source.
+
+        Args:
+            runner: None for the usual processes.
 
         Raises:
             ChatTemplateError: It is not a valid template; the message names the line.
         """
-        try:
-            self._template, names, self.variables = compiled(source)
-        except TemplateSourceError as error:
-            raise ChatTemplateError(f"the chat template is invalid{error}") from error
-        self._changes_lists = not LIST_CHANGES.isdisjoint(names)
-        self.names = names | {"role", *_REASONING_NAMES}
-        self.source = source
+        self.source, self._key, self._runner = source, next(_keys), runner or processes()
         self._told: set[str] = set()
         self._fault: str | None = None  # why it is not used
-        self._knows_developer = "developer" in source
+        self._is_probed = False
+        if len(source) > MAX_SOURCE_CHARS:
+            fault = f"it must have at most {MAX_SOURCE_CHARS} characters, has {len(source)}"
+            raise ChatTemplateError(f"the chat template is invalid: {fault}")
+        try:
+            outcome, _ = self._call(COMPILE, COMPILE_SECONDS)
+        except TemplateLimitError as error:
+            raise ChatTemplateError(f"the chat template is invalid: {error}") from None
+        if outcome[0] == REFUSED:
+            raise ChatTemplateError(f"the chat template is invalid{outcome[1]}")
+        self.names, self.variables = frozenset[str](outcome[1]), frozenset[str](outcome[2])
 
     def render(
         self,
@@ -108,121 +110,39 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: The template refuses the messages, or fails; what it said of the messages as they are.
         """
-        with limits():
-            return self._render_all(messages, add_generation_prompt, variables, repairs)
-
-    def _render_all(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        add_generation_prompt: bool,
-        variables: Mapping[str, object],
-        repairs: bool,
-    ) -> str:
-        given, forms = with_tools(variables, self.variables), self._known_forms()
-        seen = {"documents": None, **given, "add_generation_prompt": add_generation_prompt}
-        seen |= {} if given.get("tools") else forms.no_tools
-        adapted = [self._adapt(message) for message in messages]
-        if repairs and isinstance(tools := given.get("tools"), list) and tools and not self.shows_tools:
-            adapted = tools_told(adapted, tools)
-            self._tell("the chat template shows no tools; they are in the system message")
-        prompt, refused = self._tried(adapted, seen)
-        if refused is not None:
-            seen = completed(seen)
-            prompt, _ = self._tried(adapted, seen)
-        if prompt is not None and (not repairs or shows_all(prompt, adapted)):
-            return prompt
-        if repairs:
-            prompt = self._repaired(adapted, seen, prompt, refused)
-        if prompt is None:
-            assert refused is not None
-            raise refused
-        return prompt
-
-    def _tried(
-        self, messages: list[dict[str, Any]], seen: Mapping[str, object]
-    ) -> tuple[str | None, ChatTemplateError | None]:
-        """The prompt, or why the template refuses it."""
+        self._probe()
         try:
-            return self._render(messages, seen), None
-        except _TooMuchError:
-            raise
-        except ChatTemplateError as error:
-            return None, error
-
-    def _render(self, messages: list[dict[str, Any]], seen: Mapping[str, object]) -> str:
-        shown = [self._known_forms().applied(message) for message in messages]
-        if self._changes_lists:  # it may change what others hold
-            shown, seen = copy.deepcopy((shown, dict(seen)))
-        try:
-            return self._template.render(seen, messages=shown)
+            outcome, prompt = self._call(
+                RENDER, MAX_SECONDS, list(messages), add_generation_prompt, dict(variables), repairs
+            )
         except TemplateLimitError as error:
-            raise _TooMuchError(f"the chat template cannot render these messages: {error}") from error
-        except MemoryError as error:
-            raise _TooMuchError("the chat template cannot render these messages: it takes too much memory") from error
-        except Exception as error:  # foreign code raises what it likes
-            fault = str(error)[:_MAX_FAULT_CHARS]
-            raise ChatTemplateError(f"the chat template refuses these messages: {fault}") from error
-
-    def _repaired(
-        self,
-        messages: list[dict[str, Any]],
-        seen: Mapping[str, object],
-        prompt: str | None,
-        refused: ChatTemplateError | None,
-    ) -> str | None:
-        """The first prompt that shows everything, else the first of all; None: the template refuses every way."""
-        why = str(refused) if refused else "the chat template leaves out a part of these messages"
-        for done, repaired in ways(messages):
-            try:
-                tried = self._render(repaired, seen)
-            except ChatTemplateError:
-                continue
-            if shows_all(tried, repaired):
-                self._tell(f"{why}; {done}")
-                return tried
-            prompt = tried if prompt is None else prompt
-        if prompt is not None:
-            self._tell(f"{why}; the prompt does not show everything")
+            raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from None
+        except ValueError:
+            raise ChatTemplateError("the messages are nested too deeply for a chat template") from None
+        if outcome[0] == REFUSED:
+            raise ChatTemplateError(outcome[1])
+        for note in outcome[1]:
+            if note not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add(note)
+                logger.warning("%s. This is said once", one_line(note, 2 * MAX_FAULT_CHARS))
         return prompt
 
-    def _tell(self, what: str) -> None:
-        if what not in self._told and len(self._told) < _MAX_TOLD:
-            self._told.add(what)
-            logger.warning("%s. This is said once", what)
-
-    def _known_forms(self) -> MessageForms:
-        """The forms of messages; raises ChatTemplateError for a template that two short ones are too much for."""
-        if self._fault is None:
+    def _probe(self) -> None:
+        """Have it tried with short messages; raises ChatTemplateError for a template that these are too much for."""
+        if not self._is_probed:
             try:
-                return self._forms
+                self._call(PROBE, PROBE_SECONDS)
+            except ProcessDiedError as error:  # another time it may live
+                raise ChatTemplateError(f"the chat template cannot be used: {error}") from None
             except TemplateLimitError as error:
                 self._fault = f"the chat template is not used: {error} to render two short messages"
                 logger.warning("%s", self._fault)
-        raise _TooMuchError(f"{self._fault}: {BROKEN}")
+            self._is_probed = True
+        if self._fault is not None:
+            raise ChatTemplateError(f"{self._fault}: {BROKEN}")
 
-    @property
-    def shows_tools(self) -> bool:
-        """Whether it shows tools by itself; else they are in the system message."""
-        return self._known_forms().shows_tools
-
-    @functools.cached_property
-    def _forms(self) -> MessageForms:
-        return wanted_forms(self._template, self.variables)
-
-    def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Use the template's name of the system role, and all names of an earlier answer's reasoning.
-
-        Another key without a value is left out, because templates test whether it is there.
-        """
-        adapted = {name: value for name, value in message.items() if value is not None}
-        if adapted.get("role") == "developer" and not self._knows_developer:
-            adapted["role"] = "system"
-        reasoning = next((adapted[name] for name in _REASONING_NAMES if name in adapted), None)
-        if reasoning is not None:
-            adapted["reasoning_content"] = reasoning
-            for name in _REASONING_NAMES:
-                adapted.setdefault(name, reasoning)
-        return adapted
+    def _call(self, operation: str, seconds: float, *arguments: Any) -> tuple[list[Any], str]:
+        return self._runner.call(operation, self._key, self.source, arguments, seconds)
 
 
 class ChatTemplates:

@@ -26,6 +26,7 @@ from weft.server.text.chat_template import (
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 from weft.server.text.shield import Shield
 from weft.server.text.template_files import TemplateFileError, read_object
+from weft.server.text.template_process import processes
 from weft.server.text.text_tokenizer import Detokenizer, TokenRoom, fitted
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
@@ -81,6 +82,7 @@ class Tokenizer:
         Raises:
             TokenizerError: There is no tokenizer, or a file other than a chat template cannot be read.
         """
+        processes().start()  # beside all that follows
         try:
             made = tokenizer_folder(folder)
         except TokenizerFilesError as error:

@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from itertools import cycle
@@ -21,7 +22,7 @@ from weft.engine.describe.config import load_model_config
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields, understood
 from weft.engine.parts.decoder import decoder_spec
-from weft.engine.ranges import MAX_CONTEXT, MAX_NUM_LAYERS, range_of
+from weft.engine.ranges import MAX_CONTEXT, MAX_NUM_LAYERS, own_range, range_of
 from weft.engine.wire.errors import ModelError
 
 FAMILIES = [name for name, entry in table.load()["entries"].items() if entry["outcome"] == NATIVE]
@@ -64,7 +65,39 @@ def test_no_number_of_a_family_ends_in_a_traceback(tmp_path: Path, name: str) ->
             except ModelError as error:
                 num_refused += 1
                 assert "\n" not in str(error) and len(str(error)) < 500
+                if re.search(rf": {path[-1]} must be between", str(error)) and own_range(path[-1]):
+                    with pytest.raises(ModelError, match="must be between"):  # the supervisor says it, too
+                        identify(tmp_path)
     assert num_refused > 5
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        *(("llama", name) for name in ("head_dim", "hidden_size", "num_attention_heads", "vocab_size", "rope_theta")),
+        *(("deepseek_v3", name) for name in ("kv_lora_rank", "v_head_dim", "qk_nope_head_dim", "qk_head_dim")),
+        *(("qwen3_next", name) for name in ("linear_key_head_dim", "linear_conv_kernel_dim", "linear_num_key_heads")),
+        *(("mamba2", name) for name in ("state_size", "conv_kernel", "expand", "chunk_size")),
+        *(
+            ("gpt2", "n_positions"),
+            ("recurrent_gemma", "lru_width"),
+            ("jamba", "mamba_d_state"),
+            ("lfm2", "conv_L_cache"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1, -0.5, 1e30])
+def test_sizes_and_divisors_are_refused_before_an_engine_is_started(
+    tmp_path: Path, family: str, field: str, value: float
+) -> None:
+    """A head_dim of 0 was refused by the engine, seconds later; others by nobody."""
+    values = json.loads(json.dumps(tiny_config(family).to_dict(), default=str))
+    values["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
+    values[field] = value
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=f"{field} must be |its values do not go together") as caught:
+        identify(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from weft.server.text.chat_template import ChatTemplate, ChatTemplateError
 from weft.server.text.conversation_repairs import shows_all, tools_told
+from weft.server.text.template_renderer import TemplateRenderer
 
 pytestmark = pytest.mark.real
 
@@ -165,7 +166,7 @@ def test_conversations_render_as_in_transformers(name: str) -> None:
         has_tools = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in conversation)
         messages, tools = _plain(conversation), _TOOLS if has_tools and can_show_tools else None
         shown_tools = tools
-        if tools and not template.shows_tools:
+        if tools and not TemplateRenderer(source).forms.shows_tools:
             messages, shown_tools = tools_told(messages, tools), None
         expected = _references(source, messages, shown_tools, has_parts=has_parts)
         try:

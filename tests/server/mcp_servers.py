@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import uvicorn
@@ -115,8 +115,13 @@ def serve(app: Any) -> Iterator[str]:
         listener.close()
 
 
-def listing(tools: Any) -> Any:
-    """A server that lists these tools, whatever they are, and says hello to all who call one."""
+def listing(tools: Any, replaced: Mapping[bytes, bytes] | None = None, *, is_stream: bool = False) -> Any:
+    """A server that lists these tools, whatever they are, and says hello to all who call one.
+
+    Args:
+        replaced: Bytes of its answers -> what it sends in their place.
+        is_stream: It answers with events.
+    """
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -138,7 +143,11 @@ def listing(tools: Any) -> Any:
         else:
             answer["error"] = {"code": -32601, "message": "no such method"}
         status, data = (200, json.dumps(answer).encode()) if "id" in asked else (202 if body else 405, b"")
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        for old, new in (replaced or {}).items():
+            data = data.replace(old, new)
+        data = b"event: message\ndata: " + data + b"\n\n" if is_stream and data else data
+        kind = b"text/event-stream" if is_stream else b"application/json"
+        headers = [(b"content-type", kind), (b"content-length", str(len(data)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": data})
 

@@ -1,5 +1,6 @@
 """The bodies that ask for files, uploads and batches, and the form that brings a file."""
 
+import logging
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Literal
@@ -13,6 +14,8 @@ from weft.server.apis.batches.contents import Arrival, Content, content_path, di
 from weft.server.errors import BodyTooLargeError, InvalidRequestError, MalformedBodyError, shown
 from weft.server.store.store import Store
 from weft.server.task.schema import Text, WireModel
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it logs what clients send; they are told the fault
 
 Purpose = Literal["batch", "user_data"]
 """What a file may be for. OpenAI has more purposes, for what Weft does not do."""

@@ -70,7 +70,7 @@ async def decide(
     model = task.model
     size = task.size + sum(len(question.text) for question in asked)
     context.metrics.of(model.name).note_retry(request.headers.get("x-stainless-retry-count", ""))
-    head, pins, prompts = await context.workers.run(size, _encode, chat, asked, task)
+    head, pins, prompts = await context.workers.run_template(model.tokenizer, size, _encode, chat, asked, task)
     # All questions first: they alone count as usage, and their blocks are in the cache for the rest.
     nodes = sorted(((i, node) for i, prompt in enumerate(prompts) for node in prompt.nodes), key=lambda at: len(at[1]))
     found: list[dict[Ids, dict[int, float]]] = [{} for _ in prompts]

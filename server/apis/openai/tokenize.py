@@ -132,7 +132,7 @@ async def _chat_ids(
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
     shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
-    token_ids, _ = await workers.run(size, encode_chat, model.tokenizer, Chat(shown, end), room)
+    token_ids, _ = await encode_chat(model.tokenizer, Chat(shown, end), room, workers, size)
     return token_ids
 
 
@@ -160,7 +160,7 @@ async def count_chat_tokens(task: Task, workers: Workers) -> int:
     assert isinstance(task.input, Chat)
     room = _room(task.model)
     try:
-        token_ids, _ = await workers.run(task.size, encode_chat, task.model.tokenizer, task.input, room)
+        token_ids, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
     except TextTooLongError as exc:
         message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="messages") from None

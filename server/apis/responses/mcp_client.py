@@ -26,6 +26,8 @@ MAX_LISTED = 1024
 """Most tools that a server may list."""
 MAX_NAME_CHARS = 256
 """Of a tool; one with a longer name is left out."""
+MAX_LEVELS = 64
+"""Of a tool's objects and lists; one with more is left out: not every chat template can show them."""
 MAX_LEFT_OUT = 64
 """Most paths that are reported of one server."""
 MAX_MESSAGE_CHARS = 1000
@@ -102,7 +104,7 @@ async def list_tools(connection: McpConnection) -> Listed:
 def _take_tool(given: Any, at: str, listed: Listed) -> None:
     """Read a tool. What it says that MCP does not allow is left out: a member, or if it has no name, the tool."""
     name = given.get("name") if isinstance(given, dict) else None
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not _is_flat(given):
         listed.left_out.append(at)
         return
     members: dict[str, Any] = {}
@@ -113,6 +115,15 @@ def _take_tool(given: Any, at: str, listed: Listed) -> None:
                 listed.left_out.append(f"{at}.{member}")
             members[member] = None
     listed.tools.append(McpTool(name, members["inputSchema"] or {}, members["description"], members["annotations"]))
+
+
+def _is_flat(value: object) -> bool:
+    """Whether it has at most MAX_LEVELS levels."""
+    level = [value]
+    for _ in range(MAX_LEVELS):
+        values = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [item for each in values for item in each]
+    return not any(isinstance(each, dict | list) for each in level)
 
 
 async def call_tool(connection: McpConnection, name: str, arguments: str) -> Outcome:

@@ -43,7 +43,7 @@ from weft.server.errors import ApiError, InvalidRequestError
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
-from weft.server.generate.prompts import encode_chat, num_prompt_tokens
+from weft.server.generate.prompts import encode_chat, encode_now, num_prompt_tokens
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
 from weft.server.http.sse import EventStream
@@ -134,7 +134,7 @@ async def count_input_tokens(
     chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     room = TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
-        token_ids, _ = await context.workers.run(items.size, encode_chat, model.tokenizer, chat, room)
+        token_ids, _ = await encode_chat(model.tokenizer, chat, room, context.workers, items.size)
     except TextTooLongError as exc:
         message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="input") from None
@@ -292,13 +292,14 @@ async def read_chat(
     chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
     if body.truncation == "auto":
         room = TokenRoom(num_prompt_tokens(model.engine_info.max_model_len, max_tokens, is_bound=not strict))
-        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, room))
+        fits = partial(_fits, model, room)
+        chat = await context.workers.run_template(model.tokenizer, size, shortened, chat, fits)
     return chat, wishes
 
 
 def _fits(model: ServedModel, room: TokenRoom, chat: Chat) -> bool:
     try:
-        token_ids, _ = encode_chat(model.tokenizer, Chat(chat.messages, chat.options, param=chat.param), room)
+        token_ids = encode_now(model.tokenizer, chat, room)
     except TextTooLongError:
         return False
     return len(token_ids) <= room.num_tokens

@@ -6,6 +6,7 @@ call or approve.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -36,10 +37,11 @@ from weft.server.generate.answer import Answer
 from weft.server.generate.events import CallClosed, Counts, End, Event, PromptReport
 from weft.server.generate.pipeline import accepted, new_answer
 from weft.server.http.context import ServerContext
+from weft.server.models.served_model import ServedModel
 from weft.server.task.task import Task
 from weft.server.task.tool_use import HostedTool
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
-from weft.server.text.text_tokenizer import TextTokenizer
+from weft.server.text.text_tokenizer import TextTokenizer, TextTooLongError, TokenRoom
 
 
 class ItemRenderer(Protocol):
@@ -251,8 +253,8 @@ async def list_servers(
     own_names = {tool.name for tool in body.tools or () if tool.name is not None}
     most = size + len(uses) * context.settings.mcp_max_bytes  # bytes of schemas
     listed = await context.workers.run_light(most, hosted_functions, listings, own_names)
-    can_show = partial(_can_show, model.tokenizer)
-    functions, odd = await context.workers.run_light(most, presentable, listed, can_show)
+    can_show, fits = partial(_can_show, model.tokenizer), partial(_fits, model)
+    functions, odd = await context.workers.run_template(model.tokenizer, most, presentable, listed, can_show, fits)
     left_out = [path for listing in listings for path in listing.left_out]
     prewarms = body.prompt_cache_options is not None and bool(body.prompt_cache_options.prewarm)
     return McpTools(listings, [] if prewarms else approved, HostedTools(functions, left_out=[*left_out, *odd]))
@@ -276,6 +278,15 @@ def _can_show(tokenizer: TextTokenizer, tools: list[dict[str, object]]) -> bool:
     except ChatTemplateError:
         return False
     return True
+
+
+def _fits(model: ServedModel, tool: dict[str, object]) -> bool:
+    """Whether a tool takes at most half of the context."""
+    text, room = json.dumps(tool, ensure_ascii=False), TokenRoom(model.engine_info.max_model_len // 2)
+    try:
+        return len(text) <= room.num_tokens // 4 or len(model.tokenizer.encode(text, False, room)) <= room.num_tokens
+    except TextTooLongError:
+        return False
 
 
 async def open_rounds(

@@ -94,7 +94,9 @@ def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tupl
 
 
 def presentable(
-    functions: Sequence[HostedFunction], can_show: Callable[[list[dict[str, object]]], bool]
+    functions: Sequence[HostedFunction],
+    can_show: Callable[[list[dict[str, object]]], bool],
+    fits: Callable[[dict[str, object]], bool],
 ) -> tuple[Sequence[HostedFunction], list[str]]:
     """The functions of servers that a chat template can show, and the paths of what that leaves out.
 
@@ -103,12 +105,16 @@ def presentable(
 
     Args:
         can_show: Whether the template renders declarations of tools.
+        fits: Whether a declaration leaves room for a conversation; the function is left out if it does not.
     """
+    too_long = [each for each in functions if not fits(shown_tool(each.function))]
+    functions = [each for each in functions if each not in too_long] if too_long else functions
+    left_out = [path_of(each) for each in too_long]
     free: dict[str, object] = {"type": "object", "properties": {}}  # some templates ask for both
     plain = FunctionDefinition(name="tool", parameters=free)
     if can_show([shown_tool(each.function) for each in functions]) or not can_show([shown_tool(plain)]):
-        return functions, []
-    kept, left_out = [], []
+        return functions, left_out
+    kept = []
     for each in functions:
         function, at = each.function, path_of(each)
         enforced = loosened_arguments(function.parameters or {}).schema

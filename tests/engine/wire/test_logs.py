@@ -35,6 +35,16 @@ def test_text_line_has_message_and_fields(capsys: pytest.CaptureFixture[str]) ->
     assert line.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\x1b[31mred", "\x07\x08\x7f\x9b", "\u202egpj", "\u2067x", "a\rb", "\ud800"])
+def test_names_of_others_do_nothing_to_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An alias with NUL characters made the supervisor's log a binary file."""
+    logs.configure("text", "supervisor")
+    logging.getLogger("weft.server.x").info("%s is the model m", name, extra={"alias": name})
+    line = capsys.readouterr().err
+    assert line.removesuffix("\n").isprintable() and line.count("\\") >= 2
+    assert " is the model m alias=" in line
+
+
 def test_json_line_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "server")
     try:

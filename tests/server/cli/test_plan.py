@@ -21,7 +21,7 @@ def models_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for name in ("chat", "embed", "small"):
         write_config(CHECKPOINTS["qwen3"], folder / name)
     (folder / "broken").mkdir()
-    (folder / "broken/config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": -1}')
+    (folder / "broken/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (folder / "weft.yaml").write_text(
         f"""
 device: cpu

@@ -1,12 +1,13 @@
 """What templates that are made up here show of themselves, and which formats are found by it."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from weft.server.formats import reasoning
+from weft.server.formats import reasoning, trial
 from weft.server.formats.detection import NOT_SHOWN, TOOL_FORMATS, UNKNOWN, OutputFormats, choose_formats
 from weft.server.formats.trial import reading_format, shown_reasoning, shows_tools
 from weft.server.text.chat_template import ChatTemplate
@@ -133,3 +134,20 @@ def test_markers_of_reasoning_are_found_where_they_are_written(around: str, name
     )
     found = shown_reasoning(_render(template), template, reasoning.ALL)
     assert (found.name if found else None) == name
+
+
+def test_a_slow_template_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of chats are rendered, each within its own limit: a start took minutes."""
+    monkeypatch.setattr(trial, "MAX_TRIAL_S", 0.05)
+
+    class Slow:
+        num_rendered = 0
+
+        def render_chat(self, messages: Any, options: Any) -> list[str]:
+            self.num_rendered += 1
+            time.sleep(0.03)
+            return [str(messages), str(options.variables)]
+
+    tokenizer = Slow()
+    formats = choose_formats("{{ messages }}{{ tools }}", "auto", lambda text: None, trial.renderer(tokenizer))  # type: ignore[arg-type]
+    assert tokenizer.num_rendered <= 3 and formats.tools is None

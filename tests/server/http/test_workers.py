@@ -25,6 +25,33 @@ def test_each_size_has_its_place() -> None:
     assert asyncio.run(main()) == ["MainThread", "usual", "usual", "long", "MainThread", "usual", "long"]
 
 
+def test_a_slow_template_holds_up_nobody_else() -> None:
+    """Also if those who asked for it have left; its own chats wait in the order in which they came."""
+
+    class Owner:
+        pass
+
+    async def main() -> None:
+        pool, may_end, slow, other = Workers(), threading.Event(), Owner(), Owner()
+        try:
+            for size in (1, LONG_SIZE):
+                running = [asyncio.create_task(pool.run_template(slow, size, may_end.wait)) for _ in range(9)]
+                await asyncio.sleep(0.01)
+                for task in running[:5]:
+                    task.cancel()
+            names = [await pool.run_template(other, size, thread) for size in (1, LONG_SIZE - 1, LONG_SIZE)]
+            assert names == ["chats", "chats", "long chats"]
+            assert [await pool.run(size, thread) for size in (SHORT_SIZE, LONG_SIZE)] == ["usual", "long"]
+            waiting = asyncio.create_task(pool.run_template(slow, 1, thread))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+        finally:
+            may_end.set()
+        assert await waiting == "chats"
+
+    asyncio.run(main())
+
+
 def test_work_that_is_taken_out_of_the_queue_holds_nothing() -> None:
     """Bodies of disconnected clients stayed in memory until their turn came."""
 

@@ -3,18 +3,20 @@
 import asyncio
 import os
 import pathlib
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from weft.engine.wire.messages import AddRequest, SamplingParams, TokensInput
+from weft.engine.wire.options import Adapter
 from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
 from weft.server.models import fleet as fleet_module
 from weft.server.models.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, first_state, publish, take_asks
 from weft.server.models.other_clients import OnDemandClient
 from weft.server.models.served_model import LiveModels
-from weft.server.settings import Settings
+from weft.server.settings import Settings, StartError
 
 SETTINGS = Settings.model_validate({"models": {"a": {"aliases": ["x"]}, "b": {"load": "on-demand"}}})
 REQUEST = AddRequest(TokensInput([1]), SamplingParams(max_tokens=1))
@@ -151,3 +153,27 @@ def test_a_request_that_waits_is_told_that_the_server_cuts_it(folder: pathlib.Pa
             await waiting
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_hung", [1, 3])
+def test_the_start_does_not_wait_for_ever_for_adapters(
+    num_hung: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that hung kept the start from going on, or from ending, and nothing was said."""
+    settings = Settings(
+        served_model_name=("m",), lora={"good": "/good", **{f"bad{i}": f"/hung/{i}" for i in range(num_hung)}}
+    )
+    answers = threading.Event()
+
+    def find(name: str, folder: pathlib.Path) -> Adapter:
+        assert str(folder) == "/good" or answers.wait(30)
+        return Adapter(name, str(folder), "c")
+
+    monkeypatch.setattr(fleet_module, "find_adapter", find)
+    monkeypatch.setattr(fleet_module, "ADAPTER_S", 0.2)
+    monkeypatch.setattr(fleet_module, "_TELL_S", 0.1)
+    with pytest.raises(StartError, match=r"lora: bad0: the files in /hung/0 are not read within 0\.2 s"):
+        first_state(settings)
+    assert "/hung/0" in caplog.text and "/good" not in caplog.text
+    answers.set()
+    assert len(first_state(settings).adapters) == num_hung + 1

@@ -4,7 +4,9 @@ import os
 import pathlib
 import shutil
 import socket
+import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -268,3 +270,22 @@ def test_a_model_that_is_too_large_is_told_before_its_weights_are_fetched(hub: M
     with pytest.raises(StartError, match=told):
         checkpoint.find(Settings(model="org/huge", device="cpu", lora={"a": "org/lora"}))
     assert fetched(hub) == ["config.json"]
+
+
+@pytest.mark.parametrize("hung", ["is_dir", "resolve", "stat"])
+def test_a_disk_that_hangs_does_not_hold_up_the_start(
+    hung: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weft serve` waited for ever, without a word, whatever it asked of the folder of an adapter."""
+    answers, real = threading.Event(), getattr(pathlib.Path, hung)
+
+    def waits(path: pathlib.Path, *args: Any, **more: Any) -> Any:
+        if path.is_relative_to(tmp_path) and threading.current_thread() is not threading.main_thread():
+            answers.wait(30)
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(pathlib.Path, hung, waits)
+    monkeypatch.setattr(checkpoint, "FOLDER_S", 0.1)
+    with pytest.raises(StartError, match=f"^lora: a: the disk of {tmp_path} does not answer within 0.1 s$"):
+        checkpoint.find(Settings(lora={"a": str(tmp_path)}))
+    answers.set()

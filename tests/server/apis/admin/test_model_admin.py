@@ -84,6 +84,10 @@ def test_what_is_asked_reaches_the_supervisor_and_what_does_not_come_about_is_to
         ("alias", {"model": "a", "alias": "b"}, "alias"),
         ("load", {"model": "a b"}, "model"),
         ("alias", {"model": "a"}, "alias"),
+        *(
+            ("alias", {"model": "a", "alias": f"x{bad}y"}, "alias")
+            for bad in ("\0", "\x1b[31m", "\n", "\x7f", "\x9b", " ", ",")
+        ),
     ):
         refused = manage(fleet_site, action, **body)
         assert (refused.status, refused.json["error"]["param"]) == (400, param)

@@ -1,9 +1,11 @@
 """The form that brings a file: how many parts it may have, and what they cost."""
 
+import contextlib
 import time
 from typing import Any
 
 import pytest
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
 from weft.server.apis.batches.files import MAX_FIELDS, Form
@@ -84,3 +86,23 @@ def test_a_field_that_is_sent_twice_is_refused_by_its_name(make_site: Any) -> No
         *(400, "purpose"),
         "'purpose' must be sent once",
     )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x" * 1000,
+        b"--c\r\n\r\n",
+        b"--b\rx",
+        b"--b\r\nContent-Disposition x: y\r\n\r\n",
+        b"--b\r\nA: b\rc",
+        part("a") + b"--b--\r\n" + b"\x1b[31m more" * 1000,
+        part("a") + b"--b--junk",
+    ],
+    ids=["no form", "another boundary", "a cut boundary", "a header", "a line", "data behind it", "no end"],
+)
+def test_a_form_writes_nothing_into_the_log(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The parser warned of each with what the client had sent; as many lines as there were requests."""
+    with contextlib.suppress(FormParserError, ApiError):
+        parsed(body)
+    assert not caplog.records

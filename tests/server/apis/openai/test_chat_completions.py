@@ -244,10 +244,17 @@ def test_template_errors_are_the_callers(site: Any) -> None:
 
 
 def test_long_messages_are_encoded_off_the_event_loop(site: Any) -> None:
-    site.chat()
-    assert site.tokenizer.threads == {"MainThread"}
     site.chat(messages=[{"role": "user", "content": "x" * 5000}])
-    assert len(site.tokenizer.threads) == 2
+    assert site.tokenizer.threads == {"chats"}
+    site.chat(messages=[{"role": "user", "content": "x" * 300_000}], truncate_prompt_tokens=10)
+    assert site.tokenizer.threads == {"chats", "long chats"}
+
+
+def test_short_messages_are_rendered_off_the_event_loop(site: Any) -> None:
+    """A template that was slow for a short chat held up every stream of the process."""
+    site.chat()
+    assert site.call("POST", "/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).status == 200
+    assert site.tokenizer.threads == {"chats"}
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,62 @@ def test_paths_of_what_is_left_out_are_bounded() -> None:
     assert (listed.tools, len(listed.left_out)) == ([], MAX_LEFT_OUT)
 
 
+UNREADABLE = {
+    "half a surrogate": rb'{"name": "x", "description": "\ud800"}',
+    "the other half": rb'{"name": "x", "inputSchema": {"title": "\udfff a"}}',
+    "a name": rb'{"name": "\ud83d"}',
+    "levels": b'{"name": "x", "inputSchema": {"properties": ' + b'{"x":' * 150 + b"1" + b"}" * 150 + b"}}",
+    "more levels": b'{"name": "x", "inputSchema": {"enum": ' + b"[" * 2000 + b"]" * 2000 + b"}}",
+    "very many levels": b'{"name": "x", "inputSchema": ' + b"[" * 40_000 + b"]" * 40_000 + b"}",
+    "digits": b'{"name": "x", "inputSchema": {"maximum": ' + b"9" * 5000 + b"}}",
+    "digits below": b'{"name": "x", "inputSchema": {"properties": {"a": {"enum": [-' + b"1" * 9000 + b"]}}}}",
+    "exponent": b'{"name": "x", "inputSchema": {"maximum": 1e999999}}',
+    "no number": b'{"name": "x", "inputSchema": {"maximum": NaN}}',
+    "control": b'{"name": "x", "description": "a\x01b"}',
+}
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["json", "events"])
+@pytest.mark.parametrize("tool", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_tool_that_cannot_be_read_is_left_out_alone(tool: bytes, is_stream: bool) -> None:
+    """The whole list was refused: the package takes a message as a whole or not at all."""
+    good = {"name": "good", "description": 'quoted \\" [{', "inputSchema": {"type": "object"}}
+    with serve(listing([good, "STAND-IN", good], {b'"STAND-IN"': tool}, is_stream=is_stream)) as url:
+        listed = asyncio.run(list_tools(connection(url)))
+    assert [tool.name for tool in listed.tools] == ["good", "good"]
+    assert listed.tools[0].description == good["description"]
+    assert listed.left_out == ["raw.tools[1]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 500_000, '{"a":' * 200_000, '"' + '\\"' * 500_000, '"a' * 500_000, "[[[" + "{}," * 300_000, "\\" * 900_000],
+    ids=["lists", "objects", "a text without an end", "texts", "tools", "no JSON"],
+)
+def test_what_cannot_be_read_takes_no_time(text: str) -> None:
+    from weft.server.http.mcp_session import _mended
+
+    began = time.thread_time()
+    _mended(text)
+    assert time.thread_time() - began < 1.5
+
+
+@pytest.mark.parametrize("text", ["x" * 200_000, "word " * 40_000, "\u00e4" * 3000])
+def test_a_tool_that_fills_the_context_is_left_out_alone(make_site: Any, text: str) -> None:
+    """Every request with its server was a 400."""
+    tools = [{"name": "good", "inputSchema": {}}, {"name": "long", "inputSchema": {}, "description": text}]
+    with serve(listing(tools)) as url:
+        site = make_site(mcp_servers={"raw": url})
+        site.tokenizer.template = QWEN3
+        site.rebuild()
+        used = [{"type": "mcp", "server_label": "raw", "require_approval": "never"}]
+        reply = site.call("POST", "/v1/responses", json={"input": "Hi", "tools": used})
+    assert reply.status == 200, reply.text
+    assert "raw.long.input_schema" in reply.headers["x-ignored-params"]
+    assert "raw.good" not in reply.headers["x-ignored-params"]
+    assert [tool["function"]["name"] for tool in site.tokenizer.variables["tools"]] == ["good"]
+
+
 STRICT_TEMPLATE = """
 {%- for tool in tools or [] -%}
 {%- if tool.function.name == "never" -%}{{ raise_exception("not this one") }}{%- endif -%}
@@ -126,17 +182,17 @@ def test_a_function_that_the_template_cannot_show_is_declared_with_less_or_left_
     """Every request with that server was a 400: the template adds texts, and takes the members of an object."""
     good = {"type": "object", "properties": {"x": {"type": "string", "description": "it"}}}
     given = [hosted("good", good), hosted("never", good), *(hosted(name, SCHEMAS[name]) for name in SCHEMAS)]
-    kept, left_out = presentable(given, can_show_by(STRICT_TEMPLATE.replace("spec.type", "''")))
+    kept, left_out = presentable(given, can_show_by(STRICT_TEMPLATE.replace("spec.type", "''")), bool)
     assert [each.function.name for each in kept] == ["good", *SCHEMAS]
     assert kept[0] == given[0]
     assert "raw.never.input_schema" in left_out and "raw.listed.input_schema" in left_out
     assert "raw.good.input_schema" not in left_out
-    assert presentable(given[:1], can_show_by(STRICT_TEMPLATE)) == (given[:1], [])
+    assert presentable(given[:1], can_show_by(STRICT_TEMPLATE), bool) == (given[:1], [])
 
 
 def test_a_template_that_refuses_every_tool_says_so_itself() -> None:
     given = [hosted("good", {"type": "object"})]
-    assert presentable(given, can_show_by("{{ raise_exception('no') }}")) == (given, [])
+    assert presentable(given, can_show_by("{{ raise_exception('no') }}"), bool) == (given, [])
 
 
 def answering(status: int, headers: dict[str, str], pieces: Any) -> Any:

@@ -1,0 +1,119 @@
+"""The process that compiles and renders chat templates: `python -m weft.server.text.template_child BYTES`.
+
+A template is foreign code, so the kernel bounds it: the address space may grow by BYTES, and a signal ends the process
+when a call has used its time, even inside a filter that is written in C. It owns nothing that others need. It serves
+one call at a time from standard input, which is a socket, and ends when that is closed. It also ends by itself after a
+call that left it large. Its owner starts another then (see `template_process`).
+"""
+
+import gc
+import json
+import marshal
+import resource
+import signal
+import socket
+import sys
+from typing import Any, Final
+
+from weft.server.text.template_calls import (
+    ANSWER,
+    CALL,
+    COMPILE,
+    DONE,
+    MAX_FAULT_CHARS,
+    PROBE,
+    REFUSED,
+    TOO_MUCH,
+    read_exactly,
+)
+from weft.server.text.template_renderer import RefusedError, TemplateRenderer
+from weft.server.text.template_sandbox import TemplateSourceError
+
+MAX_CHARS: Final = 1 << 27
+"""Of what is rendered: four times the largest body."""
+MAX_TEMPLATES: Final = 64
+"""A process that has compiled more ends."""
+_SHARE_TO_END: Final = 4
+"""A process that has kept one part in so many of its memory ends."""
+_PAGE_BYTES: Final = resource.getpagesize()
+
+
+def main(max_bytes: int) -> None:
+    """Serve until the socket is closed.
+
+    Args:
+        max_bytes: By which this process may grow.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the owner decides when this ends
+        signal.signal(each, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _be_first_to_go()
+    start = _address_bytes()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = start + max_bytes if hard == resource.RLIM_INFINITY else min(start + max_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    gc.set_threshold(100_000)  # a conversation is many objects, and none is garbage before it is rendered
+    link, renderers = socket.socket(fileno=0), dict[int, TemplateRenderer]()
+    while len(renderers) <= MAX_TEMPLATES and _address_bytes() < start + max_bytes // _SHARE_TO_END:
+        try:
+            num_bytes, seconds = CALL.unpack(read_exactly(link, CALL.size))
+        except (EOFError, OSError):
+            return
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # which ends this process, whatever it is doing
+        try:
+            head, text = _answer(marshal.loads(read_exactly(link, num_bytes)), renderers)
+            body, has_memory = text.encode(), True
+        except UnicodeEncodeError:
+            head, body, has_memory = [REFUSED, "the chat template writes half a surrogate, which is no text"], b"", True
+        except MemoryError:
+            head, body, has_memory = [TOO_MUCH, f"it takes more than {max_bytes >> 20} MiB of memory"], b"", False
+        first = json.dumps(head).encode()
+        link.sendall(ANSWER.pack(len(first) + len(body), len(first)) + first)
+        link.sendall(body)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if not has_memory:
+            return
+
+
+def _answer(
+    call: tuple[str, int, str, tuple[Any, ...]], renderers: dict[int, TemplateRenderer]
+) -> tuple[list[object], str]:
+    """The outcome of a call, with what belongs to it, and the rendered text."""
+    operation, key, source, arguments = call
+    try:
+        renderer = renderers.get(key)
+        if renderer is None:
+            renderer = renderers[key] = TemplateRenderer(source)
+        if operation == COMPILE:
+            return [DONE, sorted(renderer.names), sorted(renderer.variables)], ""
+        if operation == PROBE:
+            assert renderer.forms  # which are found now
+            return [DONE], ""
+        text = renderer.render(*arguments)
+    except (RefusedError, TemplateSourceError) as error:
+        return [REFUSED, str(error)[:MAX_FAULT_CHARS]], ""
+    if len(text) > MAX_CHARS:
+        return [TOO_MUCH, f"it writes more than {MAX_CHARS} characters"], ""
+    return [DONE, renderer.notes], text
+
+
+def _be_first_to_go() -> None:
+    """Where the machine has no memory left, the kernel is to end this process before any other."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        return
+
+
+def _address_bytes() -> int:
+    """The size of the address space; 0 if it is unknown."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
