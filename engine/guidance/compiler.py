@@ -19,13 +19,11 @@ import numpy as np
 
 from weft.engine.guidance.matcher import Forcing, GrammarMatcher, one_line
 from weft.engine.guidance.meeting import check_meeting
+from weft.engine.wire.messages import MAX_GRAMMAR_BYTES
 from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-MAX_GRAMMAR_BYTES = 128 << 10
-"""Longest text. The time and memory to compile it and to compute masks grow with its length."""
 
 _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 1 << 20

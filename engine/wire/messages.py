@@ -143,6 +143,10 @@ class ReasoningBudget(msgspec.Struct, frozen=True):
     begin_token_id: int | None = None
 
 
+MAX_GRAMMAR_BYTES = 128 << 10
+"""Longest grammar. The time and memory to compile it and to compute masks grow with its length."""
+
+
 class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an output must look like, and what it is expected to look like.
 

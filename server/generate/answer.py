@@ -11,7 +11,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensOutput
+import msgspec
+
+from weft.engine.wire.messages import (
+    AddRequest,
+    CachePolicy,
+    FinishReason,
+    Guidance,
+    RequestOutput,
+    TokensInput,
+    TokensOutput,
+)
+from weft.engine.wire.params import SamplingParams
 from weft.server.errors import (
     ApiError,
     DeadlineError,
@@ -73,6 +84,21 @@ class Answer:
     def guide(self, guidance: Guidance) -> None:
         """Replace the guidance of an answer that was rejected."""
         self._requests = [request.again(guidance) for request in self._requests]
+
+    async def refusal(self, engine_client: EngineClient, grammar: str) -> str | None:
+        """Why the engine refuses a grammar; None: it takes it. It is asked with a prompt of one token."""
+        first = self._requests[0].again(Guidance(grammar))
+        prompt = TokensInput(self.prompts[0].prompt.token_ids[-1:])
+        params, uncached = SamplingParams(max_tokens=1), CachePolicy(is_used=False)
+        asked = msgspec.structs.replace(
+            first, input=prompt, sampling_params=params, num_choices=1, caching=uncached, adapter=None
+        )
+        try:
+            generation = await engine_client.generate(asked)
+        except GrammarError as error:
+            return error.message
+        generation.close()
+        return None
 
     async def open(self, engine_client: EngineClient) -> None:
         """Send every prompt and wait until all are accepted. If one is rejected, abort the others.

@@ -6,7 +6,8 @@ than MAX_NESTING levels is free. The values that the result allows include all t
 schema allows none.
 
 References of the result are `#/$defs/0` and so on, and `$defs` holds just their targets, so any part may be taken out
-together with `$defs`. The same schema always gives the same result. O(values), of which at most MAX_PARTS are read.
+together with `$defs`; each has its path as a comment. The same schema always gives the same result. O(values), of which
+at most MAX_PARTS are read.
 """
 
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def loosened(schema: Schema) -> Loosened:
     walk.read_definitions()
     result = root if isinstance(root, dict) else {}
     for _ in range(MAX_REFERENCES):  # formats look for the members of the root in the root
-        if result.keys() != {"$ref"}:
+        if result.keys() - {"$comment"} != {"$ref"}:
             break
         target = walk.definitions[result["$ref"].removeprefix("#/$defs/")]
         result = target if isinstance(target, dict) else {}
@@ -88,7 +89,7 @@ def loosened_arguments(schema: Schema) -> Loosened:
     """Loosen the schema of a tool's arguments, which are an object: if it allows none, to any object."""
     made = loosened(schema)
     if not _allows_objects(made.schema):
-        return Loosened(FREE_OBJECT, [*made.lost, ".type"], made.wrong)
+        return Loosened(FREE_OBJECT, [*made.lost, ".type"], [*made.wrong, ".type must allow an object"])
     if made.lost and made.schema.keys() <= {"type", "$defs"}:
         return replace(made, schema=FREE_OBJECT)
     is_plain = made.schema.keys().isdisjoint(("type", *_CHOICES))
@@ -171,7 +172,8 @@ class _Walk:
         """Read what references point to, and free those that no value could ever end."""
         while self._waiting:
             name, target, at = self._waiting.pop()
-            self.definitions[name] = self.read(target, at, 2)
+            read = self.read(target, at, 2)
+            self.definitions[name] = {**read, "$comment": at} if isinstance(read, dict) else read
         finite: set[str] = set()
         for _ in range(_MAX_ROUNDS):
             new = {name for name, part in self.definitions.items() if name not in finite and ends(part, finite)}

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
-from weft.server.formats.grammar import SchemaError, guided_schema
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.lark_regex import NotRegularError, lark_regex
 from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.task.bodies import ChatCompletionBody
-from weft.server.task.enforced import enforceable
+from weft.server.task.enforced import enforceable, exact
 from weft.server.task.schema import (
     FunctionDefinition,
     GrammarDefinition,
@@ -216,18 +215,7 @@ def check_functions(functions: Sequence[FunctionDefinition], param: str, paths: 
             raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)
         seen.add(function.name)
         if function.strict:
-            _check_parameters(function, path)
-
-
-def _check_parameters(function: FunctionDefinition, at: str) -> None:
-    """Check one tool's schema, so that an error names that tool."""
-    parameters = function.parameters or {}
-    try:
-        guided_schema(parameters)
-        if parameters.get("type", "object") != "object":
-            raise SchemaError(f"type must be 'object', got {shown(parameters['type'])}")
-    except SchemaError as error:
-        raise JsonSchemaError(f"{at}: {error}", param=at) from None
+            exact(function.parameters or {}, path, function.name, is_object=True)
 
 
 def check_declared(name: str, names: Sequence[str], param: str) -> None:

@@ -168,7 +168,7 @@ def test_a_grammar_that_is_not_regular_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"type": "array"}, "type must be 'object', got 'array'"),
+        ({"type": "array"}, "parameters.type must allow an object (tool 'bad')"),
         ({"properties": ["a"]}, 'properties cannot be ["a"]'),
         ({"properties": {"a": {"type": 5}}}, "type cannot be 5"),
     ],
