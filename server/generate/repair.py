@@ -6,7 +6,7 @@ as many each time. Everything is added in order, and what is refused beside the 
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from weft.server.errors import JsonSchemaError, shown

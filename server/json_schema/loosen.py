@@ -33,6 +33,7 @@ from weft.server.json_schema.keywords import (
 )
 from weft.server.json_schema.patterns import portable, prefix_of
 from weft.server.json_schema.references import MAX_NESTING, References, ends
+from weft.server.json_schema.spellings import usual
 
 MAX_PARTS = 2**14
 """Most schemas inside one schema. What comes after them is free."""
@@ -43,6 +44,11 @@ _UNENFORCED = (
     *("not", "if", "contains", "uniqueItems", "propertyNames", "dependencies", "dependentRequired"),
     *("dependentSchemas", "$dynamicRef", "$recursiveRef"),
 )
+_ONLY_FOR = {
+    **dict.fromkeys(("contains", "uniqueItems"), "array"),
+    **dict.fromkeys(("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"), "object"),
+}
+"""They say nothing about values of other types."""
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 _CHOICES = ("anyOf", "oneOf", "allOf", "enum", "const")
 """Beside these, a schema without a type may allow objects and others."""
@@ -131,7 +137,7 @@ class _Walk:
         """A loosened schema: an object, or a boolean."""
         if isinstance(value, bool):
             return value
-        if value is None:
+        if value is None or value == []:
             return {}
         if isinstance(value, str):
             value = {"type": value}
@@ -142,6 +148,7 @@ class _Walk:
             if not isinstance(value, dict):
                 self.notes.wrong.append(f"{at} must be a schema")
             return {}
+        value = usual(value)
         out: Schema = {}
         for keys, read in _READERS:
             if not keys.isdisjoint(value):
@@ -155,8 +162,12 @@ class _Walk:
 
     def _with_rare(self, value: Schema, out: Schema, at: str) -> Schema:
         """The schema after what few schemas have."""
+        types = types_in(out)
         for key in _UNENFORCED:
-            if value.get(key) not in _NOTHING_ASKED:
+            is_asked = value.get(key) not in _NOTHING_ASKED and (not types or _ONLY_FOR.get(key, types[0]) in types)
+            if key == "if":
+                is_asked = is_asked and not value.keys().isdisjoint(("then", "else"))
+            if is_asked and not (key == "uniqueItems" and out.get("maxItems", 2) < 2):
                 self.notes.lose(at, key)
         for key in _UNEVALUATED:
             if value.get(key, True) is not True and not _BRANCHES.isdisjoint(value):

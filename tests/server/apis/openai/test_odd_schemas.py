@@ -92,3 +92,28 @@ def test_what_is_strict_is_refused_by_tool_and_path(site: Any, part: Any) -> Non
         reply = site.chat(**fields)
         assert (reply.status, reply.error["param"]) == (400, at)
         assert f"{at}.properties.c" in reply.error["message"]
+
+
+ODD = {
+    "type": "OBJECT",
+    "properties": {
+        "a": {"type": "STRING", "minLength": 1.0, "pattern": None, "required": True},
+        "b": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "Integer"}},
+        "c": {"type": "integer", "minimum": "0", "maximum": "7", "format": "int32"},
+    },
+    "required": "c",
+}
+
+
+def test_what_is_strict_may_be_spelled_as_strangers_do(site: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": ODD, "strict": True}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": ODD, "strict": True}}
+    for fields in ({"tools": [tool], "tool_choice": "required"}, {"response_format": wanted}, {"guided_json": ODD}):
+        reply = site.chat(**fields)
+        assert (reply.status, reply.headers.get("x-ignored-params")) == (200, None), reply.text
+        for part in ('"minLength": 1,', '"maximum": 7', '"required": ["c", "a"]', '{"type": "integer"}'):
+            assert part in grammar_of(site) or part.replace(",", "}") in grammar_of(site)
+        assert "lenient" not in grammar_of(site)
+    assert site.tokenizer.variables.get("tools") is None  # as declared where there are tools
+    site.chat(tools=[tool])
+    assert site.tokenizer.variables["tools"][0]["function"]["parameters"] == ODD
