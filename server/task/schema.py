@@ -5,12 +5,22 @@ Bodies are pydantic models, for good error messages. Answers are msgspec structs
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from weft.server.task.tool_forms import tool_form
 from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
 Text = str
@@ -196,8 +206,10 @@ class GuidedBody(GenerationBody):
     guided_grammar: Text | None = None
 
 
-ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
-"""Longer than OpenAI's 64 characters: agents put the name of an MCP server before that of its tool."""
+_SIGNS = r'"<>\\\x00-\x1f\x7f'
+ToolName = Annotated[Text, Field(pattern=rf"^[^\s{_SIGNS}]([^{_SIGNS}]{{0,254}}[^\s{_SIGNS}])?$")]
+"""Longer than OpenAI's 64 characters: agents put the name of an MCP server before that of its tool. With any signs that
+all formats of calls can hold."""
 
 
 class FunctionDefinition(WireModel):
@@ -232,11 +244,23 @@ class CustomDefinition(WireModel):
 
 
 class ToolDefinition(WireModel):
-    """One entry of `tools`."""
+    """One entry of `tools`, which may be sent in the form of any API. One of another kind is an `OtherTool`."""
 
-    type: Literal["function", "custom"]
+    type: Text
     function: FunctionDefinition | None = None
     custom: CustomDefinition | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_any_form(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ToolDefinition":
+        if cls is not ToolDefinition or not isinstance(value, dict):
+            return handler(value)
+        form = tool_form(value)
+        return handler(form.nested) if form.is_called else OtherTool(type=form.kind)
+
+
+class OtherTool(ToolDefinition):
+    """A tool that this server does not host, such as web_search. Its members are of no use."""
 
 
 class NamedTool(WireModel):

@@ -23,6 +23,7 @@ from weft.server.task.schema import (
     json_text,
     shown_members,
 )
+from weft.server.task.tool_forms import tool_form
 from weft.server.text.replayed import CallId, JsonText, read_choice, read_parts, read_result
 
 MAX_INPUT_ITEMS = 2**14
@@ -220,8 +221,10 @@ class ResponseTool(WireModel):
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ResponseTool":
-        kind = value.get("type") if cls is ResponseTool and isinstance(value, dict) else None
-        return handler(value) if not isinstance(kind, str) or kind in KNOWN_TOOLS else OtherTool(type=kind)
+        if cls is not ResponseTool or not isinstance(value, dict) or value.get("type") in ("mcp", "namespace"):
+            return handler(value)
+        form = tool_form(value)
+        return handler(form.flat) if form.is_called else OtherTool(type=form.kind)
 
 
 class OtherTool(ResponseTool):
