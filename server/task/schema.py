@@ -15,11 +15,13 @@ from pydantic import (
     Discriminator,
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     Tag,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from weft.server.task.format_forms import format_form
 from weft.server.task.tool_forms import tool_form
 from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
@@ -153,7 +155,7 @@ MAX_STRUCTURES = 1024
 class JsonSchema(WireModel):
     """A schema inside OpenAI's wrapper, which gives it a name."""
 
-    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
@@ -167,9 +169,32 @@ class TaggedStructure(WireModel):
     end: Text
 
 
-class ResponseFormat(WireModel):
+class AnswerFormat(WireModel):
+    """How an answer shall be formatted. It may be sent in the form of any API."""
+
+    is_nested: ClassVar[bool]
+    _schema_at: str = PrivateAttr(default="")
+
+    @property
+    def schema_at(self) -> str:
+        """Where the schema stands in what was sent."""
+        return self._schema_at
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_any_form(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(value, str | dict):
+            return handler(value)
+        form = format_form(value)
+        made = handler(form.nested if cls.is_nested else form.flat)
+        made._schema_at = form.at
+        return made
+
+
+class ResponseFormat(AnswerFormat):
     """OpenAI's `response_format`. `structures` and `triggers` belong to structural_tag, an extension."""
 
+    is_nested = True
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)] | None = None
@@ -224,7 +249,7 @@ class FunctionDefinition(WireModel):
 class GrammarDefinition(WireModel):
     """The grammar of a custom tool's input."""
 
-    syntax: Literal["lark", "regex"]
+    syntax: Text
     definition: Text
 
 

@@ -73,7 +73,7 @@ def _response_format(wanted: ResponseFormat) -> Structure:
         return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
     named = required(wanted.json_schema, "response_format.json_schema")
     schema = {"type": "object"} if named.schema_ is None else named.schema_
-    return json_structure(schema, "response_format.json_schema.schema", is_lenient=not named.strict)
+    return json_structure(schema, f"response_format{wanted.schema_at}", is_lenient=not named.strict)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:

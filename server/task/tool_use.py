@@ -225,12 +225,14 @@ def custom_function(
 
 def _with_grammar(description: str | None, grammar: GrammarDefinition) -> str:
     """A description that shows the model the grammar of the tool's input."""
-    kind = "Lark grammar" if grammar.syntax == "lark" else "regular expression"
+    kind = {"lark": "Lark grammar", "regex": "regular expression"}.get(grammar.syntax, f"{grammar.syntax} grammar")
     return f"{description or ''}\nThe input follows this {kind}:\n{grammar.definition}".strip()
 
 
 def _pattern_of(grammar: GrammarDefinition) -> tuple[str | None, str]:
     """The pattern that the whole input matches; None if there is none, and why."""
+    if grammar.syntax not in ("lark", "regex"):
+        return None, f"the syntax must be 'lark' or 'regex', got {shown(grammar.syntax)}"
     try:
         expression = grammar.definition if grammar.syntax == "regex" else lark_regex(grammar.definition)
     except NotRegularError as error:

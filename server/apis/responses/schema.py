@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHa
 from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
+    AnswerFormat,
     GenerationBody,
     Int,
     Items,
@@ -164,7 +165,7 @@ class ToolFormat(WireModel):
     """The format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
+    syntax: Text | None = None
     definition: Text | None = None
 
 
@@ -254,11 +255,12 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(WireModel):
+class TextFormat(AnswerFormat):
     """The format of the answer. Only json_schema has the other members."""
 
+    is_nested = False
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None

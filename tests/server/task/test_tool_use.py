@@ -162,8 +162,8 @@ def test_a_regular_grammar_becomes_a_pattern_inside_json() -> None:
     assert use.shown[0]["function"]["description"] == said
 
 
-def regex(definition: str) -> dict[str, Any]:
-    format = {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+def regex(definition: str, syntax: str = "regex") -> dict[str, Any]:
+    format = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
     return {"type": "custom", "custom": {"name": "sql", "description": "Asks.", "format": format}}
 
 
@@ -176,6 +176,7 @@ def regex(definition: str) -> dict[str, Any]:
         regex("(?=a)b"),
         regex("("),
         regex(r"(a)\1"),
+        regex("root ::= [a-z]+", "gbnf"),
     ],
 )
 def test_an_input_that_cannot_be_followed_is_free_text(tool: Any) -> None:
