@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from weft.server.errors import InvalidRequestError, JsonSchemaError, shown
+from weft.server.errors import GrammarError, InvalidRequestError, JsonSchemaError, shown
 from weft.server.formats import grammar as lark
 from weft.server.formats.grammar import guided_schema
 from weft.server.json_schema.loosen import loosened
+from weft.server.json_schema.patterns import countable
 from weft.server.json_schema.shrink import fitted
 from weft.server.task.enforced import exact, freed, reported
 from weft.server.task.schema import GuidedBody, ResponseFormat, StructuralTag, StructuredOutputs, TaggedStructure
@@ -95,7 +96,10 @@ def _fields(
     if json is not None:
         yield json_structure(_object(json, f"{at}json"), f"{at}json")
     if regex is not None:
-        yield Structure({"lark_grammar": f"start: {lark.regex(regex)}"}, f"{at}regex")
+        if (expression := countable(regex)) is None:
+            message = f"{at}regex: repeats inside repeats are too many to be counted"
+            raise GrammarError(message, param=f"{at}regex")
+        yield Structure({"lark_grammar": f"start: {lark.regex(expression)}"}, f"{at}regex")
     if choice is not None:
         if not 1 <= len(choice) <= MAX_CHOICES:
             message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"

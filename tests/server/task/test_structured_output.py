@@ -106,6 +106,7 @@ def test_only_a_strict_schema_is_taken_literally() -> None:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "got 2"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "must be a JSON object, got '[]'"),
         ({"guided_json": "{"}, "guided_json", "must be a JSON object"),
+        ({"guided_regex": "([a-z]{1,90}-?){1,90}"}, "guided_regex", "repeats inside repeats"),
         ({"guided_choice": []}, "guided_choice", "1 to 4096 texts, got 0"),
         (
             {"structured_outputs": {"structural_tag": {"structures": []}}},
