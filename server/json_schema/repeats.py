@@ -44,7 +44,7 @@ def joined_repeats(part: Part) -> Part:
     if part.text not in ("(", "(?:") or len(part.alternatives) != 1 or len(part.alternatives[0]) != 1:
         return part
     inner = part.alternatives[0][0]
-    if inner.is_anchor or not part.repeat:
+    if inner.is_anchor or not (part.repeat and inner.repeat):
         return part
     (low, high), (least, most) = inner.range, part.range
     # Between k rounds and k + 1 no number is left out; this is so for all k if it is so for the first one.

@@ -23,11 +23,26 @@ from weft.server.text.shield import one_line
 _log = logging.getLogger(__name__)
 MAX_LOST = 64
 """Most paths that are reported of one tool."""
-_MAX_CACHED_BYTES = 8192
+_MAX_CACHED_SCHEMA_BYTES = 8192
+_MAX_CACHED_BYTES = 1 << 19
 
 
 def enforceable(declared: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
     """The tools with schemas that a grammar can follow and has room for, and the paths of what that leaves out."""
+    texts = [msgspec.json.encode(tool.parameters) for tool in declared]
+    if sum(map(len, texts)) > _MAX_CACHED_BYTES:
+        return _enforceable(declared)
+    names = [(tool.name, tool.is_strict, tool.at) for tool in declared]
+    tools, lost = _enforceable_texts(tuple(zip(names, texts, strict=True)))
+    return list(tools), list(lost)
+
+
+@lru_cache(maxsize=64)  # an agent sends the same tools with every turn
+def _enforceable_texts(texts: tuple[tuple[tuple[str, bool, str], bytes], ...]) -> tuple[list[Tool], list[str]]:
+    return _enforceable([Tool(n, msgspec.json.decode(text), strict, at) for (n, strict, at), text in texts])
+
+
+def _enforceable(declared: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
     loose, lost = [], []
     for tool in declared:
         if tool.is_strict:
@@ -77,7 +92,7 @@ def exact(schema: Schema, at: str, name: str = "", *, is_object: bool = False) -
 
 def _loosened(parameters: Schema) -> Loosened:
     text = msgspec.json.encode(parameters)
-    return _loosened_text(text) if len(text) <= _MAX_CACHED_BYTES else loosened_arguments(parameters)
+    return _loosened_text(text) if len(text) <= _MAX_CACHED_SCHEMA_BYTES else loosened_arguments(parameters)
 
 
 @lru_cache(maxsize=1024)  # an agent sends the same tools with every turn
