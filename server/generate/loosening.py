@@ -4,6 +4,7 @@ The server leaves out of schemas what it knows that grammars cannot enforce, and
 refuses. The outcome is remembered, for an agent sends the same tools with every turn.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from weft.server.task.structured_output import schema_structure
 from weft.server.task.task import OutputWishes
 
 MAX_REMEMBERED = 64
+_ANYTHING = '{"grammars": [{"lark_grammar": "start: /(?s:.*)/"}]}'
 _MAX_FITTINGS = 4
 
 Guide = Callable[[OutputWishes], Awaitable[Guidance]]
@@ -30,12 +32,17 @@ Guide = Callable[[OutputWishes], Awaitable[Guidance]]
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of a grammar: the one that is used instead, or why there is none."""
+    """What became of a grammar: the one that is used instead, or why there is none.
+
+    Attributes:
+        is_final: The same grammar would have the same outcome another time.
+    """
 
     grammar: str | None
     lost: list[str]
     message: str = ""
     param: str | None = None
+    is_final: bool = True
 
 
 _outcomes: OrderedDict[tuple[str, str | None], _Outcome] = OrderedDict()
@@ -51,19 +58,20 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
     Raises:
         ApiError: As `Answer.open` does. If the grammar is refused, the error names the field that asked for it.
     """
-    grammar = answer.guidance.grammar
+    grammar, begin = answer.guidance.grammar, time.monotonic()
     key = grammar or "", _param(wishes)
     known = _outcomes.get(key)
     if known is None and (grammar is None or len(grammar) <= MAX_GRAMMAR_BYTES):
         try:
             return await answer.open(client)
         except GrammarError as error:
-            known = await _mended(answer, client, wishes, guide, error)
+            known = await _mended(answer, client, wishes, guide, error, begin)
     elif known is None:
-        known = await _fitted(answer, client, wishes, guide)
+        known = await _fitted(answer, client, wishes, guide, begin)
     else:
         _outcomes.move_to_end(key)
-    _outcomes[key] = known
+    if known.is_final:
+        _outcomes[key] = known
     if len(_outcomes) > MAX_REMEMBERED:
         _outcomes.popitem(last=False)
     if known.grammar is None:
@@ -73,11 +81,11 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
     try:
         await answer.open(client)
     except GrammarError as error:
-        del _outcomes[key]
+        _outcomes.pop(key, None)
         raise _named(error, wishes) from None
 
 
-async def _fitted(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide) -> _Outcome:
+async def _fitted(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide, begin: float) -> _Outcome:
     """The outcome of a grammar that is too long: how much text a schema becomes depends on the format of calls."""
     grammar, most, lost = answer.guidance.grammar or "", MAX_SCHEMA_BYTES, list[str]()
     for _ in range(_MAX_FITTINGS):
@@ -91,20 +99,22 @@ async def _fitted(answer: Answer, client: EngineClient, wishes: OutputWishes, gu
     fault = await answer.refusal(client, grammar)
     if fault is None:
         return _Outcome(grammar, lost)
-    made = await _mended(answer, client, wishes, guide, GrammarError(fault))
+    made = await _mended(answer, client, wishes, guide, GrammarError(fault), begin)
     return replace(made, lost=[*lost, *made.lost])
 
 
 async def _mended(
-    answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide, error: GrammarError
+    answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide, error: GrammarError, begin: float
 ) -> _Outcome:
-    """The outcome of a grammar that the engine refuses with this error."""
+    """The outcome of a grammar that the engine refused with this error; it was sent at `begin`."""
 
     async def refusal(wishes: OutputWishes) -> str | None:
         grammar = (await guide(wishes)).grammar
         return None if grammar is None else await answer.refusal(client, grammar)
 
-    repair = Repair(wishes, refusal)
+    if await answer.refusal(client, _ANYTHING) is not None:  # it is no fault of the grammar
+        raise _named(error, wishes)
+    repair = Repair(wishes, refusal, begin)
     try:
         await repair.run()
     except JsonSchemaError as found:
@@ -112,7 +122,7 @@ async def _mended(
     free, lost = _free(repair.wishes)
     for wished, paths in ((repair.wishes, repair.lost), (free, [*repair.lost, *lost])):
         if paths and await refusal(wished) is None:
-            return _Outcome((await guide(wished)).grammar, paths)
+            return _Outcome((await guide(wished)).grammar, paths, is_final=not repair.is_late)
     raise _named(error, wishes)
 
 

@@ -33,13 +33,13 @@ class Repair:
         lost: Paths in the body of what is no longer enforced.
     """
 
-    def __init__(self, wishes: OutputWishes, refusal: Refusal) -> None:
-        """Begin with wishes whose grammar is refused."""
+    def __init__(self, wishes: OutputWishes, refusal: Refusal, begin: float) -> None:
+        """Take wishes whose grammar is refused. The search ends MAX_S after `begin`, when it was sent."""
         self.wishes = wishes
         self.lost: list[str] = []
         self._refusal = refusal
         self._num_tries = 0
-        self._end = time.monotonic() + MAX_S
+        self._end = begin + MAX_S
         self._fault = ""
         self._units = list(wishes.use.tools) if wishes.use else []
         self._num_tools = len(self._units)
@@ -54,7 +54,7 @@ class Repair:
             JsonSchemaError: A part of a strict schema is at fault; the error names it.
         """
         start, is_refused = 0, True
-        while True:
+        while self._units:
             found = await self._first(start, len(self._units), self._fits, is_refused=is_refused)
             if found is None:
                 break
@@ -85,8 +85,13 @@ class Repair:
         return fault is None
 
     @property
+    def is_late(self) -> bool:
+        """Whether the time was over, so that more may be free than needs to be."""
+        return time.monotonic() > self._end
+
+    @property
     def _is_over(self) -> bool:
-        return self._num_tries >= MAX_TRIES or time.monotonic() > self._end
+        return self._num_tries >= MAX_TRIES or self.is_late
 
     def _with(self, num_units: int) -> OutputWishes:
         """Wishes for the first units only."""
