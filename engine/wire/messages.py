@@ -276,6 +276,17 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         """A new request that differs in its guidance."""
         return msgspec.structs.replace(self, guidance=guidance, request_id=next(_request_ids))
 
+    def probe(self, grammar: str) -> "AddRequest":
+        """A request for one token, which is accepted if this one would be with that grammar."""
+        return AddRequest(
+            TokensInput([0]),
+            SamplingParams(max_tokens=1),
+            priority=self.priority,
+            deadline=self.deadline,
+            guidance=Guidance(grammar),
+            caching=CachePolicy(is_used=False),
+        )
+
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
     """Stop a request and free its blocks; no output follows. `index` None means all its choices."""

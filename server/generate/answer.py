@@ -11,18 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-import msgspec
-
-from weft.engine.wire.messages import (
-    AddRequest,
-    CachePolicy,
-    FinishReason,
-    Guidance,
-    RequestOutput,
-    TokensInput,
-    TokensOutput,
-)
-from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensOutput
 from weft.server.errors import (
     ApiError,
     DeadlineError,
@@ -86,15 +75,9 @@ class Answer:
         self._requests = [request.again(guidance) for request in self._requests]
 
     async def refusal(self, engine_client: EngineClient, grammar: str) -> str | None:
-        """Why the engine refuses a grammar; None: it takes it. It is asked with a prompt of one token."""
-        first = self._requests[0].again(Guidance(grammar))
-        prompt = TokensInput(self.prompts[0].prompt.token_ids[-1:])
-        params, uncached = SamplingParams(max_tokens=1), CachePolicy(is_used=False)
-        asked = msgspec.structs.replace(
-            first, input=prompt, sampling_params=params, num_choices=1, caching=uncached, adapter=None
-        )
+        """Why the engine refuses a grammar; None: it takes it."""
         try:
-            generation = await engine_client.generate(asked)
+            generation = await engine_client.generate(self._requests[0].probe(grammar))
         except GrammarError as error:
             return error.message
         generation.close()

@@ -104,17 +104,17 @@ class Repair:
         if use is not None:
             use = replace(use, tools=tools) if tools else None
         if structure is not None and structure.schema is not None:
-            strict, lost = structure.is_strict, structure.lost
-            structure = schema_structure(answer, structure.param, is_strict=strict, lost=lost) if answer else None
+            given, structure = structure, None
+            if answer is not None:
+                structure = schema_structure(answer, given.param, is_strict=given.is_strict, lost=given.lost)
         return replace(self.wishes, use=use, structure=structure)
 
     async def _take_apart(self, index: int) -> None:
         """Free what is at fault in a unit, or the whole unit if it is accepted alone."""
-        unit = self._units[index]
+        unit, parts = self._units[index], set[Path]()
+        await self._add_parts(index, (), parts, set())
         if unit.is_strict and self._is_over:
             return  # it may not be at fault
-        parts: set[Path] = set()
-        await self._add_parts(index, (), parts, set())
         paths = [
             written(unit.parameters, path) for path in parts if not any(path[:i] in parts for i in range(len(path)))
         ]
@@ -122,7 +122,8 @@ class Repair:
             name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
             message = f"{unit.at}{paths[0] if paths else ''}: {self._fault}{name}"
             raise JsonSchemaError(message, param=unit.at)
-        schema = freed(unit.parameters, parts) if parts else FREE_OBJECT
+        free = FREE_OBJECT if index < self._num_tools else {}
+        schema = freed(unit.parameters, parts) if parts else free
         self._units[index] = replace(unit, parameters=schema)
         self.lost += reported(unit.name, unit.at, sorted(paths) or [""])
 

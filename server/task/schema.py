@@ -21,8 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from weft.server.task.format_forms import format_form
-from weft.server.task.tool_forms import tool_form
+from weft.server.text.declared import format_form, tool_form
 from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
 Text = str

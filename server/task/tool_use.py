@@ -24,8 +24,8 @@ from weft.server.task.schema import (
     ToolDefinition,
     ToolReference,
 )
-from weft.server.task.tool_forms import unhosted
 from weft.server.task.validation import required
+from weft.server.text.declared import unhosted
 
 MAX_TOOLS = 1024
 CUSTOM_INPUT = "input"

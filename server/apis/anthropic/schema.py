@@ -8,7 +8,7 @@ from pydantic import Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import MAX_MESSAGES
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, ToolName, WireModel
-from weft.server.task.tool_forms import tool_form
+from weft.server.text.declared import tool_form
 from weft.server.text.replayed import REASONING_PARTS, SEALED_PARTS, CallId, Reasoning, read_block
 
 UNSEEN_BLOCKS = frozenset({"image", "document", "container_upload", "audio", "video", "file"})

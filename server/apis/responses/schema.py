@@ -24,7 +24,7 @@ from weft.server.task.schema import (
     json_text,
     shown_members,
 )
-from weft.server.task.tool_forms import tool_form
+from weft.server.text.declared import tool_form
 from weft.server.text.replayed import CallId, JsonText, read_choice, read_parts, read_result
 
 MAX_INPUT_ITEMS = 2**14

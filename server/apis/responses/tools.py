@@ -20,7 +20,6 @@ from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.json_schema.loosen import loosened_arguments
 from weft.server.task.enforced import reported
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
-from weft.server.task.tool_forms import unhosted
 from weft.server.task.tool_use import (
     MAX_TOOLS,
     Choice,
@@ -35,6 +34,7 @@ from weft.server.task.tool_use import (
     use_of,
 )
 from weft.server.task.validation import required
+from weft.server.text.declared import unhosted
 
 _CALLED_BY_NAME = ("function", "custom")
 _SCHEMAS = {"function": "parameters", "custom": "format"}

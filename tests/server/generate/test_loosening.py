@@ -233,6 +233,12 @@ def test_a_structure_that_is_not_strict_is_loosened(others: Any) -> None:
     assert raised.value.param == "format" and "format.properties.b.allOf" in raised.value.message
 
 
+def test_an_answer_that_is_free_is_still_json() -> None:
+    answer, wishes = opened(OutputWishes(structure=json_structure(EMPTY, "format", is_lenient=True)))
+    assert wishes.structure is not None and wishes.structure.schema == {}
+    assert answer.lost == ["format.allOf"]
+
+
 def test_refusals_without_an_end_end() -> None:
     with pytest.raises(GrammarError) as raised:
         opened(tools(BAD), refuses_all=True)

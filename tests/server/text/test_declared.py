@@ -1,10 +1,10 @@
-"""One declaration in the forms of all APIs."""
+"""One declaration of a tool in the forms of all APIs; those of formats are tested where they are used."""
 
 from typing import Any
 
 import pytest
 
-from weft.server.task.tool_forms import tool_form
+from weft.server.text.declared import tool_form
 
 SCHEMA = {"type": "object", "properties": {"a": {}}}
 GRAMMAR = {"syntax": "regex", "definition": "a+"}
