@@ -38,6 +38,8 @@ from weft.server.json_schema.spellings import usual
 MAX_PARTS = 2**14
 """Most schemas inside one schema. What comes after them is free."""
 MAX_REFERENCES = 1024
+MAX_EXACT_NESTING = 64
+"""As many levels as a schema may have at all."""
 _MAX_ROUNDS = 64
 
 _UNENFORCED = (
@@ -75,9 +77,9 @@ class Loosened:
     wrong: Sequence[str]
 
 
-def loosened(schema: Schema) -> Loosened:
-    """Loosen a schema."""
-    walk = _Walk(schema)
+def loosened(schema: Schema, *, is_exact: bool = False) -> Loosened:
+    """Loosen a schema; if `is_exact`, only of what no grammar can follow, whatever it costs."""
+    walk = _Walk(schema, is_exact)
     root = walk.read(schema, "", 0)
     walk.read_definitions()
     result = root if isinstance(root, dict) else {}
@@ -91,9 +93,9 @@ def loosened(schema: Schema) -> Loosened:
     return Loosened(result, walk.notes.lost, walk.notes.wrong)
 
 
-def loosened_arguments(schema: Schema) -> Loosened:
+def loosened_arguments(schema: Schema, *, is_exact: bool = False) -> Loosened:
     """Loosen the schema of a tool's arguments, which are an object: if it allows none, to any object."""
-    made = loosened(schema)
+    made = loosened(schema, is_exact=is_exact)
     if not _allows_objects(made.schema):
         return Loosened(FREE_OBJECT, [*made.lost, ".type"], [*made.wrong, ".type must allow an object"])
     if made.lost and made.schema.keys() <= {"type", "$defs"}:
@@ -119,8 +121,9 @@ def _allows_objects(schema: Any) -> bool:
 class _Walk:
     """Reads one schema. The targets of its references are read after it, each once."""
 
-    def __init__(self, root: Schema) -> None:
-        self.notes = Notes()
+    def __init__(self, root: Schema, is_exact: bool) -> None:
+        self.notes = Notes(is_exact)
+        self._max_depth = MAX_EXACT_NESTING if is_exact else MAX_NESTING
         self.definitions: dict[str, Any] = {}
         self._references = References(root)
         self._names: dict[str, str] = {}  # of the definitions, by the path of what they define
@@ -142,7 +145,7 @@ class _Walk:
         if isinstance(value, str):
             value = {"type": value}
         self._num_parts += 1
-        if not isinstance(value, dict) or depth > MAX_NESTING or self._num_parts > MAX_PARTS:
+        if not isinstance(value, dict) or depth > self._max_depth or self._num_parts > MAX_PARTS:
             if self._num_parts <= MAX_PARTS + 1:
                 self.notes.lost.append(at)
             if not isinstance(value, dict):
@@ -221,8 +224,12 @@ class _Walk:
         path = f"{at}.patternProperties"
         read = {pattern: portable(pattern) for pattern in patterns}
         prefixes = [prefix_of(pattern) for pattern in patterns]
-        is_apart = len(patterns) == 1 or not any(
-            a is None or b is None or a.startswith(b) or b.startswith(a) for a, b in combinations(prefixes[:64], 2)
+        is_apart = (
+            self.notes.is_exact
+            or len(patterns) == 1
+            or not any(
+                a is None or b is None or a.startswith(b) or b.startswith(a) for a, b in combinations(prefixes[:64], 2)
+            )
         )
         kept = {key: written for key, written in read.items() if written is not None and is_apart and len(read) <= 64}
         for key in read:

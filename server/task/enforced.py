@@ -78,7 +78,7 @@ def exact(schema: Schema, at: str, name: str = "", *, is_object: bool = False) -
     Raises:
         JsonSchemaError: A part of it cannot be enforced, or means nothing; the error names it.
     """
-    made = _loosened(schema) if is_object else loosened(schema)
+    made = (loosened_arguments if is_object else loosened)(schema, is_exact=True)
     of_tool = f" (tool {shown(name)})" if name else ""
     if made.lost:
         fault = made.wrong[0] if made.wrong else f"{made.lost[0]} cannot be enforced by a grammar"

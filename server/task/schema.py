@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from weft.server.text.declared import format_form, tool_form
+from weft.server.text.declared import format_form, tool_form, with_schema
 from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
 Text = str
@@ -243,6 +243,11 @@ class FunctionDefinition(WireModel):
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_schema(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        return handler(with_schema(value) if isinstance(value, dict) else value)
 
 
 class GrammarDefinition(WireModel):

@@ -73,18 +73,18 @@ def tool_form(tool: dict[str, Any]) -> ToolForm:
     if nested and kind in ("", nested, "tool"):
         inner = dict(tool[nested])
         outer = {key: value for key, value in tool.items() if key not in ("type", nested)}
-        return ToolForm(nested, _with_schema(inner), outer)
+        return ToolForm(nested, with_schema(inner), outer)
     if kind == "function" or (kind in ("", "custom", "tool") and is_schema) or (not kind and "name" in tool):
         kind = "function"
     elif kind != "custom":
         return ToolForm(str(tool.get("type") or next(iter(tool), "")), {}, {})
     names = (*_MEMBERS, *_SCHEMA_NAMES)
     inner = {key: value for key, value in tool.items() if key in names}
-    return ToolForm(kind, _with_schema(inner), {key: tool[key] for key in tool if key not in (*names, "type")})
+    return ToolForm(kind, with_schema(inner), {key: tool[key] for key in tool if key not in (*names, "type")})
 
 
-def _with_schema(inner: dict[str, Any]) -> dict[str, Any]:
-    """The members with the schema, if there is one, as `parameters`."""
+def with_schema(inner: dict[str, Any]) -> dict[str, Any]:
+    """The members of a function with the schema, if there is one, as `parameters`."""
     given = next((inner[key] for key in _SCHEMA_NAMES if inner.get(key) is not None), None)
     inner = {key: value for key, value in inner.items() if key not in _SCHEMA_NAMES}
     if isinstance(given, str) and given.lstrip().startswith("{"):

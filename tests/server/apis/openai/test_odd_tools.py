@@ -88,6 +88,7 @@ def test_no_schema_takes_no_arguments(site: Any, parameters: Any) -> None:
             assert call(site, path, [tool]).status == 200
             (grammar,) = json.loads(site.engine.asked[-1].guidance.grammar)["grammars"]
             assert 'arguments_0: "{}"' in grammar["lark_grammar"]
+    assert site.chat(functions=[inner]).status == 200
 
 
 NAMES = ["fs/read", "a:b", "get weather", "a.b-c", "météo", "天气", "a@b#c$", "x'y", "a,b=c", "1tool", "a(b)[0]{c}"]
