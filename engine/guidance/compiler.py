@@ -19,19 +19,18 @@ import numpy as np
 
 from weft.engine.guidance.matcher import Forcing, GrammarMatcher, one_line
 from weft.engine.guidance.meeting import check_meeting
+from weft.engine.wire.messages import MAX_GRAMMAR_BYTES
 from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_GRAMMAR_BYTES = 128 << 10
-"""Longest text. The time and memory to compile it and to compute masks grow with its length."""
-
 _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 1 << 20
 """Total length of the texts in the cache. A matcher takes up to a few hundred times the memory of its text."""
 
-_NUM_THREADS = 2
+_NUM_THREADS = 4
+"""So many grammars at once, for one that takes long must not keep the others waiting. The library works unlocked."""
 _STACK_BYTES = 256 << 20
 """Stack of a compiling thread; only address space until it is used. The library follows chains of rules recursively.
 About 5,000 rules overflow the usual 8 MiB, which ends the process."""
@@ -47,7 +46,7 @@ class GrammarCompiler:
     def __init__(self, load_vocabulary: Callable[[], "LLTokenizer"]) -> None:
         """Load nothing yet; load_vocabulary is called once, by a compiling thread or by `prepare`."""
         self._load_vocabulary = load_vocabulary
-        self._forcing: Forcing | None = None
+        self._forcing: Forcing | InvalidGrammarError | None = None  # None: not loaded yet
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_NUM_THREADS, "grammar")
         self._cache: OrderedDict[str, Future[GrammarMatcher]] = OrderedDict()
@@ -80,7 +79,12 @@ class GrammarCompiler:
         """
         with self._lock:
             if self._forcing is None:
-                self._forcing = Forcing(self._load_vocabulary())
+                try:
+                    self._forcing = Forcing(self._load_vocabulary())
+                except InvalidGrammarError as error:  # the files stay as they are
+                    self._forcing = error
+            if isinstance(self._forcing, InvalidGrammarError):
+                raise InvalidGrammarError(str(self._forcing))
             return self._forcing
 
     def _submit(self, text: str) -> "Future[GrammarMatcher]":

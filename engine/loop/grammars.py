@@ -29,8 +29,8 @@ COMPILE_LIMIT_S = 10.0
 QUEUE_LIMIT_S = 60.0
 """Time limit for a compilation to begin. The request is then refused and may be tried again."""
 
-_NUM_AT_WORK = 4
-"""Compilations that a crash may be blamed on: the two that run, and two that may begin before the next record."""
+_NUM_AT_WORK = 6
+"""Compilations that a crash may be blamed on: the four that run, and two that may begin before the next record."""
 
 _Key = tuple[int, int]
 

@@ -143,6 +143,10 @@ class ReasoningBudget(msgspec.Struct, frozen=True):
     begin_token_id: int | None = None
 
 
+MAX_GRAMMAR_BYTES = 128 << 10
+"""Longest grammar. The time and memory to compile it and to compute masks grow with its length."""
+
+
 class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an output must look like, and what it is expected to look like.
 
@@ -271,6 +275,17 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     def again(self, guidance: Guidance) -> "AddRequest":
         """A new request that differs in its guidance."""
         return msgspec.structs.replace(self, guidance=guidance, request_id=next(_request_ids))
+
+    def probe(self, grammar: str) -> "AddRequest":
+        """A request for one token, which is accepted if this one would be with that grammar."""
+        return AddRequest(
+            TokensInput([0]),
+            SamplingParams(max_tokens=1),
+            priority=self.priority,
+            deadline=self.deadline,
+            guidance=Guidance(grammar),
+            caching=CachePolicy(is_used=False),
+        )
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):

@@ -28,7 +28,6 @@ _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _ENDS = (_END, _CALL, _RETURN)
 _NEXT = "<|start|>assistant"
 _NO_JSON = ("NaN", "Infinity", "-Infinity")
-_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
 _PART_OF_HEADER = re.compile(
     r"\s*(?>(?>assistant|to=[^\s<]*|<(?:\|(?:[cm][a-z]*(?:\|>?)?)?)?|analysis|commentary|final|json|code)\s*)*+[a-z]*"
@@ -39,6 +38,9 @@ _MAX_HEADER = 512
 class _HarmonyParser(Scanner):
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._recipients = {spelled: tool.name for tool in tools for spelled in (tool.name, f"functions.{tool.name}")}
+        spaced = sorted((re.escape(name) for name in self._recipients if " " in name), key=len, reverse=True)
+        names = "|".join([*spaced, r"[^\s<]+"])
+        self._recipient = re.compile(rf"(?:^|\s)to=({names})(?=[\s<]|$)")
         self._told: set[Kind] = set()  # kinds of the messages so far that have text
         self._gap = ""  # told before the next text of this message
         super().__init__()
@@ -69,7 +71,7 @@ class _HarmonyParser(Scanner):
             else:
                 self._give_back()
             return None
-        if recipient := _RECIPIENT.search(header):
+        if recipient := self._recipient.search(header):
             return (yield from self._read_addressed(self._recipients.get(recipient[1])))
         self._release()
         self.region = Kind.REASONING if _ANALYSIS.search(opening + header) else Kind.CONTENT

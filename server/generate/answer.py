@@ -74,6 +74,15 @@ class Answer:
         """Replace the guidance of an answer that was rejected."""
         self._requests = [request.again(guidance) for request in self._requests]
 
+    async def refusal(self, engine_client: EngineClient, grammar: str) -> str | None:
+        """Why the engine refuses a grammar; None: it takes it."""
+        try:
+            generation = await engine_client.generate(self._requests[0].probe(grammar))
+        except GrammarError as error:
+            return error.message
+        generation.close()
+        return None
+
     async def open(self, engine_client: EngineClient) -> None:
         """Send every prompt and wait until all are accepted. If one is rejected, abort the others.
 

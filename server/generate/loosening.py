@@ -1,112 +1,152 @@
-"""Opens an answer whose grammar the engine may refuse: what is not strict is loosened until the engine takes it.
+"""Opens an answer whose grammar the engine may refuse: parts of schemas become free until the engine takes it.
 
-The server leaves out of schemas what it knows that grammars cannot enforce. The engine's compiler knows more: that no
-value is left where two schemas meet, or that a grammar takes too long. It refuses the whole grammar, and names a line.
-So the schema of that line is loosened by a step, and the answer is opened again, a few times at most.
+The server leaves out of schemas what it knows that grammars cannot enforce, and `Repair` finds what else the engine
+refuses. The outcome is remembered, for an agent sends the same tools with every turn.
 """
 
-import json
-import re
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from weft.engine.wire.messages import Guidance
+import msgspec
+
+from weft.engine.wire.messages import MAX_GRAMMAR_BYTES, Guidance
 from weft.server.errors import GrammarError, JsonSchemaError
-from weft.server.formats.parser import Tool
 from weft.server.generate.answer import Answer
+from weft.server.generate.repair import Repair
 from weft.server.json_schema.keywords import FREE_OBJECT
-from weft.server.json_schema.shrink import looser
+from weft.server.json_schema.shrink import MAX_SCHEMA_BYTES
 from weft.server.models.engine_client import EngineClient
-from weft.server.task.enforced import freed, reported
-from weft.server.task.structured_output import loose_structure
+from weft.server.task.enforced import fitted_tools, reported
+from weft.server.task.structured_output import schema_structure
 from weft.server.task.task import OutputWishes
 
-MAX_STEPS = 6
-"""Most grammars that are tried after the first. The last one has nothing left that could be refused."""
-_FAULT_LINE = re.compile(r"\bat (\d{1,7})\(\d+\)")
-_RULE = re.compile(r"(?:arguments|call)_(\d+)", re.IGNORECASE)
+MAX_REMEMBERED = 64
+_ANYTHING = '{"grammars": [{"lark_grammar": "start: /(?s:.*)/"}]}'
+_MAX_FITTINGS = 4
+
+Guide = Callable[[OutputWishes], Awaitable[Guidance]]
+"""Makes the guidance of wishes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """Looser wishes, and the paths of what is no longer enforced."""
+class _Outcome:
+    """What became of a grammar: the one that is used instead, or why there is none.
 
-    wishes: OutputWishes
+    Attributes:
+        is_final: The same grammar would have the same outcome another time.
+    """
+
+    grammar: str | None
     lost: list[str]
+    message: str = ""
+    param: str | None = None
+    is_final: bool = True
 
 
-async def open_loosening(
-    answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Callable[[OutputWishes], Awaitable[Guidance]]
-) -> None:
+_outcomes: OrderedDict[tuple[str, str | None], _Outcome] = OrderedDict()
+"""By the first grammar, which holds all schemas, and where the first of them stands in the body."""
+
+
+async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide) -> None:
     """Let the engine accept an answer, with looser schemas if it refuses the grammar.
 
     Args:
         wishes: Those that the answer's grammar was made of.
-        guide: Makes the guidance of other wishes.
 
     Raises:
         ApiError: As `Answer.open` does. If the grammar is refused, the error names the field that asked for it.
     """
-    for num_steps in range(MAX_STEPS + 1):
+    grammar, begin = answer.guidance.grammar, time.monotonic()
+    key = grammar or "", _param(wishes)
+    known = _outcomes.get(key)
+    if known is None and (grammar is None or len(grammar) <= MAX_GRAMMAR_BYTES):
         try:
             return await answer.open(client)
         except GrammarError as error:
-            tool = _refused_tool(wishes, answer.guidance.grammar or "", error.message)
-            step = _looser_wishes(wishes, tool, is_last=num_steps >= MAX_STEPS - 1)
-            if step is None or num_steps == MAX_STEPS:
-                raise _named(error, wishes, tool) from None
-        wishes = step.wishes
-        answer.lost += step.lost
-        answer.guide(await guide(wishes))
+            known = await _mended(answer, client, wishes, guide, error, begin)
+    elif known is None:
+        known = await _fitted(answer, client, wishes, guide, begin)
+    else:
+        _outcomes.move_to_end(key)
+    if known.is_final:
+        _outcomes[key] = known
+    if len(_outcomes) > MAX_REMEMBERED:
+        _outcomes.popitem(last=False)
+    if known.grammar is None:
+        raise JsonSchemaError(known.message, param=known.param)
+    answer.lost += known.lost
+    answer.guide(msgspec.structs.replace(answer.guidance, grammar=known.grammar))
+    try:
+        await answer.open(client)
+    except GrammarError as error:
+        _outcomes.pop(key, None)
+        raise _named(error, wishes) from None
 
 
-def _refused_tool(wishes: OutputWishes, grammar: str, fault: str) -> Tool | None:
-    """The tool in whose rules the engine's message finds a fault; None if it names none."""
-    place = _FAULT_LINE.search(fault)
-    if wishes.use is None or place is None or not grammar.startswith("{"):
-        return None
-    lines = str(json.loads(grammar)["grammars"][0].get("lark_grammar", "")).splitlines()
-    number = int(place[1])
-    rule = _RULE.match(lines[number - 1]) if 0 < number <= len(lines) else None
-    index = int(rule[1]) if rule else len(wishes.use.tools)
-    return wishes.use.tools[index] if index < len(wishes.use.tools) else None
+async def _fitted(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide, begin: float) -> _Outcome:
+    """The outcome of a grammar that is too long: how much text a schema becomes depends on the format of calls."""
+    grammar, most, lost = answer.guidance.grammar or "", MAX_SCHEMA_BYTES, list[str]()
+    for _ in range(_MAX_FITTINGS):
+        if wishes.use is None or len(grammar) <= MAX_GRAMMAR_BYTES:
+            break
+        most = most * MAX_GRAMMAR_BYTES * 9 // (len(grammar) * 10)
+        tools, new = fitted_tools(wishes.use.tools, most)
+        wishes = replace(wishes, use=replace(wishes.use, tools=tools))
+        lost += [path for path in new if path not in lost]
+        grammar = (await guide(wishes)).grammar or ""
+    fault = await answer.refusal(client, grammar)
+    if fault is None:
+        return _Outcome(grammar, lost)
+    made = await _mended(answer, client, wishes, guide, GrammarError(fault), begin)
+    return replace(made, lost=[*lost, *made.lost])
 
 
-def _looser_wishes(wishes: OutputWishes, refused: Tool | None, *, is_last: bool) -> _Step | None:
-    """Wishes that enforce less: of the refused tool, or of every schema if it is not known which; None: all is free.
+async def _mended(
+    answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide, error: GrammarError, begin: float
+) -> _Outcome:
+    """The outcome of a grammar that the engine refused with this error; it was sent at `begin`."""
 
-    Args:
-        is_last: Free everything that is not strict.
-    """
-    if refused is not None and refused.is_strict:
-        return None
-    lost: list[str] = []
-    use, structure = wishes.use, wishes.structure
+    async def refusal(wishes: OutputWishes) -> str | None:
+        grammar = (await guide(wishes)).grammar
+        return None if grammar is None else await answer.refusal(client, grammar)
+
+    if await answer.refusal(client, _ANYTHING) is not None:  # it is no fault of the grammar
+        raise _named(error, wishes)
+    repair = Repair(wishes, refusal, begin)
+    try:
+        await repair.run()
+    except JsonSchemaError as found:
+        return _Outcome(None, [], found.message, found.param)
+    free, lost = _free(repair.wishes)
+    for wished, paths in ((repair.wishes, repair.lost), (free, [*repair.lost, *lost])):
+        if paths and await refusal(wished) is None:
+            return _Outcome((await guide(wished)).grammar, paths, is_final=not repair.is_late)
+    raise _named(error, wishes)
+
+
+def _free(wishes: OutputWishes) -> tuple[OutputWishes, list[str]]:
+    """Wishes in which everything is free that is not strict, and the paths of that."""
+    use, structure, lost = wishes.use, wishes.structure, list[str]()
     if use is not None:
-        tools = list(use.tools)
-        for i, tool in enumerate(tools):
-            if tool.is_strict or not (is_last or refused is None or tool is refused):
-                continue
-            schema = FREE_OBJECT if is_last else looser(tool.parameters)
-            if schema is not None and schema != tool.parameters:
-                tools[i] = replace(tool, parameters=schema)
-                lost += reported(tool.name, tool.at, [freed(schema)])
-        use = replace(use, tools=tools)
-    if structure is not None and structure.loose is not None and (is_last or refused is None):
-        schema = looser(structure.loose)
-        if schema is not None:
-            paths = reported("the answer", structure.param, [freed(schema)])
-            structure = loose_structure(schema, structure.param, structure.lost)
-            lost += paths
-    return _Step(replace(wishes, use=use, structure=structure), lost) if lost else None
+        loose = [tool for tool in use.tools if not tool.is_strict]
+        lost += [path for tool in loose for path in reported(tool.name, tool.at, [""])]
+        use = replace(use, tools=[t if t.is_strict else replace(t, parameters=FREE_OBJECT) for t in use.tools])
+    if structure is not None and not structure.is_strict:
+        lost += reported("the answer", structure.param, [""])
+        structure = schema_structure({}, structure.param, is_strict=False)
+    return replace(wishes, use=use, structure=structure), lost
 
 
-def _named(error: GrammarError, wishes: OutputWishes, tool: Tool | None) -> GrammarError:
+def _param(wishes: OutputWishes) -> str | None:
+    """The field that asks for the grammar."""
+    return wishes.structure.param if wishes.structure else wishes.use.tools[0].at if wishes.use else None
+
+
+def _named(error: GrammarError, wishes: OutputWishes) -> GrammarError:
     """The error, with the field that asked for the grammar."""
     structure, use = wishes.structure, wishes.use
-    if tool is not None and tool.at:
-        return JsonSchemaError(f"{tool.at}: {error.message}", param=tool.at)
-    is_schema = structure.is_schema if structure else use is not None
     param = structure.param if structure else use.param if use else None
-    kind = JsonSchemaError if is_schema else GrammarError
+    kind = JsonSchemaError if (structure.schema if structure else use) is not None else GrammarError
     return kind(f"{param}: {error.message}", param=param)

@@ -26,7 +26,7 @@ from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 from weft.server.task.task import Chat, OutputWishes, Prompt, Task, Texts
-from weft.server.task.validation import ignored_header
+from weft.server.task.validation import ignored_header, renamed
 
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
@@ -45,7 +45,7 @@ async def respond(
         ApiError: A prompt does not fit, or the engine rejected it. For a whole answer, also if generation failed.
     """
     answer, renderer = await open_answer(task, request, context, new_renderer)
-    headers = ignored_header([*task.ignored, *answer.lost])
+    headers = ignored_header([*task.ignored, *(renamed(path, task.names) for path in answer.lost)])
     if task.is_stream:
         return EventStream(
             answer.rendered(renderer.stream),

@@ -58,7 +58,10 @@ class Notes:
     Attributes:
         lost: Paths of the keywords that are left out, from the root of the schema on: `.properties.x.pattern`.
         wrong: Which of them mean nothing, in any dialect, or allow nothing: sentences that begin with such a path.
+        is_exact: Nothing is left out for its size or cost: the compiler tells what it cannot follow.
     """
+
+    is_exact: bool = False
 
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -145,7 +148,7 @@ def read_bounds(given: Schema, out: Schema, notes: Notes, at: str) -> None:
         number = _number(value)
         if number is None:
             notes.refuse(at, key, value)
-        elif _is_held(number):
+        elif _is_held(number) or notes.is_exact:
             found[key] = number
         else:
             notes.lose(at, key)
@@ -205,7 +208,7 @@ def _read_multiple(given: Schema, out: Schema, notes: Notes, at: str) -> None:
         return
     low, high = _range(out, is_integer=True)
     has_multiple = high - low >= number or math.floor(high / number) * number >= low
-    if has_multiple and _digits(number) <= _MAX_MULTIPLE:
+    if notes.is_exact or (has_multiple and _digits(number) <= _MAX_MULTIPLE):
         out["multipleOf"] = number
     else:
         notes.lose(at, "multipleOf")

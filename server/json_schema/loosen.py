@@ -6,7 +6,8 @@ than MAX_NESTING levels is free. The values that the result allows include all t
 schema allows none.
 
 References of the result are `#/$defs/0` and so on, and `$defs` holds just their targets, so any part may be taken out
-together with `$defs`. The same schema always gives the same result. O(values), of which at most MAX_PARTS are read.
+together with `$defs`; each has its path as a comment. The same schema always gives the same result. O(values), of which
+at most MAX_PARTS are read.
 """
 
 from collections.abc import Sequence
@@ -32,16 +33,24 @@ from weft.server.json_schema.keywords import (
 )
 from weft.server.json_schema.patterns import portable, prefix_of
 from weft.server.json_schema.references import MAX_NESTING, References, ends
+from weft.server.json_schema.spellings import usual
 
 MAX_PARTS = 2**14
 """Most schemas inside one schema. What comes after them is free."""
 MAX_REFERENCES = 1024
+MAX_EXACT_NESTING = 64
+"""As many levels as a schema may have at all."""
 _MAX_ROUNDS = 64
 
 _UNENFORCED = (
     *("not", "if", "contains", "uniqueItems", "propertyNames", "dependencies", "dependentRequired"),
     *("dependentSchemas", "$dynamicRef", "$recursiveRef"),
 )
+_ONLY_FOR = {
+    **dict.fromkeys(("contains", "uniqueItems"), "array"),
+    **dict.fromkeys(("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"), "object"),
+}
+"""They say nothing about values of other types."""
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 _CHOICES = ("anyOf", "oneOf", "allOf", "enum", "const")
 """Beside these, a schema without a type may allow objects and others."""
@@ -68,14 +77,14 @@ class Loosened:
     wrong: Sequence[str]
 
 
-def loosened(schema: Schema) -> Loosened:
-    """Loosen a schema."""
-    walk = _Walk(schema)
+def loosened(schema: Schema, *, is_exact: bool = False) -> Loosened:
+    """Loosen a schema; if `is_exact`, only of what no grammar can follow, whatever it costs."""
+    walk = _Walk(schema, is_exact)
     root = walk.read(schema, "", 0)
     walk.read_definitions()
     result = root if isinstance(root, dict) else {}
     for _ in range(MAX_REFERENCES):  # formats look for the members of the root in the root
-        if result.keys() != {"$ref"}:
+        if result.keys() - {"$comment"} != {"$ref"}:
             break
         target = walk.definitions[result["$ref"].removeprefix("#/$defs/")]
         result = target if isinstance(target, dict) else {}
@@ -84,11 +93,11 @@ def loosened(schema: Schema) -> Loosened:
     return Loosened(result, walk.notes.lost, walk.notes.wrong)
 
 
-def loosened_arguments(schema: Schema) -> Loosened:
+def loosened_arguments(schema: Schema, *, is_exact: bool = False) -> Loosened:
     """Loosen the schema of a tool's arguments, which are an object: if it allows none, to any object."""
-    made = loosened(schema)
+    made = loosened(schema, is_exact=is_exact)
     if not _allows_objects(made.schema):
-        return Loosened(FREE_OBJECT, [*made.lost, ".type"], made.wrong)
+        return Loosened(FREE_OBJECT, [*made.lost, ".type"], [*made.wrong, ".type must allow an object"])
     if made.lost and made.schema.keys() <= {"type", "$defs"}:
         return replace(made, schema=FREE_OBJECT)
     is_plain = made.schema.keys().isdisjoint(("type", *_CHOICES))
@@ -112,8 +121,9 @@ def _allows_objects(schema: Any) -> bool:
 class _Walk:
     """Reads one schema. The targets of its references are read after it, each once."""
 
-    def __init__(self, root: Schema) -> None:
-        self.notes = Notes()
+    def __init__(self, root: Schema, is_exact: bool) -> None:
+        self.notes = Notes(is_exact)
+        self._max_depth = MAX_EXACT_NESTING if is_exact else MAX_NESTING
         self.definitions: dict[str, Any] = {}
         self._references = References(root)
         self._names: dict[str, str] = {}  # of the definitions, by the path of what they define
@@ -130,17 +140,18 @@ class _Walk:
         """A loosened schema: an object, or a boolean."""
         if isinstance(value, bool):
             return value
-        if value is None:
+        if value is None or value == []:
             return {}
         if isinstance(value, str):
             value = {"type": value}
         self._num_parts += 1
-        if not isinstance(value, dict) or depth > MAX_NESTING or self._num_parts > MAX_PARTS:
+        if not isinstance(value, dict) or depth > self._max_depth or self._num_parts > MAX_PARTS:
             if self._num_parts <= MAX_PARTS + 1:
                 self.notes.lost.append(at)
             if not isinstance(value, dict):
                 self.notes.wrong.append(f"{at} must be a schema")
             return {}
+        value = usual(value)
         out: Schema = {}
         for keys, read in _READERS:
             if not keys.isdisjoint(value):
@@ -154,8 +165,12 @@ class _Walk:
 
     def _with_rare(self, value: Schema, out: Schema, at: str) -> Schema:
         """The schema after what few schemas have."""
+        types = types_in(out)
         for key in _UNENFORCED:
-            if value.get(key) not in _NOTHING_ASKED:
+            is_asked = value.get(key) not in _NOTHING_ASKED and (not types or _ONLY_FOR.get(key, types[0]) in types)
+            if key == "if":
+                is_asked = is_asked and not value.keys().isdisjoint(("then", "else"))
+            if is_asked and not (key == "uniqueItems" and out.get("maxItems", 2) < 2):
                 self.notes.lose(at, key)
         for key in _UNEVALUATED:
             if value.get(key, True) is not True and not _BRANCHES.isdisjoint(value):
@@ -171,7 +186,8 @@ class _Walk:
         """Read what references point to, and free those that no value could ever end."""
         while self._waiting:
             name, target, at = self._waiting.pop()
-            self.definitions[name] = self.read(target, at, 2)
+            read = self.read(target, at, 2)
+            self.definitions[name] = {**read, "$comment": at} if isinstance(read, dict) else read
         finite: set[str] = set()
         for _ in range(_MAX_ROUNDS):
             new = {name for name, part in self.definitions.items() if name not in finite and ends(part, finite)}
@@ -208,8 +224,12 @@ class _Walk:
         path = f"{at}.patternProperties"
         read = {pattern: portable(pattern) for pattern in patterns}
         prefixes = [prefix_of(pattern) for pattern in patterns]
-        is_apart = len(patterns) == 1 or not any(
-            a is None or b is None or a.startswith(b) or b.startswith(a) for a, b in combinations(prefixes[:64], 2)
+        is_apart = (
+            self.notes.is_exact
+            or len(patterns) == 1
+            or not any(
+                a is None or b is None or a.startswith(b) or b.startswith(a) for a, b in combinations(prefixes[:64], 2)
+            )
         )
         kept = {key: written for key, written in read.items() if written is not None and is_apart and len(read) <= 64}
         for key in read:

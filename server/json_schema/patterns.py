@@ -6,11 +6,11 @@ boundaries, references back and an anchor inside a text have no counterpart, sin
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from weft.server.json_schema.repeats import MAX_COUNTS, MAX_REPEATS, Part, joined_repeats, num_counts
 
 MAX_PATTERN_CHARS = 8192
 _MAX_GROUPS = 40  # inside one another
-_MAX_REPEATS = 2**16
 _LAST_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -27,6 +27,7 @@ _ESCAPE = re.compile(
 _REPEAT = re.compile(r"(?:[*+?]|\{(\d{1,6})(,(\d{1,6})?)?\})\??")
 _OPENING = re.compile(r"\((?:\?(?:P?<[^=!<>][^<>]{0,99}>|:|[isu]{1,3}:))?(?!\?)")
 _NAMED_CLASS = re.compile(r"\[:\^?(?:alpha|digit|alnum|upper|lower|space|punct|xdigit|word):\]")
+_NESTED_REPEAT = re.compile(r"[*+?}]\??\)+[*+?{]")
 _CODES = (("\\x{:02x}", 0x100), ("\\u{:04x}", 0x10000), ("\\U{:08x}", _LAST_CODE + 1))
 _LETTERS = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 _CATEGORIES = re.compile(
@@ -42,33 +43,38 @@ class _NoCounterpart(Exception):
     """Something in the pattern cannot be expressed, or the pattern is no regular expression."""
 
 
-@dataclass(slots=True)
-class _Part:
-    """One piece of a sequence: its text, or for a group its opening and alternatives; and how often it repeats."""
-
-    text: str
-    repeat: str = ""
-    alternatives: list[list["_Part"]] = field(default_factory=list)
-
-    @property
-    def is_anchor(self) -> bool:
-        return self.text in ("^", "$")
-
-
 def portable(pattern: str) -> str | None:
     """The same expression as `llguidance` reads it; None if there is none, or the pattern is broken."""
-    if len(pattern) > MAX_PATTERN_CHARS:
-        return None
     try:
-        reader = _Reader(pattern)
-        flags = reader.flags()
-        alternatives = reader.alternatives(0)
-        if reader.rest:
-            return None
+        flags, alternatives = _read(pattern)
         _check_anchors(alternatives, is_first=True, is_last=True)
     except _NoCounterpart:
         return None
-    return flags + "|".join(map(_written, alternatives))
+    return flags + "|".join(map(_written, alternatives)) if num_counts(alternatives) <= MAX_COUNTS else None
+
+
+def countable(pattern: str) -> str | None:
+    """A regular expression for `llguidance` in which repeats of repeats are joined; None if others are too many.
+
+    What cannot be read here stays as it is.
+    """
+    try:
+        flags, alternatives = _read(pattern)
+    except _NoCounterpart:
+        return pattern
+    if num_counts(alternatives) > MAX_COUNTS:
+        return None
+    return flags + "|".join(map(_written, alternatives)) if _NESTED_REPEAT.search(pattern) else pattern
+
+
+def _read(pattern: str) -> tuple[str, list[list[Part]]]:
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise _NoCounterpart
+    reader = _Reader(pattern)
+    flags, alternatives = reader.flags(), reader.alternatives(0)
+    if reader.rest:
+        raise _NoCounterpart
+    return flags, alternatives
 
 
 def prefix_of(pattern: str) -> str | None:
@@ -77,7 +83,7 @@ def prefix_of(pattern: str) -> str | None:
     return literal[1].replace("\\", "") if literal else None
 
 
-def _check_anchors(alternatives: list[list[_Part]], *, is_first: bool, is_last: bool) -> None:
+def _check_anchors(alternatives: list[list[Part]], *, is_first: bool, is_last: bool) -> None:
     """Anchors may stand only where nothing can be before them, or behind them."""
     for parts in alternatives:
         for index, part in enumerate(parts):
@@ -89,7 +95,7 @@ def _check_anchors(alternatives: list[list[_Part]], *, is_first: bool, is_last: 
             _check_anchors(part.alternatives, is_first=first and once, is_last=last and once)
 
 
-def _written(parts: list[_Part]) -> str:
+def _written(parts: list[Part]) -> str:
     return "".join(
         f"{part.text}{'|'.join(map(_written, part.alternatives))}){part.repeat}"
         if part.alternatives
@@ -116,11 +122,11 @@ class _Reader:
         self._at = found.end() if found else 0
         return found[0] if found else ""
 
-    def alternatives(self, depth: int) -> list[list[_Part]]:
+    def alternatives(self, depth: int) -> list[list[Part]]:
         """Everything up to the end of the group, or of the pattern."""
         if depth > _MAX_GROUPS:
             raise _NoCounterpart
-        found: list[list[_Part]] = [[]]
+        found: list[list[Part]] = [[]]
         while self.rest and self._pattern[self._at] != ")":
             if self._pattern[self._at] == "|":
                 self._at += 1
@@ -129,26 +135,26 @@ class _Reader:
                 found[-1].append(self._part(depth))
         return found
 
-    def _part(self, depth: int) -> _Part:
+    def _part(self, depth: int) -> Part:
         char = self._pattern[self._at]
         if char in "*+?":
             raise _NoCounterpart  # nothing to repeat
         if char == "(":
             part = self._group(depth)
         elif char == "[":
-            part = _Part(self._class())
+            part = Part(self._class())
         elif char == "\\":
-            part = _Part(self._escape())
+            part = Part(self._escape())
         else:
             self._at += 1
-            part = _Part("\\" + char if char in "{}]" else char)
+            part = Part("\\" + char if char in "{}]" else char)
         part.repeat = self._repeat()
-        return part
+        return joined_repeats(part)
 
-    def _group(self, depth: int) -> _Part:
+    def _group(self, depth: int) -> Part:
         opening = self._take(_OPENING)[0]
         # Nothing refers to a group, so its name does not matter.
-        part = _Part(opening if opening[-1] == ":" else "(", alternatives=self.alternatives(depth + 1))
+        part = Part(opening if opening[-1] == ":" else "(", alternatives=self.alternatives(depth + 1))
         if not self.rest:
             raise _NoCounterpart
         self._at += 1
@@ -163,7 +169,7 @@ class _Reader:
         least, most = int(found[1] or 0), int(found[3] or 0)
         self._at = found.end()
         is_again = _REPEAT.match(self._pattern, self._at) is not None
-        if is_again or max(least, most) > _MAX_REPEATS or (found[3] and least > most):
+        if is_again or max(least, most) > MAX_REPEATS or (found[3] and least > most):
             raise _NoCounterpart
         return found[0]
 

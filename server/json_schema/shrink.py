@@ -1,4 +1,4 @@
-"""Makes schemas smaller that are too long for a grammar, or that a grammar refuses: each step enforces less of them.
+"""Makes schemas smaller that are too long for a grammar: each step enforces less of them.
 
 Takes schemas from `loosen`. First what is inside members becomes free, then all but the types of members, then
 everything. What the result allows includes what the schema allows.

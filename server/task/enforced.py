@@ -12,38 +12,87 @@ from itertools import islice
 
 import msgspec
 
+from weft.server.errors import JsonSchemaError, shown
+from weft.server.formats.grammar import SchemaError, guided_schema
 from weft.server.formats.parser import Tool
 from weft.server.json_schema.keywords import Schema
-from weft.server.json_schema.loosen import Loosened, loosened_arguments
-from weft.server.json_schema.shrink import fitted
+from weft.server.json_schema.loosen import Loosened, loosened, loosened_arguments
+from weft.server.json_schema.shrink import MAX_SCHEMA_BYTES, fitted
 from weft.server.text.shield import one_line
 
 _log = logging.getLogger(__name__)
 MAX_LOST = 64
 """Most paths that are reported of one tool."""
-_MAX_CACHED_BYTES = 8192
+_MAX_CACHED_SCHEMA_BYTES = 8192
+_MAX_CACHED_BYTES = 1 << 19
 
 
-def enforceable(tools: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
+def enforceable(declared: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
     """The tools with schemas that a grammar can follow and has room for, and the paths of what that leaves out."""
+    texts = [msgspec.json.encode(tool.parameters) for tool in declared]
+    if sum(map(len, texts)) > _MAX_CACHED_BYTES:
+        return _enforceable(declared)
+    names = [(tool.name, tool.is_strict, tool.at) for tool in declared]
+    tools, lost = _enforceable_texts(tuple(zip(names, texts, strict=True)))
+    return list(tools), list(lost)
+
+
+@lru_cache(maxsize=64)  # an agent sends the same tools with every turn
+def _enforceable_texts(texts: tuple[tuple[tuple[str, bool, str], bytes], ...]) -> tuple[list[Tool], list[str]]:
+    return _enforceable([Tool(n, msgspec.json.decode(text), strict, at) for (n, strict, at), text in texts])
+
+
+def _enforceable(declared: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
     loose, lost = [], []
-    for tool in tools:
-        if not tool.is_strict:
+    for tool in declared:
+        if tool.is_strict:
+            tool = replace(tool, parameters=exact(tool.parameters, tool.at, tool.name, is_object=True))
+        else:
             made = _loosened(tool.parameters)
             lost += reported(tool.name, tool.at, made.lost)
             tool = replace(tool, parameters=made.schema)
         loose.append(tool)
-    schemas = fitted([tool.parameters for tool in loose], [not tool.is_strict for tool in loose])
-    for i, (tool, schema) in enumerate(zip(loose, schemas, strict=True)):
+    tools, unfit = fitted_tools(loose)
+    return tools, lost + unfit
+
+
+def fitted_tools(tools: Sequence[Tool], most: int = MAX_SCHEMA_BYTES) -> tuple[list[Tool], list[str]]:
+    """The tools with schemas of at most so many bytes, as far as they are not strict, and the paths of what is lost."""
+    schemas = fitted([tool.parameters for tool in tools], [not tool.is_strict for tool in tools], most)
+    made, lost = list(tools), list[str]()
+    for i, (tool, schema) in enumerate(zip(tools, schemas, strict=True)):
         if schema is not tool.parameters:
             lost += reported(tool.name, tool.at, [freed(schema)])
-            loose[i] = replace(tool, parameters=schema)
-    return loose, lost
+            made[i] = replace(tool, parameters=schema)
+    return made, lost
+
+
+def exact(schema: Schema, at: str, name: str = "", *, is_object: bool = False) -> Schema:
+    """A strict schema in the words that a grammar knows.
+
+    Args:
+        at: Path of the schema in the body.
+        name: Of the tool; "": it is that of an answer.
+        is_object: It allows objects only, as the arguments of a tool.
+
+    Raises:
+        JsonSchemaError: A part of it cannot be enforced, or means nothing; the error names it.
+    """
+    made = (loosened_arguments if is_object else loosened)(schema, is_exact=True)
+    of_tool = f" (tool {shown(name)})" if name else ""
+    if made.lost:
+        fault = made.wrong[0] if made.wrong else f"{made.lost[0]} cannot be enforced by a grammar"
+        raise JsonSchemaError(f"{at}{fault}{of_tool}", param=at)
+    try:
+        guided_schema(made.schema)
+    except SchemaError as error:
+        raise JsonSchemaError(f"{at}: {error}{of_tool}", param=at) from None
+    return made.schema
 
 
 def _loosened(parameters: Schema) -> Loosened:
     text = msgspec.json.encode(parameters)
-    return _loosened_text(text) if len(text) <= _MAX_CACHED_BYTES else loosened_arguments(parameters)
+    return _loosened_text(text) if len(text) <= _MAX_CACHED_SCHEMA_BYTES else loosened_arguments(parameters)
 
 
 @lru_cache(maxsize=1024)  # an agent sends the same tools with every turn

@@ -5,12 +5,23 @@ Bodies are pydantic models, for good error messages. Answers are msgspec structs
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from weft.server.text.declared import format_form, tool_form, with_schema
 from weft.server.text.replayed import MAX_DEPTH, read_nested_choice
 
 Text = str
@@ -143,7 +154,7 @@ MAX_STRUCTURES = 1024
 class JsonSchema(WireModel):
     """A schema inside OpenAI's wrapper, which gives it a name."""
 
-    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
@@ -157,9 +168,32 @@ class TaggedStructure(WireModel):
     end: Text
 
 
-class ResponseFormat(WireModel):
+class AnswerFormat(WireModel):
+    """How an answer shall be formatted. It may be sent in the form of any API."""
+
+    is_nested: ClassVar[bool]
+    _schema_at: str = PrivateAttr(default="")
+
+    @property
+    def schema_at(self) -> str:
+        """Where the schema stands in what was sent."""
+        return self._schema_at
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_any_form(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(value, str | dict):
+            return handler(value)
+        form = format_form(value)
+        made = handler(form.nested if cls.is_nested else form.flat)
+        made._schema_at = form.at
+        return made
+
+
+class ResponseFormat(AnswerFormat):
     """OpenAI's `response_format`. `structures` and `triggers` belong to structural_tag, an extension."""
 
+    is_nested = True
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)] | None = None
@@ -196,8 +230,10 @@ class GuidedBody(GenerationBody):
     guided_grammar: Text | None = None
 
 
-ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,256}$")]
-"""Longer than OpenAI's 64 characters: agents put the name of an MCP server before that of its tool."""
+_SIGNS = r'"<>\\\x00-\x1f\x7f'
+ToolName = Annotated[Text, Field(pattern=rf"^[^\s{_SIGNS}]([^{_SIGNS}]{{0,254}}[^\s{_SIGNS}])?$")]
+"""Longer than OpenAI's 64 characters: agents put the name of an MCP server before that of its tool. With any signs that
+all formats of calls can hold."""
 
 
 class FunctionDefinition(WireModel):
@@ -208,11 +244,16 @@ class FunctionDefinition(WireModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_schema(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        return handler(with_schema(value) if isinstance(value, dict) else value)
+
 
 class GrammarDefinition(WireModel):
     """The grammar of a custom tool's input."""
 
-    syntax: Literal["lark", "regex"]
+    syntax: Text
     definition: Text
 
 
@@ -232,11 +273,23 @@ class CustomDefinition(WireModel):
 
 
 class ToolDefinition(WireModel):
-    """One entry of `tools`."""
+    """One entry of `tools`, which may be sent in the form of any API. One of another kind is an `OtherTool`."""
 
-    type: Literal["function", "custom"]
+    type: Text
     function: FunctionDefinition | None = None
     custom: CustomDefinition | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_any_form(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ToolDefinition":
+        if cls is not ToolDefinition or not isinstance(value, dict):
+            return handler(value)
+        form = tool_form(value)
+        return handler(form.nested) if form.is_called else OtherTool(type=form.kind)
+
+
+class OtherTool(ToolDefinition):
+    """A tool that this server does not host, such as web_search. Its members are of no use."""
 
 
 class NamedTool(WireModel):

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from weft.server.errors import InvalidRequestError, JsonSchemaError, shown
+from weft.server.errors import GrammarError, InvalidRequestError, JsonSchemaError, shown
 from weft.server.formats import grammar as lark
-from weft.server.formats.grammar import SchemaError, guided_schema
+from weft.server.formats.grammar import guided_schema
 from weft.server.json_schema.loosen import loosened
+from weft.server.json_schema.patterns import countable
 from weft.server.json_schema.shrink import fitted
-from weft.server.task.enforced import freed, reported
+from weft.server.task.enforced import exact, freed, reported
 from weft.server.task.schema import GuidedBody, ResponseFormat, StructuralTag, StructuredOutputs, TaggedStructure
 from weft.server.task.validation import required
 
@@ -32,19 +33,16 @@ class Structure:
 
     Attributes:
         param: The field that asks for it.
-        loose: The schema that the grammar enforces; None: it is enforced whole, or there is none.
+        schema: The schema that the grammar enforces; None: it is no JSON schema.
+        is_strict: The schema is enforced whole or refused.
         lost: Paths of what the schema asks for and the grammar does not enforce.
     """
 
     grammar: dict[str, Any]
     param: str
-    loose: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+    is_strict: bool = True
     lost: Sequence[str] = ()
-
-    @property
-    def is_schema(self) -> bool:
-        """Whether it is a JSON schema."""
-        return "json_schema" in self.grammar
 
 
 def structure_of(body: GuidedBody) -> Structure | None:
@@ -76,7 +74,7 @@ def _response_format(wanted: ResponseFormat) -> Structure:
         return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
     named = required(wanted.json_schema, "response_format.json_schema")
     schema = {"type": "object"} if named.schema_ is None else named.schema_
-    return json_structure(schema, "response_format.json_schema.schema", is_lenient=not named.strict)
+    return json_structure(schema, f"response_format{wanted.schema_at}", is_lenient=not named.strict)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:
@@ -98,7 +96,10 @@ def _fields(
     if json is not None:
         yield json_structure(_object(json, f"{at}json"), f"{at}json")
     if regex is not None:
-        yield Structure({"lark_grammar": f"start: {lark.regex(regex)}"}, f"{at}regex")
+        if (expression := countable(regex)) is None:
+            message = f"{at}regex: repeats inside repeats are too many to be counted"
+            raise GrammarError(message, param=f"{at}regex")
+        yield Structure({"lark_grammar": f"start: {lark.regex(expression)}"}, f"{at}regex")
     if choice is not None:
         if not 1 <= len(choice) <= MAX_CHOICES:
             message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"
@@ -119,22 +120,19 @@ def json_structure(schema: dict[str, Any], param: str, *, is_lenient: bool = Fal
     Raises:
         JsonSchemaError: The schema cannot be followed, or is none.
     """
-    if is_lenient:
-        made = loosened(schema)
-        if made.wrong:
-            raise JsonSchemaError(f"{param}{made.wrong[0]}", param=param)
-        [schema] = fitted([made.schema], [True])
-        lost = [*made.lost, *([] if schema is made.schema else [freed(schema)])]
-        return loose_structure(schema, param, reported("the answer", param, lost))
-    try:
-        return Structure({"json_schema": guided_schema(schema)}, param)
-    except SchemaError as error:
-        raise JsonSchemaError(f"{param}: {error}", param=param) from None
+    if not is_lenient:
+        return schema_structure(exact(schema, param), param, is_strict=True)
+    made = loosened(schema)
+    if made.wrong:
+        raise JsonSchemaError(f"{param}{made.wrong[0]}", param=param)
+    [schema] = fitted([made.schema], [True])
+    lost = [*made.lost, *([] if schema is made.schema else [freed(schema)])]
+    return schema_structure(schema, param, is_strict=False, lost=reported("the answer", param, lost))
 
 
-def loose_structure(loose: dict[str, Any], param: str, lost: Sequence[str]) -> Structure:
-    """The structure of a schema that was loosened."""
-    return Structure({"json_schema": guided_schema(loose, is_lenient=True)}, param, loose, lost)
+def schema_structure(schema: dict[str, Any], param: str, *, is_strict: bool, lost: Sequence[str] = ()) -> Structure:
+    """The structure of a schema that a grammar can follow."""
+    return Structure({"json_schema": guided_schema(schema, is_lenient=not is_strict)}, param, schema, is_strict, lost)
 
 
 def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:
@@ -157,11 +155,7 @@ def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) ->
             raise InvalidRequestError(
                 f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
             )
-        try:
-            value = lark.json_value(structure.schema_)
-        except SchemaError as error:
-            at = f"{param}.structures[{i}].schema"
-            raise JsonSchemaError(f"{at}: {error}", param=at) from None
+        value = lark.json_value(exact(structure.schema_, f"{param}.structures[{i}].schema"))
         parts = (lark.literal(structure.begin[len(trigger) :]), value, lark.literal(structure.end))
         by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))
     rules = ["TEXT: /(.|\\n)*/"]

@@ -3,7 +3,7 @@
 All values in it have been checked, except those whose check needs the encoded prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,7 @@ class Task:
         deadline: Time on the clock of `time.monotonic`; None: no limit.
         uses_cache: The prefix cache is used even without breakpoints.
         stores_prompt: The prompt's blocks are stored for another server before the answer begins.
+        names: Patterns of paths in the body that was read, and what the caller calls them.
         fits_context: An output that would not fit is bounded by the context; if not, the request is refused.
     """
 
@@ -142,6 +143,7 @@ class Task:
     fits_context: bool = False
     is_stream: bool = False
     ignored: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_reserved(self) -> int | None:

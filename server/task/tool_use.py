@@ -9,25 +9,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
-from weft.server.formats.grammar import SchemaError, guided_schema
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.lark_regex import NotRegularError, lark_regex
 from weft.server.formats.parser import Tool, ToolFormat
+from weft.server.json_schema.patterns import portable
 from weft.server.task.bodies import ChatCompletionBody
-from weft.server.task.enforced import enforceable
+from weft.server.task.enforced import enforceable, exact
 from weft.server.task.schema import (
     FunctionDefinition,
     GrammarDefinition,
     NamedTool,
+    OtherTool,
     ToolChoiceObject,
     ToolDefinition,
     ToolReference,
 )
 from weft.server.task.validation import required
+from weft.server.text.declared import unhosted
 
 MAX_TOOLS = 1024
 CUSTOM_INPUT = "input"
 """Name of the one argument of a custom tool."""
+_SCHEMAS = {"function": "function.parameters", "custom": "custom.format"}
+"""Where the declaration says what a call may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +88,36 @@ class ToolUse:
         return "functions" if self.is_legacy else "tools"
 
 
-def tool_use(body: ChatCompletionBody) -> ToolUse | None:
-    """Read the tools of a body; None if no tool may be called.
+def tool_use(body: ChatCompletionBody, *, strict: bool) -> tuple[ToolUse | None, list[str]]:
+    """Read the tools of a body; None if no tool may be called. Also what is left out of the prompt or not enforced.
 
     Raises:
         InvalidRequestError: A tool is declared twice or incompletely, or the body names an undeclared tool.
+        UnsupportedValueError: Something would be left out, and `strict` is set.
     """
     if body.functions:
-        return _legacy_use(body, body.functions)
+        return _legacy_use(body, body.functions), []
     if body.function_call not in (None, "none", "auto"):
         raise InvalidRequestError("function_call needs functions", param="function_call")
     if not body.tools:  # clients send a list without tools where they have none
         if body.tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
-        return None
-    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
-    steps = {"function": "function.parameters", "custom": "custom.format"}
-    paths = [f"tools[{i}].{steps[tool.type]}" for i, tool in enumerate(body.tools)]
+        return None, []
+    left_out: list[str] = []
+    functions, paths, kinds = list[FunctionDefinition](), list[str](), dict[str, str]()
+    for i, tool in enumerate(body.tools):
+        if isinstance(tool, OtherTool):
+            left_out.append(unhosted(tool.type, f"tools[{i}]", strict=strict))
+            continue
+        functions.append(_function(tool, f"tools[{i}]", left_out, strict=strict))
+        paths.append(f"tools[{i}].{_SCHEMAS[tool.type]}")
+        kinds[functions[-1].name] = tool.type
     check_functions(functions, "tools", paths)
-    kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
     choice = _chosen(body.tool_choice, kinds)
-    return use_of(functions, paths, kinds, choice, is_parallel=body.parallel_tool_calls is not False)
+    if choice.is_required and not choice.names:
+        message = f"tool_choice requires a call, but this server hosts none of {', '.join(left_out)}"
+        raise InvalidRequestError(message, param="tool_choice")
+    return use_of(functions, paths, kinds, choice, is_parallel=body.parallel_tool_calls is not False), left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,49 +173,74 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
     return replace(use, is_legacy=True) if use else None
 
 
-def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
+def _function(tool: ToolDefinition, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
     """The declaration of any tool, as a function."""
     if tool.type == "function":
         return required(tool.function, f"{at}.function")
     custom, grammar = required(tool.custom, f"{at}.custom"), None
     if custom.format is not None and custom.format.type == "grammar":
         grammar = required(custom.format.grammar, f"{at}.custom.format.grammar")
-    return custom_function(custom.name, custom.description, grammar, f"{at}.custom.format.grammar")
+    path = f"{at}.custom.format.grammar.definition"
+    return custom_function(custom.name, custom.description, grammar, path, left_out, strict=strict)
 
 
 def custom_function(
-    name: str, description: str | None, grammar: GrammarDefinition | None, at: str
+    name: str,
+    description: str | None,
+    grammar: GrammarDefinition | None,
+    at: str,
+    left_out: list[str],
+    *,
+    strict: bool,
 ) -> FunctionDefinition:
-    """A custom tool as a function. `at` is the path of its grammar, which is None if the input is free text."""
+    """A custom tool as a function.
+
+    Args:
+        grammar: None if the input is free text.
+        at: Path of the grammar's text. It is added to `left_out` if the grammar cannot be followed; the model is told
+            what the input must be all the same.
+
+    Raises:
+        UnsupportedValueError: The grammar cannot be followed, and `strict` is set.
+    """
     text: dict[str, Any] = {"type": "string"}
     if grammar is not None:
-        pattern = grammar.definition if grammar.syntax == "regex" else _pattern_of(grammar.definition, at)
-        text["pattern"] = f"^(?:{pattern})$"
-        if grammar.syntax == "lark":
-            description = with_grammar(description, grammar.definition)
+        pattern, fault = _pattern_of(grammar)
+        if pattern is not None:
+            text["pattern"] = pattern
+        elif strict:
+            raise UnsupportedValueError(f"{at}: {fault}", param=at)
+        else:
+            left_out.append(at)
+        if grammar.syntax == "lark" or pattern is None:
+            description = _with_grammar(description, grammar)
     parameters = {
         "type": "object",
         "properties": {CUSTOM_INPUT: text},
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }
-    return FunctionDefinition(name=name, description=description, parameters=parameters, strict=True)
+    return FunctionDefinition.model_construct(name=name, description=description, parameters=parameters)
 
 
-def with_grammar(description: str | None, definition: str) -> str:
+def _with_grammar(description: str | None, grammar: GrammarDefinition) -> str:
     """A description that shows the model the grammar of the tool's input."""
-    return f"{description or ''}\nThe input follows this Lark grammar:\n{definition}".strip()
+    kind = {"lark": "Lark grammar", "regex": "regular expression"}.get(grammar.syntax, f"{grammar.syntax} grammar")
+    return f"{description or ''}\nThe input follows this {kind}:\n{grammar.definition}".strip()
 
 
-def _pattern_of(definition: str, at: str) -> str:
+def _pattern_of(grammar: GrammarDefinition) -> tuple[str | None, str]:
+    """The pattern that the whole input matches; None if there is none, and why."""
+    if grammar.syntax not in ("lark", "regex"):
+        return None, f"the syntax must be 'lark' or 'regex', got {shown(grammar.syntax)}"
     try:
-        return lark_regex(definition)
+        expression = grammar.definition if grammar.syntax == "regex" else lark_regex(grammar.definition)
     except NotRegularError as error:
-        raise UnsupportedValueError(
-            f"{at}.definition: the input of a tool is written inside JSON, where only a regular grammar can be "
-            f"followed, one whose rules do not use themselves: {error}",
-            param=f"{at}.definition",
-        ) from None
+        return None, (
+            "the input of a tool is written inside JSON, where only a regular grammar can be followed, one whose rules "
+            f"do not use themselves: {error}"
+        )
+    return portable(f"^(?:{expression})$"), "look-around, references back and broken expressions cannot be followed"
 
 
 def check_functions(functions: Sequence[FunctionDefinition], param: str, paths: Sequence[str]) -> None:
@@ -216,18 +254,7 @@ def check_functions(functions: Sequence[FunctionDefinition], param: str, paths: 
             raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)
         seen.add(function.name)
         if function.strict:
-            _check_parameters(function, path)
-
-
-def _check_parameters(function: FunctionDefinition, at: str) -> None:
-    """Check one tool's schema, so that an error names that tool."""
-    parameters = function.parameters or {}
-    try:
-        guided_schema(parameters)
-        if parameters.get("type", "object") != "object":
-            raise SchemaError(f"type must be 'object', got {shown(parameters['type'])}")
-    except SchemaError as error:
-        raise JsonSchemaError(f"{at}: {error}", param=at) from None
+            exact(function.parameters or {}, path, function.name, is_object=True)
 
 
 def check_declared(name: str, names: Sequence[str], param: str) -> None:

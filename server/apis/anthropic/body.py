@@ -24,7 +24,7 @@ from weft.server.errors import InvalidRequestError, ThreadsUnsupportedError, Uns
 from weft.server.task.bodies import ChatCompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.messages import PART_SEPARATOR
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint
-from weft.server.task.schema import FunctionDefinition, JsonSchema, ResponseFormat, ToolDefinition, foreign_text
+from weft.server.task.schema import FunctionDefinition, ResponseFormat, ToolDefinition, foreign_text
 from weft.server.task.validation import check_range, required
 
 RENAMED: Mapping[str, str] = {
@@ -285,8 +285,8 @@ def _shared_fields(body: CountTokensBody, turns: _Turns) -> dict[str, Any]:
         raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
     format = (body.output_config and body.output_config.format) or body.output_format
     if format is not None:
-        schema = JsonSchema.model_validate({"name": "output", "schema": format.schema_, "strict": False})
-        fields["response_format"] = ResponseFormat(type="json_schema", json_schema=schema)
+        wanted = {"type": "json_schema", "json_schema": {"schema": format.schema_}}
+        fields["response_format"] = ResponseFormat.model_validate(wanted)
     return fields
 
 

@@ -246,4 +246,5 @@ async def _task(made: Conversation, body: CountTokensBody, request: Request, con
     note_left_out(left_out)
     task = await chat_task(chat, request, context, sent=body, refused=REFUSED_IN_MESSAGES, breakpoints=breakpoints)
     effort = {"reasoning_effort": "thinking" if body.thinking else "output_config.effort"}
-    return replace(task, ignored=[*left_out, *(renamed(effort.get(name, name), RENAMED) for name in task.ignored)])
+    ignored = [*left_out, *(renamed(effort.get(name, name), RENAMED) for name in task.ignored)]
+    return replace(task, ignored=ignored, names=RENAMED)

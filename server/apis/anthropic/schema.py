@@ -8,6 +8,7 @@ from pydantic import Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from weft.server.task.bodies import MAX_MESSAGES
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, ToolName, WireModel
+from weft.server.text.declared import tool_form
 from weft.server.text.replayed import REASONING_PARTS, SEALED_PARTS, CallId, Reasoning, read_block
 
 UNSEEN_BLOCKS = frozenset({"image", "document", "container_upload", "audio", "video", "file"})
@@ -86,10 +87,15 @@ class ClientTool(WireModel):
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ClientTool":
-        kind = value.get("type") if cls is ClientTool and isinstance(value, dict) else None
-        if not isinstance(kind, str) or kind == "custom":
+        if cls is not ClientTool or not isinstance(value, dict):
             return handler(value)
-        return ServerTool(type=kind, name="", cache_control=value.get("cache_control"))
+        form = tool_form(value)
+        if not form.is_called:
+            return ServerTool(type=form.kind, name="", cache_control=value.get("cache_control"))
+        if form.kind == "function" and value.keys() - {"name", "description", "cache_control"}:
+            inner = {key: given for key, given in form.inner.items() if key != "parameters"}
+            value = {**form.outer, **inner, "input_schema": form.inner.get("parameters", {})}
+        return handler(value)
 
 
 class ServerTool(ClientTool):

@@ -340,5 +340,5 @@ async def _answer(body: LlamaCppCompletionBody | InfillBody, request: Request, c
     with renaming(RENAMED):
         made = await context.workers.run_light(len(await request.body()), completion_of, body)
         task = await completion_task(made, request, context, sent=body, refused=REFUSED_IN_LLAMA_CPP, is_bounded=False)
-        task = replace(task, ignored=[renamed(name, RENAMED) for name in task.ignored])
+        task = replace(task, ignored=[renamed(name, RENAMED) for name in task.ignored], names=RENAMED)
         return await respond(task, request, context, partial(LlamaCppRenderer, task, body.n_probs or 0))

@@ -91,23 +91,11 @@ class OllamaMessage(WireModel):
     tool_name: Text | None = None
 
 
-def _as_function(value: object) -> object:
-    """A tool whose type is missing, as many clients send it, is a function; `required` may be null."""
-    if not isinstance(value, dict):
-        return value
-    tool = {**value, "type": value.get("type") or "function"}
-    function = tool.get("function")
-    if isinstance(function, dict) and isinstance(parameters := function.get("parameters"), dict):
-        shown = {name: inner for name, inner in parameters.items() if inner is not None or name != "required"}
-        tool["function"] = {**function, "parameters": shown}
-    return tool
-
-
 class OllamaChatBody(OllamaBody):
     """The body of POST /api/chat. Without messages it only asks whether the model is there."""
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
-    tools: Items[Annotated[ToolDefinition, BeforeValidator(_as_function)]] | None = None
+    tools: Items[ToolDefinition] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):

@@ -180,7 +180,7 @@ async def generate(body: OllamaGenerateBody, request: Request, context: Context)
 async def _respond(
     task: Task, request: Request, context: ServerContext, cut: Sequence[str], *, is_chat: bool
 ) -> Response:
-    task = replace(task, ignored=[*cut, *(renamed(name, RENAMED) for name in task.ignored)])
+    task = replace(task, ignored=[*cut, *(renamed(name, RENAMED) for name in task.ignored)], names=RENAMED)
     return await respond(task, request, context, partial(OllamaRenderer, task, is_chat=is_chat), FRAMING)
 
 

@@ -49,7 +49,7 @@ from weft.server.task.structured_output import structure_of
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.template_options import read_thinking, template_options
 from weft.server.task.tool_use import tool_use
-from weft.server.task.validation import REFUSED_IN_CHAT, check_range, require_task
+from weft.server.task.validation import REFUSED_IN_CHAT, check_range, note_left_out, require_task
 
 
 async def chat_task(
@@ -75,7 +75,8 @@ async def chat_task(
     model, workers, size = await context.check_model(request, body.model), context.workers, len(await request.body())
     require_task(model, "generate")
     logprobs = shown_logprobs(body)
-    wishes = await workers.run_light(size, _read_wishes, body, model.formats)
+    wishes = await workers.run_light(size, _read_wishes, body, model.formats, strict=context.settings.strict_params)
+    note_left_out(wishes.left_out)
     if breakpoints is None:
         breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
     options = template_options(body, model.tokenizer, wishes.variables)
@@ -95,18 +96,18 @@ async def chat_task(
     )
 
 
-def _read_wishes(body: ChatCompletionBody, formats: OutputFormats) -> OutputWishes:
+def _read_wishes(body: ChatCompletionBody, formats: OutputFormats, *, strict: bool) -> OutputWishes:
     """Read the fields about tools, structure and reasoning.
 
     Raises:
         InvalidRequestError: One of them is wrong.
         UnsupportedParameterError: There are tools, but the model has none, or its format of calls is not known.
     """
-    use = tool_use(body)
+    use, left_out = tool_use(body, strict=strict)
     if use is not None and formats.tools is None:
         raise UnsupportedParameterError(f"{use.param} cannot be used: {formats.no_tools}", param=use.param)
     prediction = text_of(body.prediction.content, "prediction.content", "") if body.prediction else ""
-    return OutputWishes(use, structure_of(body), read_thinking(body, formats), prediction)
+    return OutputWishes(use, structure_of(body), read_thinking(body, formats), prediction, left_out)
 
 
 def _max_tokens(body: ChatCompletionBody) -> int | None:

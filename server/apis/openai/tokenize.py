@@ -128,7 +128,7 @@ async def _chat_ids(
     if not model.tokenizer.template_source(has_tools=bool(body.tools)):
         require_task(model, "generate")  # no model for vectors needs a template
     chat = ChatCompletionBody(messages=messages, tools=body.tools)
-    use = await workers.run_light(size, tool_use, chat)
+    use, _ = await workers.run_light(size, tool_use, chat, strict=False)
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
     shown = await workers.run_light(size, template_messages, messages, model.formats.tools)

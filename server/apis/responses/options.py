@@ -88,9 +88,8 @@ def _structure(body: ResponseBody) -> Structure | None:
         return None
     if wanted.type == "json_object":
         return json_structure({"type": "object"}, "text.format")
-    required(wanted.name, "text.format.name")
     schema = required(wanted.schema_, "text.format.schema")
-    return json_structure(schema, "text.format.schema", is_lenient=not wanted.strict)
+    return json_structure(schema, f"text.format{wanted.schema_at}", is_lenient=not wanted.strict)
 
 
 def read_include(request: Request) -> frozenset[str]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHa
 from weft.server.task.bodies import CacheBreakpoint, Metadata, TokenLogprob
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
+    AnswerFormat,
     GenerationBody,
     Int,
     Items,
@@ -23,6 +24,7 @@ from weft.server.task.schema import (
     json_text,
     shown_members,
 )
+from weft.server.text.declared import tool_form
 from weft.server.text.replayed import CallId, JsonText, read_choice, read_parts, read_result
 
 MAX_INPUT_ITEMS = 2**14
@@ -163,7 +165,7 @@ class ToolFormat(WireModel):
     """The format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
+    syntax: Text | None = None
     definition: Text | None = None
 
 
@@ -220,8 +222,10 @@ class ResponseTool(WireModel):
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_type(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> "ResponseTool":
-        kind = value.get("type") if cls is ResponseTool and isinstance(value, dict) else None
-        return handler(value) if not isinstance(kind, str) or kind in KNOWN_TOOLS else OtherTool(type=kind)
+        if cls is not ResponseTool or not isinstance(value, dict) or value.get("type") in ("mcp", "namespace"):
+            return handler(value)
+        form = tool_form(value)
+        return handler(form.flat) if form.is_called else OtherTool(type=form.kind)
 
 
 class OtherTool(ResponseTool):
@@ -251,11 +255,12 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(WireModel):
+class TextFormat(AnswerFormat):
     """The format of the answer. Only json_schema has the other members."""
 
+    is_nested = False
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    name: Text | None = None
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None

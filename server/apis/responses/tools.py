@@ -15,10 +15,8 @@ from weft.server.apis.responses.schema import (
     ResponseBody,
     ResponseTool,
     ResponseToolChoice,
-    ToolFormat,
 )
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
-from weft.server.formats.lark_regex import NotRegularError, lark_regex
 from weft.server.json_schema.loosen import loosened_arguments
 from weft.server.task.enforced import reported
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
@@ -34,9 +32,9 @@ from weft.server.task.tool_use import (
     custom_function,
     shown_tool,
     use_of,
-    with_grammar,
 )
 from weft.server.task.validation import required
+from weft.server.text.declared import unhosted
 
 _CALLED_BY_NAME = ("function", "custom")
 _SCHEMAS = {"function": "parameters", "custom": "format"}
@@ -65,7 +63,7 @@ def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tupl
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
         return None, []
     left_out = _left_out(body.tools, strict=strict)
-    declared = [*_declared(body.tools, left_out)]
+    declared = [*_declared(body.tools, left_out, strict=strict)]
     functions, paths = [each.function for each in declared], [each.path for each in declared]
     if functions or len(body.tools) > MAX_TOOLS:
         check_functions(functions, "tools", paths)
@@ -139,35 +137,17 @@ def _left_out(tools: Sequence[ResponseTool], *, strict: bool, at: str = "") -> l
         if tool.type == "namespace" and not at:
             left_out += _left_out(tool.tools or (), strict=strict, at=f"{path}.")
         elif isinstance(tool, OtherTool) or (at and tool.type not in _CALLED_BY_NAME):
-            if strict:
-                raise UnsupportedValueError(
-                    f"{path}.type must be 'function', 'custom', 'mcp' or 'namespace': this server does not host "
-                    f"{shown(tool.type)}",
-                    param=f"{path}.type",
-                )
-            left_out.append(f"{path}.type={tool.type}")
-        elif not strict and tool.type == "custom" and tool.format and not _can_be_followed(tool.format):
-            left_out.append(f"{path}.format.definition")
+            left_out.append(unhosted(tool.type, path, strict=strict))
     return left_out
 
 
-def _can_be_followed(format: ToolFormat) -> bool:
-    if format.syntax != "lark" or format.definition is None:
-        return True
-    try:
-        lark_regex(format.definition)
-    except NotRegularError:
-        return False
-    return True
-
-
-def _declared(tools: Sequence[ResponseTool], left_out: Sequence[str]) -> Iterator[_Declared]:
+def _declared(tools: Sequence[ResponseTool], left_out: list[str], *, strict: bool) -> Iterator[_Declared]:
     """The tools that the client runs. The first one of a namespace is described with the namespace."""
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
         _check_members(tool, at)
         if tool.type in _CALLED_BY_NAME:
-            function = _function(tool, required(tool.name, f"{at}.name"), at, left_out)
+            function = _function(tool, required(tool.name, f"{at}.name"), at, left_out, strict=strict)
             yield _Declared(function, tool.type, f"{at}.{_SCHEMAS[tool.type]}", None)
         if tool.type != "namespace":
             continue
@@ -179,7 +159,7 @@ def _declared(tools: Sequence[ResponseTool], left_out: Sequence[str]) -> Iterato
                 qualified = QualifiedName(namespace, required(inner.name, f"{inner_at}.name"))
                 described = "\n".join(text for text in (introduction, inner.description) if text) or None
                 shown_tool = inner.model_copy(update={"description": described})
-                function = _function(shown_tool, qualified.flat, inner_at, left_out)
+                function = _function(shown_tool, qualified.flat, inner_at, left_out, strict=strict)
                 yield _Declared(function, inner.type, f"{inner_at}.{_SCHEMAS[inner.type]}", qualified)
                 introduction = None
 
@@ -191,7 +171,7 @@ def _check_members(tool: ResponseTool, at: str) -> None:
             raise InvalidRequestError(message, param=f"{at}.{member}")
 
 
-def _function(tool: ResponseTool, name: str, at: str, left_out: Sequence[str]) -> FunctionDefinition:
+def _function(tool: ResponseTool, name: str, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
     """A tool as a function with this name for the model, which may be longer than a name on the wire."""
     if tool.type == "function":
         return FunctionDefinition.model_construct(
@@ -200,11 +180,9 @@ def _function(tool: ResponseTool, name: str, at: str, left_out: Sequence[str]) -
     grammar = None
     if tool.format is not None and tool.format.type == "grammar":
         required(tool.format.syntax, f"{at}.format.syntax")
-        definition = required(tool.format.definition, f"{at}.format.definition")
-        if f"{at}.format.definition" in left_out:  # the model is told what the input must be; nothing enforces it
-            return custom_function(name, with_grammar(tool.description, definition), None, f"{at}.format")
+        required(tool.format.definition, f"{at}.format.definition")
         grammar = GrammarDefinition.model_validate(tool.format.model_dump(include={"syntax", "definition"}))
-    return custom_function(name, tool.description, grammar, f"{at}.format")
+    return custom_function(name, tool.description, grammar, f"{at}.format.definition", left_out, strict=strict)
 
 
 def _chosen(

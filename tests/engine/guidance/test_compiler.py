@@ -124,6 +124,20 @@ def test_gbnf_that_is_none_is_a_fault(compiler: GrammarCompiler) -> None:
     assert str(error).startswith("the grammar cannot be used: ")
 
 
+def test_a_tokenizer_that_cannot_be_used_is_tried_once() -> None:
+    """Each grammar of a checkpoint without a usable vocabulary read its files anew, for seconds."""
+    tries = []
+
+    def load() -> llguidance.LLTokenizer:
+        tries.append(1)
+        raise InvalidGrammarError("no vocabulary")
+
+    compiler = GrammarCompiler(load)
+    for text in ("start: /a/", "start: /b/"):
+        assert str(compiler.compile(text).exception(timeout=TIMEOUT_S)) == "no vocabulary"
+    assert len(tries) == 1
+
+
 def test_what_was_cancelled_is_compiled_again(vocabulary: llguidance.LLTokenizer) -> None:
     busy, gate = threading.Event(), threading.Event()
 
@@ -133,8 +147,8 @@ def test_what_was_cancelled_is_compiled_again(vocabulary: llguidance.LLTokenizer
         return vocabulary
 
     compiler = GrammarCompiler(load)
-    for text in ("start: /a/", "start: /b/"):  # both threads
-        compiler.compile(text)
+    for letter in "defg":  # all threads
+        compiler.compile(f"start: /{letter}/")
     assert busy.wait(TIMEOUT_S)
     waiting = compiler.compile("start: /c/")
     assert waiting.cancel()

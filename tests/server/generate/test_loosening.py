@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
 from weft.engine.guidance.meeting import check_meeting
-from weft.engine.wire.messages import Guidance
+from weft.engine.wire.messages import MAX_GRAMMAR_BYTES, Guidance
 from weft.server.errors import GrammarError, JsonSchemaError
 from weft.server.formats.harmony import HARMONY
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import AnswerRules, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
 from weft.server.formats.xml_families import QWEN3_CODER
-from weft.server.generate.loosening import MAX_STEPS, open_loosening
-from weft.server.json_schema.keywords import FREE_OBJECT
+from weft.server.generate.loosening import open_loosening
+from weft.server.generate.repair import MAX_TRIES
+from weft.server.json_schema.loosen import loosened
 from weft.server.task.structured_output import json_structure
 from weft.server.task.task import OutputWishes
 from weft.server.task.tool_use import ToolUse
@@ -46,21 +48,25 @@ class FakeAnswer:
     def __init__(self, guidance: Guidance, refuses_all: bool = False) -> None:
         self.guidance = guidance
         self.lost: list[str] = []
-        self.num_opened = 0
+        self.tried: list[str] = []
         self._refuses_all = refuses_all
 
     def guide(self, guidance: Guidance) -> None:
         self.guidance = guidance
 
-    async def open(self, client: Any) -> None:
-        self.num_opened += 1
-        text = self.guidance.grammar or ""
+    async def refusal(self, client: Any, text: str) -> str | None:
+        self.tried.append(text)
         fault = "too complex" if self._refuses_all else meeting_fault(text) or LLMatcher.validate_grammar(text)
-        if fault:
-            raise GrammarError(f"the grammar cannot be used: {fault}")
+        return f"the grammar cannot be used: {fault}" if fault else None
+
+    async def open(self, client: Any) -> None:
+        if fault := await self.refusal(client, self.guidance.grammar or ""):
+            raise GrammarError(fault)
 
 
-def opened(wishes: OutputWishes, format: ToolFormat = HERMES, **how: Any) -> tuple[FakeAnswer, OutputWishes]:
+def opened(
+    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, **how: Any
+) -> tuple[FakeAnswer, OutputWishes]:
     made = [wishes]
 
     def guidance(wishes: OutputWishes) -> Guidance:
@@ -77,6 +83,8 @@ def opened(wishes: OutputWishes, format: ToolFormat = HERMES, **how: Any) -> tup
         return guidance(wishes)
 
     answer: Any = FakeAnswer(guidance(wishes), **how)
+    if answers is not None:
+        answers.append(answer)
     asyncio.run(open_loosening(answer, None, wishes, guide))  # type: ignore[arg-type]
     return answer, made[-1]
 
@@ -91,58 +99,144 @@ def schemas(wishes: OutputWishes) -> list[dict[str, Any]]:
     return [tool.parameters for tool in wishes.use.tools]
 
 
+def enforced(answer: FakeAnswer) -> str:
+    """The grammar that was opened, without the escapes of JSON in JSON."""
+    return (answer.guidance.grammar or "").replace("\\", "")
+
+
 @pytest.mark.parametrize("format", [HERMES, HARMONY, PYTHONIC, QWEN3_CODER], ids=lambda format: format.name)
-def test_only_the_tool_that_the_compiler_names_is_loosened(format: ToolFormat) -> None:
-    answer, wishes = opened(tools(GOOD, BAD, GOOD), format)
-    assert schemas(wishes)[::2] == [GOOD, GOOD]
-    assert schemas(wishes)[1]["properties"] == {"a": TEXT, "b": {}}
-    assert answer.lost == ["tools[1].parameters.properties"]
-    assert answer.num_opened == 2
+def test_only_the_part_that_is_at_fault_is_freed(format: ToolFormat) -> None:
+    """The siblings of one contradictory member were freed with it, and the tool's other keywords."""
+    bad = {
+        **BAD,
+        "properties": {"first": {"enum": ["v1", "v2"]}, **BAD["properties"], "last": {"maxLength": 77, **TEXT}},
+    }
+    answer, wishes = opened(tools(GOOD, bad, GOOD), format)
+    assert schemas(wishes) == [GOOD, {**bad, "properties": {**bad["properties"], "b": {}}}, GOOD]
+    assert answer.lost == ["tools[1].parameters.properties.b.allOf"]
+    assert len(answer.tried) < 20
 
 
-@pytest.mark.parametrize("format", [HERMES, PYTHONIC, HARMONY])
-def test_only_the_tool_in_which_too_much_meets_is_loosened(format: ToolFormat) -> None:
-    many = {"allOf": [{"type": "string", "pattern": f"[a-z]*{letter}[a-z]*"} for letter in "abcdefghijklmnopqrst"]}
-    for bad in (many, {"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83)]}):
-        answer, wishes = opened(tools(GOOD, {"type": "object", "properties": {"a": TEXT, "b": bad}}, GOOD), format)
-        assert schemas(wishes)[::2] == [GOOD, GOOD]
-        assert schemas(wishes)[1]["properties"] == {"a": TEXT, "b": {}}
-        assert (answer.lost, answer.num_opened) == (["tools[1].parameters.properties"], 2)
+MANY = {"allOf": [{"type": "string", "pattern": f"[a-z]*{letter}[a-z]*"} for letter in "abcdefghijklmnopqrst"]}
+MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": number} for number in (97, 89, 83)]}
+NO_TEXT = {"type": "string", "pattern": "^a$", "minLength": 5}
 
 
-def test_what_is_wrong_inside_a_member_leaves_the_other_members_as_they_are() -> None:
-    bad = {**BAD_INSIDE, "properties": {**BAD_INSIDE["properties"], "c": {"type": "integer", "maximum": 3}}}
-    _, wishes = opened(tools(bad))
-    assert schemas(wishes)[0]["properties"] == {"a": {"type": "object"}, "c": {"type": "integer", "maximum": 3}}
+@pytest.mark.parametrize(
+    ("part", "left", "path"),
+    [
+        (MANY, {"allOf": MANY["allOf"][:12] + [{}] * 8}, None),
+        (MULTIPLES, {"allOf": [MULTIPLES["allOf"][0], MULTIPLES["allOf"][1], {}]}, None),
+        (EMPTY, {}, ".allOf"),
+        (NO_TEXT, {"type": "string", "pattern": "^a$"}, ".minLength"),
+        (BAD_INSIDE, {**BAD_INSIDE, "properties": {"a": {**BAD_INSIDE["properties"]["a"], "properties": {"b": {}}}}},
+         ".properties.a.properties.b.allOf"),
+        ({"type": "array", "items": EMPTY, "minItems": 1, "maxItems": 3},
+         {"type": "array", "items": {}, "minItems": 1, "maxItems": 3}, ".items.allOf"),
+        ({"type": "array", "prefixItems": [TEXT, NO_TEXT], "minItems": 2},
+         {"type": "array", "prefixItems": [TEXT, {"type": "string", "pattern": "^a$"}], "minItems": 2},
+         ".prefixItems[1].minLength"),
+        ({"anyOf": [EMPTY, NO_TEXT]}, {}, ".anyOf"),
+        ({"type": "object", "patternProperties": {"^a": TEXT, "^a?b": TEXT}, "additionalProperties": False},
+         {"type": "object", "additionalProperties": True}, ".patternProperties"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("format", [HERMES, PYTHONIC, HARMONY], ids=lambda format: format.name)
+def test_the_smallest_part_is_freed(format: ToolFormat, part: Any, left: Any, path: str | None) -> None:
+    def schema(part: Any) -> dict[str, Any]:
+        return {"type": "object", "properties": {"a": TEXT, "b": part, "c": GOOD}, "required": ["b", "c"]}
+
+    answer, wishes = opened(tools(GOOD, schema(part)), format)
+    if path is None:
+        assert schemas(wishes)[1]["properties"]["a"] == TEXT and schemas(wishes)[1]["properties"]["c"] == GOOD
+    else:
+        assert schemas(wishes) == [GOOD, schema(left)]
+        assert answer.lost == [f"tools[1].parameters.properties.b{path}"]
 
 
-def test_several_tools_are_found_one_after_the_other() -> None:
-    answer, wishes = opened(tools(BAD, GOOD, BAD_INSIDE))
-    assert schemas(wishes)[1] == GOOD
-    assert answer.lost == ["tools[0].parameters.properties", "tools[2].parameters.properties"]
+def test_a_part_of_a_definition_is_named_as_the_caller_has_it() -> None:
+    """Members that share a definition keep the rest of it."""
+    item = {"type": "object", "properties": {"bad": NO_TEXT, "good": {"enum": ["v1"]}}, "required": ["bad", "good"]}
+    schema = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/Item"}},
+        "required": ["x"],
+        "$defs": {"Item": item},
+    }
+    answer, _ = opened(tools(loosened(schema).schema))
+    assert answer.lost == ["tools[0].parameters.$defs.Item.properties.bad.pattern"]
+    assert '"v1"' in enforced(answer) and "^a$" not in enforced(answer)
 
 
-def test_the_last_try_frees_every_tool() -> None:
-    answer, wishes = opened(tools(GOOD, *[BAD] * 10))
-    assert schemas(wishes) == [FREE_OBJECT] * 11
-    assert answer.num_opened == MAX_STEPS + 1
+def test_every_tool_with_a_fault_keeps_the_rest() -> None:
+    answer, wishes = opened(tools(GOOD, *[BAD, BAD_INSIDE] * 4, GOOD))
+    assert schemas(wishes)[0] == schemas(wishes)[-1] == GOOD
+    assert [schema["required"] for schema in schemas(wishes)] == [["a"], *[["b"], ["a"]] * 4, ["a"]]
+    assert len(answer.lost) == 8
+
+
+def test_the_number_of_tries_is_bounded_and_what_is_not_known_is_free() -> None:
+    answer, wishes = opened(tools(GOOD, *[BAD] * 60))
+    assert len(answer.tried) <= MAX_TRIES + 4
+    assert schemas(wishes)[0] == GOOD and schemas(wishes)[1]["properties"] == {"a": TEXT, "b": {}}
+    assert schemas(wishes)[-1]["properties"] == {"a": {}, "b": {}}
+
+
+def test_a_repaired_grammar_is_remembered() -> None:
+    """Each turn of an agent with such a tool paid for the search again."""
+    first, _ = opened(tools(BAD, {"type": "object", "properties": {"remembered": TEXT}}))
+    second, _ = opened(tools(BAD, {"type": "object", "properties": {"remembered": TEXT}}))
+    assert (len(second.tried), second.lost, second.guidance) == (1, first.lost, first.guidance)
+    for num_tries in (1, 0):
+        strict = tools(BAD, {"type": "object", "properties": {"refused": TEXT}}, is_strict=True)
+        with pytest.raises(JsonSchemaError, match=r"tools\[0\]") as raised:
+            opened(strict, answers=(answers := []))
+        assert (len(answers[0].tried) > 0) == bool(num_tries), raised.value
+
+
+def test_tools_whose_grammar_is_too_long_are_fitted_to_it() -> None:
+    """Formats of XML write four times the text of a schema, and so lost all of it, anew with each request."""
+    members = {f"member_{i}": {"type": "string", "maxLength": 100} for i in range(12)}
+    many = tools(*({"type": "object", "properties": {f"tool_{i}": TEXT, **members}} for i in range(60)))
+    answer, wishes = opened(many, QWEN3_CODER)
+    assert len(answer.tried) == 2
+    assert MAX_GRAMMAR_BYTES // 4 < len(answer.guidance.grammar or "") <= MAX_GRAMMAR_BYTES
+    assert all(set(schema["properties"]) > set(members) for schema in schemas(wishes)) and answer.lost
 
 
 def test_a_strict_tool_is_refused_by_its_path() -> None:
     with pytest.raises(JsonSchemaError) as raised:
         opened(tools(GOOD, BAD, is_strict=True))
     assert raised.value.param == "tools[1].parameters"
-    assert raised.value.message.startswith("tools[1].parameters: the grammar cannot be used")
+    assert raised.value.message.startswith("tools[1].parameters.properties.b.allOf: the grammar cannot be used: ")
+    assert raised.value.message.endswith("(tool 'f1')")
 
 
-def test_a_structure_that_is_not_strict_is_loosened() -> None:
-    answer, wishes = opened(OutputWishes(structure=json_structure(BAD, "format", is_lenient=True)))
-    assert wishes.structure is not None and wishes.structure.loose is not None
-    assert wishes.structure.loose["properties"] == {"a": TEXT, "b": {}}
-    assert answer.lost == ["format.properties"]
+def test_what_is_strict_stays_beside_what_is_not() -> None:
+    wishes = tools(GOOD, BAD)
+    assert wishes.use is not None
+    strict = replace(wishes.use.tools[0], is_strict=True)
+    mixed = replace(wishes, use=replace(wishes.use, tools=[strict, wishes.use.tools[1]]))
+    answer, made = opened(mixed)
+    assert schemas(made)[0] == GOOD and answer.lost == ["tools[1].parameters.properties.b.allOf"]
+
+
+@pytest.mark.parametrize("others", [None, GOOD])
+def test_a_structure_that_is_not_strict_is_loosened(others: Any) -> None:
+    use = tools(others).use if others else None
+    answer, wishes = opened(OutputWishes(use, json_structure(BAD, "format", is_lenient=True)))
+    assert wishes.structure is not None and wishes.structure.schema is not None
+    assert wishes.structure.schema["properties"] == {"a": TEXT, "b": {}}
+    assert answer.lost == ["format.properties.b.allOf"]
     with pytest.raises(JsonSchemaError) as raised:
-        opened(OutputWishes(structure=json_structure(BAD, "format")))
-    assert raised.value.param == "format"
+        opened(OutputWishes(use, json_structure(BAD, "format")))
+    assert raised.value.param == "format" and "format.properties.b.allOf" in raised.value.message
+
+
+def test_an_answer_that_is_free_is_still_json() -> None:
+    answer, wishes = opened(OutputWishes(structure=json_structure(EMPTY, "format", is_lenient=True)))
+    assert wishes.structure is not None and wishes.structure.schema == {}
+    assert answer.lost == ["format.allOf"]
 
 
 def test_refusals_without_an_end_end() -> None:

@@ -1,10 +1,13 @@
+import json
 import logging
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
+from weft.server.formats.grammar import guided_schema
 from weft.server.formats.parser import Tool
-from weft.server.task.enforced import MAX_LOST, enforceable
+from weft.server.task.enforced import MAX_LOST, enforceable, exact
 
 TEXT = {"type": "string"}
 LOOKAHEAD = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)"}}}
@@ -12,10 +15,10 @@ LOOKAHEAD = {"type": "object", "properties": {"x": {"type": "string", "pattern":
 
 def test_only_the_tool_that_cannot_be_enforced_changes(caplog: pytest.LogCaptureFixture) -> None:
     good = {"type": "object", "properties": {"x": TEXT}, "required": ["x"]}
-    tools = [Tool("good", good, at="tools[0]"), Tool("bad", LOOKAHEAD, at="tools[1]"), Tool("own", LOOKAHEAD, True)]
+    tools = [Tool("good", good, at="tools[0]"), Tool("bad", LOOKAHEAD, at="tools[1]"), Tool("own", good, True)]
     with caplog.at_level(logging.WARNING):
         made, lost = enforceable(tools)
-    assert [tool.parameters for tool in made] == [good, {"type": "object", "properties": {"x": TEXT}}, LOOKAHEAD]
+    assert [tool.parameters for tool in made] == [good, {"type": "object", "properties": {"x": TEXT}}, good]
     assert lost == ["tools[1].properties.x.pattern"]
     assert [record.getMessage() for record in caplog.records] == [
         "The schema of bad is followed in part: a grammar cannot enforce tools[1].properties.x.pattern"
@@ -49,3 +52,20 @@ def test_the_number_of_paths_is_bounded() -> None:
     many: dict[str, Any] = {f"m{i}": {"not": TEXT} for i in range(MAX_LOST * 2)}
     _, lost = enforceable([Tool("many", {"type": "object", "properties": many}, at="t")])
     assert len(lost) == MAX_LOST
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "integer", "maximum": 2**63 - 1},
+        {"type": "integer", "multipleOf": 70_001},
+        {"type": "object", "patternProperties": {"^[0-9]+$": TEXT, "^[a-z]+$": {"type": "null"}}},
+    ],
+)
+def test_what_is_strict_may_cost_more(part: dict[str, Any]) -> None:
+    """The compiler takes what is left out elsewhere for its size, and tells what it cannot follow."""
+    schema = {"type": "object", "properties": {"a": part}}
+    assert exact(schema, "tools[0]", is_object=True) == schema
+    assert not LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": guided_schema(schema)}]}))
+    _, lost = enforceable([Tool("loose", schema, at="t")])
+    assert lost

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tests.linear_time import assert_linear
 from weft import server
-from weft.server.errors import InvalidRequestError
+from weft.server.errors import InvalidRequestError, JsonSchemaError
 from weft.server.task.bodies import CompletionBody
 from weft.server.task.structured_output import Structure, structure_of
 
@@ -86,14 +86,14 @@ def test_free_text() -> None:
 
 def test_only_a_strict_schema_is_taken_literally() -> None:
     """What cannot be enforced is left out unless the client insists."""
-    odd = {"type": "string", "format": "color"}
-    for strict, is_lenient in ((True, None), (False, True), (None, True)):
-        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": odd, "strict": strict}}
-        structure = read(response_format=wanted)
-        assert structure is not None
-        assert structure.grammar["json_schema"]["x-guidance"].get("lenient") == is_lenient
-        grammar = json.dumps({"grammars": [structure.grammar]})
-        assert bool(LLMatcher.validate_grammar(grammar)) == (is_lenient is None)
+    odd = {"type": "string", "format": "color", "minLength": 1.0}
+    for strict in (False, None):
+        structure = read(
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": odd, "strict": strict}}
+        )
+        assert structure is not None and structure.schema == {"type": "string", "minLength": 1}
+    with pytest.raises(JsonSchemaError, match=r"response_format\.json_schema\.schema\.format cannot be enforced"):
+        read(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": odd, "strict": True}})
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,7 @@ def test_only_a_strict_schema_is_taken_literally() -> None:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "got 2"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "must be a JSON object, got '[]'"),
         ({"guided_json": "{"}, "guided_json", "must be a JSON object"),
+        ({"guided_regex": "([a-z]{1,90}-?){1,90}"}, "guided_regex", "repeats inside repeats"),
         ({"guided_choice": []}, "guided_choice", "1 to 4096 texts, got 0"),
         (
             {"structured_outputs": {"structural_tag": {"structures": []}}},

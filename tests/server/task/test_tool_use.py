@@ -17,7 +17,11 @@ def tools(*functions: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read(**fields: Any) -> ToolUse | None:
-    return tool_use(ChatCompletionBody.model_validate({"messages": [], **fields}))
+    return read_both(**fields)[0]
+
+
+def read_both(strict: bool = False, **fields: Any) -> tuple[ToolUse | None, list[str]]:
+    return tool_use(ChatCompletionBody.model_validate({"messages": [], **fields}), strict=strict)
 
 
 def names(use: ToolUse | None) -> list[str]:
@@ -82,7 +86,6 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     assert use is not None
     assert use.custom_names == {"sql"}
     assert use.tools[0].parameters["properties"] == {"input": {"type": "string", "pattern": "^(?:a+)$"}}
-    assert [tool.is_strict for tool in use.tools] == [True, False]
 
 
 @pytest.mark.parametrize("fields", [{"tools": []}, {"functions": []}, {"tools": [], "tool_choice": "auto"}])
@@ -159,16 +162,40 @@ def test_a_regular_grammar_becomes_a_pattern_inside_json() -> None:
     assert use.shown[0]["function"]["description"] == said
 
 
-def test_a_grammar_that_is_not_regular_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedValueError, match="the rule 'start' uses itself") as raised:
-        read(tools=[lark('start: "(" start? ")"')])
-    assert raised.value.param == "tools[0].custom.format.grammar.definition"
+def regex(definition: str, syntax: str = "regex") -> dict[str, Any]:
+    format = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": "sql", "description": "Asks.", "format": format}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        lark('start: "(" start? ")"'),
+        lark("start: missing"),
+        lark("no grammar"),
+        regex("(?=a)b"),
+        regex("("),
+        regex(r"(a)\1"),
+        regex("root ::= [a-z]+", "gbnf"),
+    ],
+)
+def test_an_input_that_cannot_be_followed_is_free_text(tool: Any) -> None:
+    use, left_out = read_both(tools=[*tools(TIME), tool])
+    assert use is not None
+    assert left_out == ["tools[1].custom.format.grammar.definition"]
+    assert use.tools[1].parameters["properties"] == {"input": {"type": "string"}}
+    definition = tool["custom"]["format"]["grammar"]["definition"]
+    assert use.shown[1]["function"]["description"].startswith("Asks.\nThe input follows this ")
+    assert use.shown[1]["function"]["description"].endswith(definition)
+    with pytest.raises(UnsupportedValueError) as raised:
+        read_both(tools=[*tools(TIME), tool], strict=True)
+    assert raised.value.param == "tools[1].custom.format.grammar.definition"
 
 
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"type": "array"}, "type must be 'object', got 'array'"),
+        ({"type": "array"}, "parameters.type must allow an object (tool 'bad')"),
         ({"properties": ["a"]}, 'properties cannot be ["a"]'),
         ({"properties": {"a": {"type": 5}}}, "type cannot be 5"),
     ],

@@ -122,7 +122,7 @@ def test_more_output_than_the_context_holds_is_cut_there(site: Any) -> None:
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema is required"),
         (
             {"tools": [{"name": "a", "input_schema": {"type": "string"}, "strict": True}]},
-            "tools[0].input_schema: type must be",
+            "tools[0].input_schema.type must allow an object",
         ),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is required"),

@@ -243,7 +243,6 @@ USER = {"role": "user", "content": "Hi"}
             "tool_choice.tools",
             "invalid_value",
         ),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", "invalid_value"),
         (
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 3}}}},
             "text.format.schema",

@@ -1,0 +1,156 @@
+"""Finds the parts of schemas for which the engine refuses a grammar, and frees just these.
+
+The engine's compiler knows more than `loosen`: that no value is left where two schemas meet, or that a grammar takes
+too long. It refuses the whole grammar. So grammars with fewer tools, then with fewer parts of one tool, are tried: half
+as many each time. Everything is added in order, and what is refused beside the parts before it is freed.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+
+from weft.server.errors import JsonSchemaError, shown
+from weft.server.formats.parser import Tool
+from weft.server.json_schema.keywords import FREE_OBJECT, Schema
+from weft.server.json_schema.parts import LISTS, Path, freed, inner_parts, written
+from weft.server.task.enforced import reported
+from weft.server.task.structured_output import schema_structure
+from weft.server.task.task import OutputWishes
+
+MAX_TRIES = 160
+"""Most grammars that are tried. What is not known to be accepted then becomes free."""
+MAX_S = 5.0
+"""Longest search; a busy engine answers between two steps."""
+
+Refusal = Callable[[OutputWishes], Awaitable[str | None]]
+"""Tells why the engine refuses the grammar of such wishes; None: it takes it."""
+
+
+class Repair:
+    """One search. What it finds is in `wishes` and `lost`.
+
+    Attributes:
+        lost: Paths in the body of what is no longer enforced.
+    """
+
+    def __init__(self, wishes: OutputWishes, refusal: Refusal, begin: float) -> None:
+        """Take wishes whose grammar is refused. The search ends MAX_S after `begin`, when it was sent."""
+        self.wishes = wishes
+        self.lost: list[str] = []
+        self._refusal = refusal
+        self._num_tries = 0
+        self._end = begin + MAX_S
+        self._fault = ""
+        self._units = list(wishes.use.tools) if wishes.use else []
+        self._num_tools = len(self._units)
+        structure = wishes.structure
+        if structure is not None and structure.schema is not None:
+            self._units.append(Tool("the answer", structure.schema, structure.is_strict, structure.param))
+
+    async def run(self) -> None:
+        """Search.
+
+        Raises:
+            JsonSchemaError: A part of a strict schema is at fault; the error names it.
+        """
+        start, is_refused = 0, True
+        while self._units:
+            found = await self._first(start, len(self._units), self._fits, is_refused=is_refused)
+            if found is None:
+                break
+            await self._take_apart(found)
+            start, is_refused = found + 1, False
+        self.wishes = self._with(len(self._units))
+
+    async def _first(
+        self, start: int, end: int, fits: Callable[[int], Awaitable[bool]], *, is_refused: bool = False
+    ) -> int | None:
+        """Index of the first of some parts which is refused beside those before it; None if there is none."""
+        if start == end or (not is_refused and await fits(end)):
+            return None
+        while end - start > 1:
+            middle = (start + end) // 2
+            start, end = (middle, end) if await fits(middle) else (start, middle)
+        return start
+
+    async def _fits(self, num_units: int) -> bool:
+        return await self._is_taken(self._with(num_units))
+
+    async def _is_taken(self, wishes: OutputWishes) -> bool:
+        if self._is_over:
+            return False
+        self._num_tries += 1
+        fault = await self._refusal(wishes)
+        self._fault = fault or self._fault
+        return fault is None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time was over, so that more may be free than needs to be."""
+        return time.monotonic() > self._end
+
+    @property
+    def _is_over(self) -> bool:
+        return self._num_tries >= MAX_TRIES or self.is_late
+
+    def _with(self, num_units: int) -> OutputWishes:
+        """Wishes for the first units only."""
+        has_answer = num_units > self._num_tools
+        answer = self._units[-1].parameters if has_answer else None
+        return self._wishes(self._units[: min(num_units, self._num_tools)], answer)
+
+    def _wishes(self, tools: list[Tool], answer: Schema | None) -> OutputWishes:
+        use, structure = self.wishes.use, self.wishes.structure
+        if use is not None:
+            use = replace(use, tools=tools) if tools else None
+        if structure is not None and structure.schema is not None:
+            given, structure = structure, None
+            if answer is not None:
+                structure = schema_structure(answer, given.param, is_strict=given.is_strict, lost=given.lost)
+        return replace(self.wishes, use=use, structure=structure)
+
+    async def _take_apart(self, index: int) -> None:
+        """Free what is at fault in a unit, or the whole unit if it is accepted alone."""
+        unit, parts = self._units[index], set[Path]()
+        await self._add_parts(index, (), parts, set())
+        if unit.is_strict and self._is_over:
+            return  # it may not be at fault
+        paths = [
+            written(unit.parameters, path) for path in parts if not any(path[:i] in parts for i in range(len(path)))
+        ]
+        if unit.is_strict:
+            name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
+            message = f"{unit.at}{paths[0] if paths else ''}: {self._fault}{name}"
+            raise JsonSchemaError(message, param=unit.at)
+        free = FREE_OBJECT if index < self._num_tools else {}
+        schema = freed(unit.parameters, parts) if parts else free
+        self._units[index] = replace(unit, parameters=schema)
+        self.lost += reported(unit.name, unit.at, sorted(paths) or [""])
+
+    async def _add_parts(self, index: int, at: Path, lost: set[Path], waiting: set[Path]) -> None:
+        """Add what is inside a part of a unit, and note in `lost` what has to be free; `waiting` comes later."""
+        unit = self._units[index]
+        parts = inner_parts(unit.parameters, at)
+
+        def fits_without(paths: Iterable[Path]) -> Awaitable[bool]:
+            schema = freed(unit.parameters, {*lost, *waiting, *paths})
+            is_tool = index < self._num_tools
+            return self._is_taken(
+                self._wishes([replace(unit, parameters=schema)], None) if is_tool else self._wishes([], schema)
+            )
+
+        def fits(end: int) -> Awaitable[bool]:
+            return fits_without(parts[end:])
+
+        start, is_refused = 0, bool(at)
+        while (found := await self._first(start, len(parts), fits, is_refused=is_refused)) is not None:
+            part, later = parts[found], parts[found + 1 :]
+            if at and at[-1] in LISTS and await fits_without([*parts[:found], *later]):
+                lost.add(at)  # it contradicts the others of the list
+                return
+            inner = inner_parts(unit.parameters, part)
+            if inner and await fits_without(later + inner):
+                await self._add_parts(index, part, lost, waiting | set(later))
+            else:
+                lost.add(part)
+            start, is_refused = found + 1, False
