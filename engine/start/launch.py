@@ -5,7 +5,7 @@ code 2 in place of a traceback; the supervisor gives up if that happens at the f
 `python -m MODULE`.
 
 `launch MODULE --when-told FD` imports what an engine needs, and waits for a message on the socket FD: the arguments as
-JSON, and the file that becomes its standard input.
+JSON, and the files that become its standard streams.
 """
 
 import contextlib
@@ -41,11 +41,12 @@ def _wait_for_arguments(fd: int) -> None:
     with contextlib.suppress(Exception):  # it comes again, and is told, when the module runs
         importlib.import_module("weft.engine.start.startup")
     with socket.socket(fileno=fd) as link:
-        message, files, *_ = socket.recv_fds(link, _MAX_MESSAGE_BYTES, 1)
+        message, files, *_ = socket.recv_fds(link, _MAX_MESSAGE_BYTES, 3)
     if not files:
         os._exit(0)  # nobody needs an engine
-    os.dup2(files[0], 0)
-    os.close(files[0])
+    for stream, file in enumerate(files):
+        os.dup2(file, stream)
+        os.close(file)
     sys.argv[1:] = json.loads(message)
 
 

@@ -5,7 +5,7 @@ process group: the supervisor alone decides who ends when. Its settings come fro
 
 Until `weft serve` knows what its engine shall do, a third of a second goes by; then the engine imports torch, which
 takes twice as long. So `__main__` starts an engine first of all (`start_ahead`), which imports and then waits to be
-told its arguments and its standard input. The first child to be started takes it over. If that is no engine, it ends.
+told its arguments and its standard streams. The first child to be started takes it over. If that is no engine, it ends.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ def _take_over(command: Sequence[str], environment: Mapping[str, str], stdin: in
     with link:
         if tuple(command[:num_known]) == ENGINE_COMMAND and environment == known and process.poll() is None:
             with contextlib.suppress(OSError):  # it has just ended
-                socket.send_fds(link, [json.dumps(command[num_known:]).encode()], [stdin])
+                socket.send_fds(link, [json.dumps(command[num_known:]).encode()], [stdin, 1, 2])
                 return process
     process.kill()
     process.wait()

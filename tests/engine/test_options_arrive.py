@@ -163,8 +163,7 @@ def test_the_log_format_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     formats: list[str] = []
     monkeypatch.setattr(process, "EngineProcess", refuse)
-    for name in ("ctypes", "signal"):  # what it makes of its own process
-        monkeypatch.setattr(process, name, MagicMock())
+    monkeypatch.setattr(process, "follow_parent", MagicMock())  # what it makes of its own process
     monkeypatch.setattr(process.logs, "configure", lambda log_format, name: formats.append(log_format))
     options = msgspec.json.encode(EngineOptions(model="fake", log_format="json"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options)))

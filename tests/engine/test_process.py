@@ -252,13 +252,13 @@ def test_the_next_grammar_to_be_compiled_is_on_record(start: Start) -> None:
     compiler = SlowCompiler()
     p = start()
     p._engine.pending.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
-    adds = [guided(add_request([1], number), str(number)) for number in range(6)]
+    adds = [guided(add_request([1], number), str(number)) for number in range(8)]
     for add in adds:
         p._apply(0, add)
-    assert p._record._read_step() == list(map(fingerprint, adds[:4]))
+    assert p._record._read_step() == list(map(fingerprint, adds[:6]))
     compiler.finish("0")
     p._answer_ready()
-    assert p._record._read_step() == list(map(fingerprint, adds[1:5]))
+    assert p._record._read_step() == list(map(fingerprint, adds[1:7]))
 
 
 def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.Path) -> None:

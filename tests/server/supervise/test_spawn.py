@@ -85,3 +85,23 @@ def test_without_room_for_a_process_nothing_waits(
 def test_modules_are_not_taken_from_the_current_folder() -> None:
     command = python_command("weft.engine.process", "a")
     assert command == [sys.executable, "-P", "-m", "weft.engine.process", "a"]
+
+
+def test_it_writes_to_where_this_process_writes_by_then(
+    engine_command: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    """The supervisor leads its streams through the status line before it starts anything."""
+    (tmp_path / "told.py").write_text("import sys; print('out', flush=True); print('err', file=sys.stderr)")
+    spawn.start_ahead()
+    before = [os.dup(stream) for stream in (1, 2)]
+    with (tmp_path / "written").open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        try:
+            process = spawn.spawn(engine_command, environment())
+        finally:
+            for stream, kept in zip((1, 2), before, strict=True):
+                os.dup2(kept, stream)
+                os.close(kept)
+    assert process.wait(60) == 0
+    assert (tmp_path / "written").read_text() == "out\nerr\n"
