@@ -63,6 +63,12 @@ def show_list() -> None:
     print(align(rows) if rows[1:] else "the library is empty; `weft pull` lists what could be in it")
 
 
+def check_is_here(name: str) -> None:
+    """Raise LibraryError if a model is not on this disk."""
+    if library.find(parse(name)) is None:
+        raise LibraryError(f"{name} is not in the library: `weft pull {name}` fetches it")
+
+
 def show(settings: Settings) -> int:
     """`weft show`: what a model is and can do, and what `weft plan` says of it. Returns the exit code.
 
@@ -94,12 +100,6 @@ def show(settings: Settings) -> int:
         rows.append(("reasoning", formats.reasoning.name if formats.reasoning else "none"))
     print(align([(f"{label:<11}", text) for label, text in rows]), flush=True)
     return show_plan(settings)
-
-
-def check_is_here(name: str) -> None:
-    """Raise LibraryError if a model is not on this disk."""
-    if library.find(parse(name)) is None:
-        raise LibraryError(f"{name} is not in the library: `weft pull {name}` fetches it")
 
 
 def run(settings: Settings, name: str, prompt: str | None) -> int:

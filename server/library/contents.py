@@ -65,7 +65,8 @@ def weights_of(place: Path) -> tuple[Path, ...]:
         return (place,)
     quantized = _config(place).get("quantization_config")
     if isinstance(quantized, dict) and quantized.get("quant_method") == "gguf":
-        return tuple(map(Path, quantized["files"]))
+        files = quantized.get("files")  # a checkpoint of the hub may name none
+        return tuple(Path(file) for file in files if isinstance(file, str)) if isinstance(files, list) else ()
     return tuple(place.glob("*.safetensors")) or tuple(place.glob("*.bin"))
 
 

@@ -5,7 +5,7 @@ Those of the hub are in the cache of its own tools (`hub`), those of other web s
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from weft.engine.wire.machine import format_size
 from weft.server.library import hub, web
 from weft.server.library.contents import Facts, facts_of, gguf_type, is_whole
 from weft.server.library.download import LibraryError, Remote, Report
-from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, parse
+from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, models_folder, parse
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +68,7 @@ def find(source: Source, *, is_plan: bool = False) -> Path | None:
 
 
 def get(
-    name: str, report: Report, check: Check = lambda folder: None, *, is_plan: bool = False, refresh: bool = False
-) -> Path:
-    """Where a model is, by what people type for it; see `bring`."""
-    named = None if Path(name).expanduser().exists() else web.cached(name)
-    return named or bring(parse(name), report, check, is_plan=is_plan, refresh=refresh)
-
-
-def bring(
-    source: Source,
+    name: str | OnHub,
     report: Report,
     check: Check = lambda folder: None,
     *,
@@ -86,6 +78,7 @@ def bring(
     """Where a model is, after fetching what is missing.
 
     Args:
+        name: What people type for it.
         check: See `hub.fetch`.
         is_plan: A configuration will do, where there is one without the weights.
         refresh: Ask the hub for a newer version also if the model is there.
@@ -93,6 +86,7 @@ def bring(
     Raises:
         LibraryError: It is nowhere, or cannot be fetched.
     """
+    source = parse(name) if isinstance(name, str) else name
     if not (refresh and isinstance(source, OnHub)) and (found := find(source, is_plan=is_plan)):
         return found
     if isinstance(source, OnWeb):
@@ -101,7 +95,7 @@ def bring(
     try:
         return hub.fetch(source, report, check, is_plan=is_plan)
     except LibraryError:
-        if not refresh and (found := hub.cached_alone(source)):
+        if not refresh and (found := hub.cached(source, None)):
             return found
         raise
 
@@ -119,33 +113,25 @@ def entries() -> Iterator[Entry]:
             tag = gguf_type(file.name) or file.name
             if part_names(file.name)[:1] == [file.name] and hub.cached(OnHub(repository, tag)) == file:
                 found[f"{repository}:{tag}"] = file
-    for file in web.models_folder().rglob("*.gguf"):
-        place = file.relative_to(web.models_folder()).as_posix()
+    for file in models_folder().rglob("*.gguf"):
+        place = file.relative_to(models_folder()).as_posix()
         if part_names(file.name)[:1] == [file.name] and web.cached(place):
             found[place] = file
     for name in sorted(found, key=str.lower):
         yield Entry(short.get(name.lower(), name), found[name], facts_of(found[name]))
 
 
-def remove(name: str) -> None:
-    """Remove a model by what people type for it; see `drop`."""
-    here = [entry.name for entry in entries()]
-    drop(OnWeb("", name) if web.is_here(name) else parse(name, here), here)
-
-
-def drop(source: Source, here: Collection[str] = ()) -> None:
+def remove(name: str | OnHub) -> None:
     """Remove a model, also what is there of one that is not whole.
-
-    Args:
-        here: Names for suggestions.
 
     Raises:
         LibraryError: It is not there, is no model of the library, or somebody is fetching it.
     """
-    match source:
+    here = [entry.name for entry in entries()]
+    match source := parse(name, here) if isinstance(name, str) else name:
         case OnHub() if hub.repository_folder(source.repository).is_dir():
             hub.remove(source)
-        case OnWeb() if (web.models_folder() / source.place).parent.is_dir():
+        case OnWeb() if (models_folder() / source.place).parent.is_dir():
             web.remove(source.place)
         case Path():
             raise LibraryError(f"{source} is no model of the library: remove its files yourself")

@@ -1,9 +1,11 @@
 """What people type for a model, and where that is: on this disk, on the hub, or at an address.
 
-A path that exists comes first, then the short names of models.json, then what the hub or a web server has. Asks nobody.
+A path that exists comes first, then what was fetched from a web server, then the short names of models.json, then what
+the hub or a web server has. Asks nobody.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ class OnHub:
 
 @dataclass(frozen=True, slots=True)
 class OnWeb:
-    """A GGUF file at an address. `place` is where it lies in the library, and its name there."""
+    """A GGUF file at an address, "" if only its `place` is known: where it lies in the library, and its name there."""
 
     url: str
     place: str
@@ -91,8 +93,22 @@ def parse(name: str, here: Iterable[str] = ()) -> Source:
     Raises:
         LibraryError: Nothing is called so; it says what is called alike.
     """
-    path = Path(name).expanduser()
-    return path if path.exists() else elsewhere(name, here)
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
+    return OnWeb("", name) if is_place(name) else elsewhere(name, here)
+
+
+def models_folder() -> Path:
+    """Where models of web servers are, as the XDG Base Directory Specification places it."""
+    given = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share") / "weft" / "models"
+
+
+def is_place(name: str) -> bool:
+    """Whether this is a file of that folder, and no path that leads out of it."""
+    is_inside = not os.path.isabs(name) and ".." not in Path(name).parts
+    return is_inside and os.path.isfile(models_folder() / name)
 
 
 def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:

@@ -65,7 +65,7 @@ class _Pull:
         self.future = asyncio.wrap_future(_THREADS.submit(self._run))
 
     def _run(self) -> None:
-        library.bring(self._source, self._report, refresh=True)
+        library.get(self._source, self._report, refresh=True)
 
     def _report(self, remote: Remote, num_bytes: int) -> None:
         if self._is_unwanted:
@@ -131,7 +131,7 @@ async def delete(body: ShowBody, request: Request, context: Context) -> Response
     if name in context.models or (place is not None and not served.isdisjoint(weights_of(place))):
         raise InvalidRequestError(f"{name} is served here: end the server before it is removed", param="model")
     try:
-        await _called(partial(library.drop, source))
+        await _called(partial(library.remove, source))
     except LibraryError as error:
         raise ModelNotFoundError(str(error), param="model") from None
     return Response(headers=ignored)
