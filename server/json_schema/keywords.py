@@ -35,12 +35,6 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 FREE_OBJECT: Schema = {"type": "object", "additionalProperties": True}
 """Any arguments; a tool whose schema is empty takes none."""
-TYPE_KEYS = frozenset({"type"})
-VALUE_KEYS = frozenset({"enum", "const"})
-NUMBER_KEYS = frozenset({*_BOUNDS, "multipleOf"})
-LENGTH_KEYS = frozenset(key for pair in _LENGTHS for key in pair)
-TEXT_KEYS = frozenset({"pattern", "format"})
-"""The keywords that each function below reads; without them it need not be called."""
 _MAX_BOUND = 9 * 10**18
 """Largest bound of a number that a grammar can hold: about that of 64 bits."""
 _MIN_BOUND = 1e-50
