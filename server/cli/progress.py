@@ -4,13 +4,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
-from weft.server.library.download import Remote, Report
+from weft.server.library.download import Report
 from weft.server.library.library import Lines
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 
 @contextlib.contextmanager
@@ -21,17 +22,9 @@ def shown_progress(tell: Callable[[str], None], *, has_bars: bool = True) -> Ite
         yield Lines(tell)
         return
     with contextlib.ExitStack() as stack:
-        bars: list[Progress] = []
-        tasks: dict[str, TaskID] = {}
-
-        def report(remote: Remote, num_bytes: int) -> None:
-            if not bars:  # nothing is shown, or imported, before there is something to fetch
-                bars.append(stack.enter_context(_bars()))
-            if remote.name not in tasks:
-                tasks[remote.name] = bars[0].add_task(remote.name.rpartition("/")[2], total=remote.size)
-            bars[0].update(tasks[remote.name], completed=num_bytes)
-
-        yield report
+        bars = cache(lambda: stack.enter_context(_bars()))  # not before there is something to fetch
+        task = cache(lambda name, size: bars().add_task(name.rpartition("/")[2], total=size))
+        yield lambda remote, num_bytes: bars().update(task(remote.name, remote.size), completed=num_bytes)
 
 
 def _bars() -> "Progress":

@@ -6,12 +6,12 @@ as many each time. Everything is added in order, and what is refused beside the 
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 from weft.server.errors import JsonSchemaError, shown
 from weft.server.formats.parser import Tool
-from weft.server.json_schema.keywords import FREE_OBJECT, Schema
+from weft.server.json_schema.keywords import FREE_OBJECT
 from weft.server.json_schema.parts import LISTS, Path, freed, inner_parts, written
 from weft.server.task.enforced import reported
 from weft.server.task.structured_output import schema_structure
@@ -95,18 +95,18 @@ class Repair:
 
     def _with(self, num_units: int) -> OutputWishes:
         """Wishes for the first units only."""
-        has_answer = num_units > self._num_tools
-        answer = self._units[-1].parameters if has_answer else None
-        return self._wishes(self._units[: min(num_units, self._num_tools)], answer)
+        return self._wishes(dict(enumerate(self._units[:num_units])))
 
-    def _wishes(self, tools: list[Tool], answer: Schema | None) -> OutputWishes:
-        use, structure = self.wishes.use, self.wishes.structure
-        if use is not None:
-            use = replace(use, tools=tools) if tools else None
-        if structure is not None and structure.schema is not None:
-            given, structure = structure, None
+    def _wishes(self, units: Mapping[int, Tool]) -> OutputWishes:
+        """Wishes for units by their indices."""
+        use, given = self.wishes.use, self.wishes.structure
+        tools = [unit for index, unit in units.items() if index < self._num_tools]
+        use = replace(use, tools=tools) if use and tools else None
+        structure, answer = given, units.get(self._num_tools)
+        if given is not None and given.schema is not None:
+            structure = None
             if answer is not None:
-                structure = schema_structure(answer, given.param, is_strict=given.is_strict, lost=given.lost)
+                structure = schema_structure(answer.parameters, given.param, is_strict=given.is_strict, lost=given.lost)
         return replace(self.wishes, use=use, structure=structure)
 
     async def _take_apart(self, index: int) -> None:
@@ -115,9 +115,8 @@ class Repair:
         await self._add_parts(index, (), parts, set())
         if unit.is_strict and self._is_over:
             return  # it may not be at fault
-        paths = [
-            written(unit.parameters, path) for path in parts if not any(path[:i] in parts for i in range(len(path)))
-        ]
+        outer = [path for path in parts if not any(path[:i] in parts for i in range(len(path)))]
+        paths = [written(unit.parameters, path) for path in outer]
         if unit.is_strict:
             name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
             message = f"{unit.at}{paths[0] if paths else ''}: {self._fault}{name}"
@@ -133,11 +132,8 @@ class Repair:
         parts = inner_parts(unit.parameters, at)
 
         def fits_without(paths: Iterable[Path]) -> Awaitable[bool]:
-            schema = freed(unit.parameters, {*lost, *waiting, *paths})
-            is_tool = index < self._num_tools
-            return self._is_taken(
-                self._wishes([replace(unit, parameters=schema)], None) if is_tool else self._wishes([], schema)
-            )
+            loose = replace(unit, parameters=freed(unit.parameters, {*lost, *waiting, *paths}))
+            return self._is_taken(self._wishes({index: loose}))
 
         def fits(end: int) -> Awaitable[bool]:
             return fits_without(parts[end:])

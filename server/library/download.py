@@ -163,8 +163,6 @@ def _fetch(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report
             raise LibraryError(f"{remote.name} cannot be fetched: {fault}; {advice}")
         if fault:
             time.sleep(_PAUSE_S * (num_failures + 1))
-    if out.tell() > remote.size:
-        raise LibraryError(f"{remote.name} is longer than its server said")
 
 
 def _append(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report) -> None:
@@ -183,7 +181,8 @@ def _append(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Repor
             out.write(piece)
             report(remote, out.tell())
             if out.tell() > remote.size:
-                return
+                out.truncate(0)
+                raise LibraryError(f"{remote.name} is longer than its server said")
 
 
 def _is_right(file: Path, remote: Remote) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,7 +25,7 @@ from weft.server.text.shield import one_line
 PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt")
 """Files of a checkpoint; of subfolders those of sentence-transformers, such as 1_Pooling. Never code."""
 ADAPTER_PATTERNS = ("adapter_config.json", "adapter_model.safetensors")
-LEFT_OUT = ("[!0-9]*/*", "consolidated*")
+_LEFT_OUT = ("[!0-9]*/*", "consolidated*")
 TORCH_PATTERNS = ("pytorch_model*.bin",)
 """Fetched besides where there are no safetensors."""
 CONFIG_PATTERNS = ("config.json", "generation_config.json", "modules.json", "sentence_bert_config.json")
@@ -44,10 +44,10 @@ class Listing:
     revision: str
     files: Mapping[str, Remote]
 
-    def matching(self, patterns: Iterable[str], left_out: Iterable[str] = LEFT_OUT) -> list[str]:
-        """The names that a pattern matches, and none of `left_out`."""
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """The names that a pattern matches, and none of those that are left out."""
         wanted = [name for name in self.files if any(fnmatch(name, pattern) for pattern in patterns)]
-        return [name for name in wanted if not any(fnmatch(name, pattern) for pattern in left_out)]
+        return [name for name in wanted if not any(fnmatch(name, pattern) for pattern in _LEFT_OUT)]
 
     def chosen(self, tag: str | None) -> list[str]:
         """The files of one model: those of the checkpoint, or one GGUF model with all its parts.

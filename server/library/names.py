@@ -58,7 +58,7 @@ class OnWeb:
 
 Source = Path | OnHub | OnWeb
 
-WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
+_WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^?#]+).*", re.IGNORECASE)
 _AT_HUB = re.compile(
     r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+)|/(?:blob|resolve)/main/(.+\.gguf)|/tree/main)?/?", re.ASCII | re.IGNORECASE
@@ -74,14 +74,10 @@ def known_models() -> tuple[KnownModel, ...]:
     return msgspec.json.decode(data, type=tuple[KnownModel, ...])
 
 
-def _known(name: str) -> KnownModel | None:
+def known(name: str) -> KnownModel | None:
+    """The model of a short name; None: it is none."""
     short = name.removeprefix("library/").removesuffix(":latest").lower()
-    return next((known for known in known_models() if known.name == short), None)
-
-
-def is_short(name: str) -> bool:
-    """Whether this is a short name."""
-    return _known(name) is not None
+    return next((model for model in known_models() if model.name == short), None)
 
 
 def parse(name: str, here: Iterable[str] = ()) -> Source:
@@ -113,8 +109,8 @@ def is_place(name: str) -> bool:
 
 def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
     """As `parse`, for a name that is none of a path."""
-    if known := _known(name):
-        name = known.source
+    if (short := known(name)) is not None:
+        name = short.source
     if of_hub := _HUB.fullmatch(name):
         if (match := _AT_HUB.fullmatch(of_hub[1])) is None:
             raise LibraryError(f"no model of the hub: {name} (its branch main, a GGUF file there, or org/repo:Q4_K_M)")
@@ -122,10 +118,13 @@ def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
     if re.match(r"https?://", name, re.IGNORECASE):
         return _on_web(name)
     match = _PLAIN.fullmatch(name)
-    is_family = any(known.name.startswith(f"{name.lower()}:") for known in known_models())
+    is_family = any(model.name.startswith(f"{name.lower()}:") for model in known_models())
     has_no_owner = "/" not in name and (":" in name or is_family)
     if match is None or match[1].lower().endswith(".gguf") or match[2] == "latest" or has_no_owner:
-        raise _missing(name, here)
+        advice = alike(name, here)
+        if not advice and _OF_OLLAMA.fullmatch(name):
+            advice = f": this is how Ollama names models; Weft wants {_WANTED}, or a name that `weft pull` lists"
+        raise LibraryError(f"no such {'file' if name.lower().endswith('.gguf') else 'folder'}: {name}{advice}")
     return OnHub(match[1], match[2])
 
 
@@ -145,10 +144,3 @@ def alike(name: str, here: Iterable[str] = ()) -> str:
     near = [each for each in names if each.startswith(f"{name.lower()}:")]
     near += [each for each in difflib.get_close_matches(name.lower(), names, 3, 0.7) if each not in near]
     return f" (did you mean {' or '.join(names[each] for each in near[:3])}?)" if near else ""
-
-
-def _missing(name: str, here: Iterable[str]) -> LibraryError:
-    advice = alike(name, here)
-    if not advice and _OF_OLLAMA.fullmatch(name):
-        advice = f": this is how Ollama names models; Weft wants {WANTED}, or a name that `weft pull` lists"
-    return LibraryError(f"no such {'file' if name.lower().endswith('.gguf') else 'folder'}: {name}{advice}")

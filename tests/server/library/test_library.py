@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from tests.hub_mirror import Mirror
 from weft.server.library import hub as hub_models
 from weft.server.library import library
-from weft.server.library.download import LibraryError, Remote
+from weft.server.library.download import LibraryError, Remote, download
 from weft.server.library.names import OnHub, models_folder, parse
 from weft.server.supervise.checkpoint import served_name
 
@@ -289,6 +289,17 @@ def test_a_configuration_that_names_no_files_hides_no_other_model(hub: Mirror, f
     for name in hub.repositories:
         library.get(name, Seen())
     assert names() == ["org/model", "org/odd"]
+
+
+def test_what_is_longer_than_its_server_said_is_asked_for_anew(hub: Mirror, tmp_path: Path) -> None:
+    """What had arrived was kept, so that every further try failed without asking."""
+    hub.repositories["some/where"] = {"one.gguf": noise(60_000)}
+    url, file = f"{hub.url}/cdn/some/where/one.gguf", tmp_path / "one.gguf"
+    remote = Remote("one.gguf", url, 50_000, "etag:", {"If-Range": '"another"'})
+    for num_tries in (1, 2):
+        with pytest.raises(LibraryError, match=r"^one.gguf is longer than its server said$"):
+            download({file: remote}, "one", Seen())
+        assert len(hub.asked) == num_tries and not file.exists()
 
 
 def test_what_has_changed_on_a_web_server_is_fetched_anew(hub: Mirror) -> None:
