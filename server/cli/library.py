@@ -14,7 +14,6 @@ from weft.engine.families.registry import identify
 from weft.engine.families.tasks import own_task
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
-from weft.server.cli.progress import shown_progress
 from weft.server.cli.reports import show_plan
 from weft.server.cli.tables import align
 from weft.server.formats.detection import choose_formats
@@ -22,6 +21,7 @@ from weft.server.formats.trial import renderer
 from weft.server.library import library
 from weft.server.library.contents import facts_of
 from weft.server.library.download import LibraryError
+from weft.server.library.library import shown_progress
 from weft.server.library.names import known_models, parse
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint

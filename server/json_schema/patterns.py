@@ -181,10 +181,9 @@ class _Reader:
         return found
 
     def _escape(self) -> str:
-        for anchor, names in (("^", "A"), ("$", "zZ")):
-            if self._pattern[self._at + 1 : self._at + 2] in tuple(names):
-                self._at += 2
-                return anchor
+        if anchor := {"A": "^", "z": "$", "Z": "$"}.get(self._pattern[self._at + 1 : self._at + 2]):
+            self._at += 2
+            return anchor
         return self._escaped()[0]
 
     def _escaped(self) -> tuple[str, int | None]:

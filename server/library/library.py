@@ -3,11 +3,16 @@
 Those of the hub are in the cache of its own tools (`hub`), those of other web servers in a folder of Weft's (`web`).
 """
 
+import contextlib
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.engine.gguf.file import part_names
 from weft.engine.wire.machine import format_size
@@ -15,6 +20,9 @@ from weft.server.library import hub, web
 from weft.server.library.contents import Facts, facts_of, gguf_type, is_whole
 from weft.server.library.download import LibraryError, Remote, Report
 from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, models_folder, parse
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +60,28 @@ class Lines:
             return
         self._name, self._due_time = remote.name, now + _TELL_EVERY_S
         self._tell(f"Fetching {remote.name}: {format_size(num_bytes)} of {format_size(remote.size)}")
+
+
+@contextlib.contextmanager
+def shown_progress(tell: Callable[[str], None], *, has_bars: bool = True) -> Iterator[Report]:
+    """What shows downloads until the end of the context: bars on a terminal, elsewhere lines that `tell` is given."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not (has_bars and is_terminal):
+        yield Lines(tell)
+        return
+    with contextlib.ExitStack() as stack:
+        bars = cache(lambda: stack.enter_context(_bars()))  # not before there is something to fetch
+        task = cache(lambda name, size: bars().add_task(name.rpartition("/")[2], total=size))
+        yield lambda remote, num_bytes: bars().update(task(remote.name, remote.size), completed=num_bytes)
+
+
+def _bars() -> "Progress":
+    from rich import progress
+    from rich.console import Console
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
+    speed = (progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+    return progress.Progress(*columns, *speed, console=Console(stderr=True))
 
 
 def find(source: Source, *, is_plan: bool = False) -> Path | None:
