@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from weft.engine.wire.machine import user_folder
 from weft.server.library.download import LibraryError
 
 
@@ -96,9 +97,8 @@ def parse(name: str, here: Iterable[str] = ()) -> Source:
 
 
 def models_folder() -> Path:
-    """Where models of web servers are, as the XDG Base Directory Specification places it."""
-    given = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share") / "weft" / "models"
+    """Where models of web servers are."""
+    return user_folder("XDG_DATA_HOME", ".local", "share") / "models"
 
 
 def is_place(name: str) -> bool:

@@ -203,8 +203,8 @@ def _asked(body: ShowBody, settings: Settings) -> tuple[str, OnHub, dict[str, st
 
 def _is_served(source: OnHub, settings: Settings) -> bool:
     """Whether a served model or draft would be removed with a model, by where its weights lie in the end."""
-    each_settings = [settings.for_model(name) for name in settings.models] or [settings]
-    places = [Path(place) for each in each_settings for place in (each.model, each.speculative) if place]
+    each_own = map(settings.for_model, settings.fleet)
+    places = [Path(place) for own in each_own for place in (own.model, own.speculative) if place]
     served = {file.resolve() for place in places for file in weights_of(place)}
     if source.file is None:
         folder = hub.repository_folder(source.repository).resolve()
