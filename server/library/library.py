@@ -1,10 +1,10 @@
 """The library: models that were fetched, in folders that several servers may share.
 
 Those of the hub are in the cache of its own tools (`hub`), those of other web servers in a folder of Weft's (`web`).
+Downloads are shown here, too: in lines, or as bars on a terminal.
 """
 
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from weft.engine.gguf.file import part_names
 from weft.engine.wire.machine import format_size
@@ -20,11 +20,6 @@ from weft.server.library import hub, web
 from weft.server.library.contents import Facts, facts_of, gguf_type, is_whole
 from weft.server.library.download import LibraryError, Remote, Report
 from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, models_folder, parse
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-logger = logging.getLogger(__name__)
 
 Check = Callable[[Path], None]
 
@@ -49,14 +44,14 @@ class Entry:
 class Lines:
     """Tells of downloads in lines: the beginning and the end of a file, and every few seconds how far it is."""
 
-    def __init__(self, tell: Callable[[str], None] = logger.info) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         """Say each line to `tell`."""
         self._tell, self._name, self._due_time = tell, "", 0.0
 
     def __call__(self, remote: Remote, num_bytes: int) -> None:
         """Take note of what is there of a file."""
-        now, is_whole = time.monotonic(), num_bytes == remote.size
-        if remote.size < _SHOWN_BYTES or (remote.name == self._name and now < self._due_time and not is_whole):
+        now, is_end = time.monotonic(), num_bytes == remote.size
+        if remote.size < _SHOWN_BYTES or (remote.name == self._name and now < self._due_time and not is_end):
             return
         self._name, self._due_time = remote.name, now + _TELL_EVERY_S
         self._tell(f"Fetching {remote.name}: {format_size(num_bytes)} of {format_size(remote.size)}")
@@ -70,18 +65,18 @@ def shown_progress(tell: Callable[[str], None], *, has_bars: bool = True) -> Ite
         yield Lines(tell)
         return
     with contextlib.ExitStack() as stack:
-        bars = cache(lambda: stack.enter_context(_bars()))  # not before there is something to fetch
+
+        @cache
+        def bars() -> Any:  # nothing is shown, or imported, before there is something to fetch
+            from rich import progress
+            from rich.console import Console
+
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
+            speed = (progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+            return stack.enter_context(progress.Progress(*columns, *speed, console=Console(stderr=True)))
+
         task = cache(lambda name, size: bars().add_task(name.rpartition("/")[2], total=size))
         yield lambda remote, num_bytes: bars().update(task(remote.name, remote.size), completed=num_bytes)
-
-
-def _bars() -> "Progress":
-    from rich import progress
-    from rich.console import Console
-
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
-    speed = (progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
-    return progress.Progress(*columns, *speed, console=Console(stderr=True))
 
 
 def find(source: Source, *, is_plan: bool = False) -> Path | None:
