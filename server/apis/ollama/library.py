@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
-from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.wire.waiting_threads import WaitingThreads
@@ -116,7 +115,7 @@ async def pull(body: PullBody, context: Context) -> Response:
 
 
 @router.delete("/api/delete")
-async def delete(body: ShowBody, request: Request, context: Context) -> Response:
+async def delete(body: ShowBody, context: Context) -> Response:
     """Remove a model from the library, unless it is served here."""
     name, source, ignored = _asked(body, context.settings)
     if name in context.models or await _called(partial(_is_served, source, context.settings)):
