@@ -47,6 +47,10 @@ class LibraryError(StartError):
     """A model is not there, or cannot be fetched or removed; one line, without the setting that named it."""
 
 
+class NotHereError(LibraryError):
+    """A model that is to be removed is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
     """A file to fetch.

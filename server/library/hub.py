@@ -18,7 +18,7 @@ from urllib.parse import quote
 from weft.engine.gguf.file import GgufError, parts
 from weft.engine.gguf.folder import DEFAULT_TAG, choose
 from weft.server.library.contents import is_whole
-from weft.server.library.download import LibraryError, Remote, Report, download, held
+from weft.server.library.download import LibraryError, NotHereError, Remote, Report, download, held
 from weft.server.library.names import OnHub, alike
 from weft.server.text.shield import one_line
 
@@ -195,7 +195,7 @@ def remove(source: OnHub) -> None:
     with _locked(source.repository, waits=False):
         if source.file:
             if there is None or (file := _cached_gguf(there, source.file)) is None:
-                raise LibraryError(f"{source} is not in the library")
+                raise NotHereError(f"{source} is not in the library")
             for part in parts(file):
                 content = part.parent / os.readlink(part) if part.is_symlink() else part
                 part.unlink()

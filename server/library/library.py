@@ -18,7 +18,7 @@ from weft.engine.gguf.file import part_names
 from weft.engine.wire.machine import format_size
 from weft.server.library import hub, web
 from weft.server.library.contents import Facts, facts_of, gguf_type, is_whole
-from weft.server.library.download import LibraryError, Remote, Report
+from weft.server.library.download import LibraryError, NotHereError, Remote, Report
 from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, models_folder, parse
 
 Check = Callable[[Path], None]
@@ -161,4 +161,4 @@ def remove(name: str | OnHub) -> None:
         case Path():
             raise LibraryError(f"{source} is no model of the library: remove its files yourself")
         case _:
-            raise LibraryError(f"{source} is not in the library{alike(str(source), here)}; `weft list` shows what is")
+            raise NotHereError(f"{source} is not in the library{alike(str(source), here)}; `weft list` shows what is")

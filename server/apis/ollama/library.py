@@ -26,7 +26,7 @@ from weft.server.http.middleware import ollama_error
 from weft.server.http.sse import EventStream
 from weft.server.library import hub, library
 from weft.server.library.contents import Facts, facts_of, weights_of
-from weft.server.library.download import LibraryError, Remote
+from weft.server.library.download import LibraryError, NotHereError, Remote
 from weft.server.library.names import OnHub, elsewhere
 from weft.server.settings import Settings
 from weft.server.task.body import AnyTypeRoute
@@ -122,8 +122,10 @@ async def delete(body: ShowBody, context: Context) -> Response:
         raise InvalidRequestError(f"{name} is served here: end the server before it is removed", param="model")
     try:
         await _called(partial(library.remove, source))
-    except LibraryError as error:
+    except NotHereError as error:
         raise ModelNotFoundError(str(error), param="model") from None
+    except LibraryError as error:
+        raise InvalidRequestError(str(error), param="model") from None
     return Response(headers=ignored)
 
 

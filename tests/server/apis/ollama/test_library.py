@@ -12,6 +12,8 @@ import pytest
 from tests.hub_mirror import Mirror
 from tests.server.conftest import MODEL, Reply, Site
 from weft.server.library import library
+from weft.server.library.download import held
+from weft.server.library.hub import repository_folder
 
 DATA = bytes(range(256)) * 1000
 
@@ -119,6 +121,15 @@ def test_what_is_served_is_not_removed_by_another_name(hub: Mirror, tmp_path: Pa
     site = Site(model=str(tmp_path / "link" / file.name)) if place == "link" else Site(speculative=str(file))
     assert delete(site, name).status == 400 and file.is_file()
     assert delete(site, "org/m-GGUF:Q4_0").status == 200
+
+
+def test_what_is_being_fetched_is_not_told_to_be_missing(site: Site, hub: Mirror) -> None:
+    library.get("org/m-GGUF:Q8_0", lambda remote, num_bytes: None)
+    folder = repository_folder("org/m-GGUF")
+    with held(folder.parent / ".locks" / folder.name / "weft.lock", "it"):
+        reply = delete(site, "org/m-GGUF:Q8_0")
+    assert reply.status == 400 and "is being fetched by another process" in json.loads(reply.text)["error"]
+    assert delete(site, "org/m-GGUF:Q8_0").status == 200
 
 
 def test_lists_do_not_wait_for_pulls(site: Site, hub: Mirror) -> None:
