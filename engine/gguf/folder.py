@@ -19,6 +19,7 @@ from pathlib import Path
 from weft.engine.gguf.config import describe
 from weft.engine.gguf.file import GgufError, GgufModel, parts, read_model
 from weft.engine.gguf.tokenizer import describe_tokenizer
+from weft.engine.wire.machine import user_folder
 
 _UNUSED_S = 30 * 86_400.0
 """A folder of an older file or an older Weft that no start has used for so long goes: a server may still need it."""
@@ -84,7 +85,7 @@ def made_folder(file: Path) -> Path:
         files = parts(file)
         versions = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in map(Path.stat, files)]
         state = _hash(_code(), *map(str, files), *versions)
-        made = _cache() / f"{_hash(str(file))}-{state}" / stem(file.name)
+        made = user_folder("XDG_CACHE_HOME", ".cache") / "gguf" / f"{_hash(str(file))}-{state}" / stem(file.name)
         if not made.is_dir():
             _make(read_model(file), versions, made)
         with contextlib.suppress(OSError):  # one that was made beforehand may be read-only
@@ -103,11 +104,6 @@ def _hash(*texts: str) -> str:
 def _code() -> str:
     """Of this folder, which makes the contents."""
     return _hash(*(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))))
-
-
-def _cache() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "gguf"
 
 
 def _make(model: GgufModel, versions: list[str], made: Path) -> None:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from weft.engine.device import CudaCapture, is_out_of_memory
 from weft.engine.kernels.cpu import library
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.machine import KernelChoice, Verdict, driver_version, package_version
+from weft.engine.wire.machine import KernelChoice, Verdict, driver_version, package_version, user_folder
 
 logger = logging.getLogger(__name__)
 
@@ -134,13 +134,10 @@ def open_choices(device: torch.device) -> ChoiceFile:
 
 def default_path() -> Path | None:
     """Where the XDG Base Directory Specification places the file; None for a user without a home."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():
-        try:
-            folder = Path.home() / ".cache"
-        except RuntimeError:
-            return None
-    return folder / "weft" / "settled.json"
+    try:
+        return user_folder("XDG_CACHE_HOME", ".cache") / "settled.json"
+    except RuntimeError:
+        return None
 
 
 _KERNELS = Path(library.__file__).parents[1]

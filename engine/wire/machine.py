@@ -7,6 +7,7 @@ Imports no torch.
 import ctypes
 import gc
 import importlib.metadata
+import os
 import re
 import sys
 from pathlib import Path
@@ -143,6 +144,20 @@ def cache_bytes(left_bytes: int, device: str) -> int:
     """Bytes for KV caches, of those that weights and activations leave on a device."""
     share = int(left_bytes * SHARE_OF_FREE_MEMORY[device])
     return min(share, MAX_CPU_CACHE_BYTES) if device == "cpu" else share
+
+
+def user_folder(variable: str, *usual: str) -> Path:
+    """Weft's own folder for cache, data or state, as the XDG Base Directory Specification places it.
+
+    Args:
+        variable: Of the environment, such as XDG_CACHE_HOME.
+        usual: The place in the home folder where it is not set.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    given = os.environ.get(variable, "")
+    return (Path(given) if os.path.isabs(given) else Path.home().joinpath(*usual)) / "weft"
 
 
 def format_size(num_bytes: float) -> str:

@@ -7,7 +7,6 @@ torch.
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import tokenizers
 from tokenizers import processors
 
 from weft.engine.wire.bpe import convert_tekken
+from weft.engine.wire.machine import user_folder
 from weft.engine.wire.sentencepiece_model import convert_sentencepiece
 
 TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
@@ -51,15 +51,10 @@ def tokenizer_folder(folder: Path) -> Path:
     for part in (*versions, *kind, *_ALSO_READ):
         content = (folder / part).read_bytes() if (folder / part).is_file() else b""
         digest.update(f"{part} {len(content)} ".encode() + content)
-    made = _cache() / digest.hexdigest()
+    made = user_folder("XDG_CACHE_HOME", ".cache") / "tokenizers" / digest.hexdigest()
     if not made.is_dir():
         _make(folder, kind[0], made)
     return made
-
-
-def _cache() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "weft" / "tokenizers"
 
 
 def _make(folder: Path, name: str, made: Path) -> None:

@@ -149,7 +149,7 @@ def serve(resolved: Resolved) -> None:
 def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
     from weft.engine.wire import errors as logs
-    from weft.server.cli.progress import shown_progress
+    from weft.server.library.library import shown_progress
     from weft.server.supervise import checkpoint
 
     if not is_plan:

@@ -22,6 +22,8 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
+from weft.engine.wire.machine import user_folder
+
 _DRAWN_PER_S = 15
 """Redraws of the unfinished paragraph; enough for words to appear smoothly."""
 
@@ -139,10 +141,8 @@ _MORE = ". "
 
 
 def history_path() -> pathlib.Path:
-    """The history file, as the XDG Base Directory Specification places it."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    folder = pathlib.Path(state) if os.path.isabs(state) else pathlib.Path.home() / ".local" / "state"
-    return folder / "weft" / "chat_history"
+    """The history file."""
+    return user_folder("XDG_STATE_HOME", ".local", "state") / "chat_history"
 
 
 class LineInput:

@@ -4,7 +4,6 @@ The functions `check_...` take facts and judge them; the others gather the facts
 nothing and loads no model. Uses the network only if the model is a hub id, and then for a few seconds at most.
 """
 
-import contextlib
 import importlib.metadata
 import os
 import pathlib
@@ -23,12 +22,11 @@ from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from rich.text import Text
 
-from weft.engine.gguf.file import GgufError, parts
 from weft.engine.wire.machine import MachineFacts, driver_version, package_version
-from weft.engine.wire.tokenizer_files import TOKENIZER_KINDS
 from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.http.limits import SHARE_OF_FILES, raise_file_limit
 from weft.server.library import library
+from weft.server.library.contents import facts_of, lacks
 from weft.server.library.names import OnHub, parse
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint, runtime_folder
@@ -86,12 +84,9 @@ def check_port(host: str, port: int, fault: str | None) -> Finding:
 
 def check_folder(folder: str, names: list[str]) -> Finding:
     """A local model, judged by the names of its files."""
-    lacking = [] if "config.json" in names else ["config.json"]
-    lacking += [] if any(set(kind) <= set(names) for kind in TOKENIZER_KINDS) else ["tokenizer.json"]
-    lacking += [] if any(name.endswith(".safetensors") for name in names) else ["weights (*.safetensors)"]
-    if not lacking:
+    if not (lacking := lacks(set(names))):
         return Finding("model", "ok", folder)
-    advice = "a model is a folder in Hugging Face layout; pickled weights are not read"
+    advice = "a model is a folder in Hugging Face layout"
     return Finding("model", "missing", f"{folder} has no {', no '.join(lacking)}", advice)
 
 
@@ -294,11 +289,7 @@ def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Findin
 
 def _weights_bytes(settings: Settings) -> int:
     """The size of the files of a local model's weights; 0 if they are not here."""
-    path = pathlib.Path(settings.model or DEMO_MODEL).expanduser()
-    files = [*path.glob("*.safetensors")] or [*path.glob("*.gguf")]
-    with contextlib.suppress(GgufError):
-        files += parts(path) if path.is_file() else ()
-    return sum(file.stat().st_size for file in files)
+    return facts_of(pathlib.Path(settings.model or DEMO_MODEL).expanduser()).size_bytes
 
 
 def _each_model(settings: Settings) -> list[Settings]:

@@ -14,7 +14,6 @@ from weft.engine.families.registry import identify
 from weft.engine.families.tasks import own_task
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
-from weft.server.cli.progress import shown_progress
 from weft.server.cli.reports import show_plan
 from weft.server.cli.tables import align
 from weft.server.formats.detection import choose_formats
@@ -22,6 +21,7 @@ from weft.server.formats.trial import renderer
 from weft.server.library import library
 from weft.server.library.contents import facts_of
 from weft.server.library.download import LibraryError
+from weft.server.library.library import shown_progress
 from weft.server.library.names import known_models, parse
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint
@@ -63,6 +63,12 @@ def show_list() -> None:
     print(align(rows) if rows[1:] else "the library is empty; `weft pull` lists what could be in it")
 
 
+def check_is_here(name: str) -> None:
+    """Raise LibraryError if a model is not on this disk."""
+    if library.find(parse(name)) is None:
+        raise LibraryError(f"{name} is not in the library: `weft pull {name}` fetches it")
+
+
 def show(settings: Settings) -> int:
     """`weft show`: what a model is and can do, and what `weft plan` says of it. Returns the exit code.
 
@@ -94,12 +100,6 @@ def show(settings: Settings) -> int:
         rows.append(("reasoning", formats.reasoning.name if formats.reasoning else "none"))
     print(align([(f"{label:<11}", text) for label, text in rows]), flush=True)
     return show_plan(settings)
-
-
-def check_is_here(name: str) -> None:
-    """Raise LibraryError if a model is not on this disk."""
-    if library.find(parse(name)) is None:
-        raise LibraryError(f"{name} is not in the library: `weft pull {name}` fetches it")
 
 
 def run(settings: Settings, name: str, prompt: str | None) -> int:

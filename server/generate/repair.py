@@ -6,12 +6,12 @@ as many each time. Everything is added in order, and what is refused beside the 
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 from weft.server.errors import JsonSchemaError, shown
 from weft.server.formats.parser import Tool
-from weft.server.json_schema.keywords import FREE_OBJECT, Schema
+from weft.server.json_schema.keywords import FREE_OBJECT
 from weft.server.json_schema.parts import LISTS, Path, freed, inner_parts, written
 from weft.server.task.enforced import reported
 from weft.server.task.structured_output import schema_structure
@@ -53,34 +53,19 @@ class Repair:
         Raises:
             JsonSchemaError: A part of a strict schema is at fault; the error names it.
         """
-        start, is_refused = 0, True
-        while self._units:
-            found = await self._first(start, len(self._units), self._fits, is_refused=is_refused)
-            if found is None:
-                break
-            await self._take_apart(found)
-            start, is_refused = found + 1, False
-        self.wishes = self._with(len(self._units))
 
-    async def _first(
-        self, start: int, end: int, fits: Callable[[int], Awaitable[bool]], *, is_refused: bool = False
-    ) -> int | None:
-        """Index of the first of some parts which is refused beside those before it; None if there is none."""
-        if start == end or (not is_refused and await fits(end)):
-            return None
-        while end - start > 1:
-            middle = (start + end) // 2
-            start, end = (middle, end) if await fits(middle) else (start, middle)
-        return start
+        def fits(num_units: int) -> Awaitable[bool]:
+            return self._is_taken(dict(enumerate(self._units[:num_units])))
 
-    async def _fits(self, num_units: int) -> bool:
-        return await self._is_taken(self._with(num_units))
+        async for index in _refused(len(self._units), fits, is_refused=True):
+            await self._take_apart(index)
+        self.wishes = self._wishes(dict(enumerate(self._units)))
 
-    async def _is_taken(self, wishes: OutputWishes) -> bool:
+    async def _is_taken(self, units: Mapping[int, Tool]) -> bool:
         if self._is_over:
             return False
         self._num_tries += 1
-        fault = await self._refusal(wishes)
+        fault = await self._refusal(self._wishes(units))
         self._fault = fault or self._fault
         return fault is None
 
@@ -93,20 +78,16 @@ class Repair:
     def _is_over(self) -> bool:
         return self._num_tries >= MAX_TRIES or self.is_late
 
-    def _with(self, num_units: int) -> OutputWishes:
-        """Wishes for the first units only."""
-        has_answer = num_units > self._num_tools
-        answer = self._units[-1].parameters if has_answer else None
-        return self._wishes(self._units[: min(num_units, self._num_tools)], answer)
-
-    def _wishes(self, tools: list[Tool], answer: Schema | None) -> OutputWishes:
-        use, structure = self.wishes.use, self.wishes.structure
-        if use is not None:
-            use = replace(use, tools=tools) if tools else None
-        if structure is not None and structure.schema is not None:
-            given, structure = structure, None
+    def _wishes(self, units: Mapping[int, Tool]) -> OutputWishes:
+        """Wishes for units by their indices."""
+        use, given = self.wishes.use, self.wishes.structure
+        tools = [unit for index, unit in units.items() if index < self._num_tools]
+        use = replace(use, tools=tools) if use and tools else None
+        structure, answer = given, units.get(self._num_tools)
+        if given is not None and given.schema is not None:
+            structure = None
             if answer is not None:
-                structure = schema_structure(answer, given.param, is_strict=given.is_strict, lost=given.lost)
+                structure = schema_structure(answer.parameters, given.param, is_strict=given.is_strict, lost=given.lost)
         return replace(self.wishes, use=use, structure=structure)
 
     async def _take_apart(self, index: int) -> None:
@@ -115,9 +96,8 @@ class Repair:
         await self._add_parts(index, (), parts, set())
         if unit.is_strict and self._is_over:
             return  # it may not be at fault
-        paths = [
-            written(unit.parameters, path) for path in parts if not any(path[:i] in parts for i in range(len(path)))
-        ]
+        outer = [path for path in parts if not any(path[:i] in parts for i in range(len(path)))]
+        paths = sorted(written(unit.parameters, path) for path in outer)
         if unit.is_strict:
             name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
             message = f"{unit.at}{paths[0] if paths else ''}: {self._fault}{name}"
@@ -125,7 +105,7 @@ class Repair:
         free = FREE_OBJECT if index < self._num_tools else {}
         schema = freed(unit.parameters, parts) if parts else free
         self._units[index] = replace(unit, parameters=schema)
-        self.lost += reported(unit.name, unit.at, sorted(paths) or [""])
+        self.lost += reported(unit.name, unit.at, paths or [""])
 
     async def _add_parts(self, index: int, at: Path, lost: set[Path], waiting: set[Path]) -> None:
         """Add what is inside a part of a unit, and note in `lost` what has to be free; `waiting` comes later."""
@@ -133,24 +113,35 @@ class Repair:
         parts = inner_parts(unit.parameters, at)
 
         def fits_without(paths: Iterable[Path]) -> Awaitable[bool]:
-            schema = freed(unit.parameters, {*lost, *waiting, *paths})
-            is_tool = index < self._num_tools
-            return self._is_taken(
-                self._wishes([replace(unit, parameters=schema)], None) if is_tool else self._wishes([], schema)
-            )
+            return self._is_taken({index: replace(unit, parameters=freed(unit.parameters, {*lost, *waiting, *paths}))})
 
         def fits(end: int) -> Awaitable[bool]:
             return fits_without(parts[end:])
 
-        start, is_refused = 0, bool(at)
-        while (found := await self._first(start, len(parts), fits, is_refused=is_refused)) is not None:
+        async for found in _refused(len(parts), fits, is_refused=bool(at)):
             part, later = parts[found], parts[found + 1 :]
             if at and at[-1] in LISTS and await fits_without([*parts[:found], *later]):
                 lost.add(at)  # it contradicts the others of the list
-                return
+                break
             inner = inner_parts(unit.parameters, part)
             if inner and await fits_without(later + inner):
                 await self._add_parts(index, part, lost, waiting | set(later))
             else:
                 lost.add(part)
-            start, is_refused = found + 1, False
+
+
+async def _refused(num: int, fits: Callable[[int], Awaitable[bool]], *, is_refused: bool) -> AsyncIterator[int]:
+    """Indices of the parts of which each is refused beside those before it, which were freed when they were found.
+
+    Args:
+        fits: Whether so many parts are accepted.
+        is_refused: All are known to be refused.
+    """
+    start = 0
+    while start < num and (is_refused or not await fits(num)):
+        end = num
+        while end - start > 1:
+            middle = (start + end) // 2
+            start, end = (middle, end) if await fits(middle) else (start, middle)
+        yield start
+        start, is_refused = start + 1, False

@@ -30,17 +30,15 @@ _TYPES = {
     **dict.fromkeys(("dict", "map", "mapping", "struct", "record", "hash"), "object"),
     **dict.fromkeys(("none", "nil", "undefined", "nonetype"), "null"),
 }
+_KINDS: tuple[tuple[type, str], ...] = (
+    *((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"), (type(None), "null")),
+    *((list, "array"), (object, "object")),
+)
 _FORMATS = frozenset(("date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 FREE_OBJECT: Schema = {"type": "object", "additionalProperties": True}
 """Any arguments; a tool whose schema is empty takes none."""
-TYPE_KEYS = frozenset({"type"})
-VALUE_KEYS = frozenset({"enum", "const"})
-NUMBER_KEYS = frozenset({*_BOUNDS, "multipleOf"})
-LENGTH_KEYS = frozenset(key for pair in _LENGTHS for key in pair)
-TEXT_KEYS = frozenset({"pattern", "format"})
-"""The keywords that each function below reads; without them it need not be called."""
 _MAX_BOUND = 9 * 10**18
 """Largest bound of a number that a grammar can hold: about that of 64 bits."""
 _MIN_BOUND = 1e-50
@@ -124,18 +122,9 @@ def _is_deep(value: object, levels: int) -> bool:
 
 
 def _has_type(value: object, names: Iterable[str]) -> bool:
-    match value:
-        case bool():
-            fitting = ["boolean"]
-        case int() | float():
-            fitting = ["number", "integer"] if value == value // 1 else ["number"]
-        case str():
-            fitting = ["string"]
-        case None:
-            fitting = ["null"]
-        case _:
-            fitting = ["array" if isinstance(value, list) else "object"]
-    return any(name in fitting for name in names)
+    kind = next(name for python_type, name in _KINDS if isinstance(value, python_type))
+    is_whole = isinstance(value, int | float) and kind == "number" and value == value // 1
+    return kind in names or (is_whole and "integer" in names)
 
 
 def read_bounds(given: Schema, out: Schema, notes: Notes, at: str) -> None:

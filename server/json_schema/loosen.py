@@ -17,11 +17,6 @@ from typing import Any
 
 from weft.server.json_schema.keywords import (
     FREE_OBJECT,
-    LENGTH_KEYS,
-    NUMBER_KEYS,
-    TEXT_KEYS,
-    TYPE_KEYS,
-    VALUE_KEYS,
     Notes,
     Schema,
     read_bounds,
@@ -56,15 +51,8 @@ _CHOICES = ("anyOf", "oneOf", "allOf", "enum", "const")
 """Beside these, a schema without a type may allow objects and others."""
 _BRANCHES = frozenset(("anyOf", "oneOf", "allOf", "$ref", "if"))
 """Beside these, what is evaluated depends on the value."""
-_OBJECT_KEYS = frozenset(
-    ("properties", "required", "additionalProperties", "patternProperties", "unevaluatedProperties")
-)
-_ARRAY_KEYS = frozenset(("items", "prefixItems", "additionalItems", "unevaluatedItems"))
 _MORE_MEMBERS = ("if", "dependentSchemas", "anyOf", "oneOf", "allOf", "$ref")
 """What may name members that `properties` does not."""
-_RARE = frozenset((*_UNENFORCED, *_UNEVALUATED, *_MORE_MEMBERS, "nullable"))
-_READERS = ((TYPE_KEYS, read_type), (VALUE_KEYS, read_values), (NUMBER_KEYS, read_bounds), (LENGTH_KEYS, read_lengths),
-            (TEXT_KEYS, read_text))  # fmt: skip
 _NOTHING_ASKED: tuple[object, ...] = (None, False, {}, [])
 
 
@@ -129,12 +117,6 @@ class _Walk:
         self._names: dict[str, str] = {}  # of the definitions, by the path of what they define
         self._waiting: list[tuple[str, Any, str]] = []
         self._num_parts = 0
-        self._readers = (
-            (_OBJECT_KEYS, self._object),
-            (_ARRAY_KEYS, self._array),
-            (_BRANCHES, self._branches_of),
-            (_BRANCHES, self._reference),
-        )
 
     def read(self, value: Any, at: str, depth: int) -> Any:
         """A loosened schema: an object, or a boolean."""
@@ -153,18 +135,10 @@ class _Walk:
             return {}
         value = usual(value)
         out: Schema = {}
-        for keys, read in _READERS:
-            if not keys.isdisjoint(value):
-                read(value, out, self.notes, at)
-        for keys, read_parts in self._readers:
-            if not keys.isdisjoint(value):
-                read_parts(value, out, at, depth)
-        if not _RARE.isdisjoint(value):
-            return self._with_rare(value, out, at)
-        return out
-
-    def _with_rare(self, value: Schema, out: Schema, at: str) -> Schema:
-        """The schema after what few schemas have."""
+        for read in (read_type, read_values, read_bounds, read_lengths, read_text):
+            read(value, out, self.notes, at)
+        for read_parts in (self._object, self._array, self._branches_of, self._reference):
+            read_parts(value, out, at, depth)
         types = types_in(out)
         for key in _UNENFORCED:
             is_asked = value.get(key) not in _NOTHING_ASKED and (not types or _ONLY_FOR.get(key, types[0]) in types)
@@ -175,8 +149,7 @@ class _Walk:
         for key in _UNEVALUATED:
             if value.get(key, True) is not True and not _BRANCHES.isdisjoint(value):
                 self.notes.lose(at, key)
-        has_lost = any(value.get(key) is not None and key not in out for key in _MORE_MEMBERS)
-        if has_lost and "properties" in out:
+        if "properties" in out and any(value.get(key) is not None and key not in out for key in _MORE_MEMBERS):
             out.setdefault("additionalProperties", True)
         if value.get("nullable") is True and out and not {"type", "enum"} & out.keys():
             return {"anyOf": [out, {"type": "null"}]}

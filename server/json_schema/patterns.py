@@ -24,6 +24,7 @@ _ESCAPE = re.compile(
     )""",
     re.VERBOSE,
 )
+_FLAGS = re.compile(r"\(\?[isu]{1,3}\)")  # for the whole pattern, as Python writes them at its start
 _REPEAT = re.compile(r"(?:[*+?]|\{(\d{1,6})(,(\d{1,6})?)?\})\??")
 _OPENING = re.compile(r"\((?:\?(?:P?<[^=!<>][^<>]{0,99}>|:|[isu]{1,3}:))?(?!\?)")
 _NAMED_CLASS = re.compile(r"\[:\^?(?:alpha|digit|alnum|upper|lower|space|punct|xdigit|word):\]")
@@ -70,11 +71,12 @@ def countable(pattern: str) -> str | None:
 def _read(pattern: str) -> tuple[str, list[list[Part]]]:
     if len(pattern) > MAX_PATTERN_CHARS:
         raise _NoCounterpart
-    reader = _Reader(pattern)
-    flags, alternatives = reader.flags(), reader.alternatives(0)
+    flags = _FLAGS.match(pattern)
+    reader = _Reader(pattern, flags.end() if flags else 0)
+    alternatives = reader.alternatives(0)
     if reader.rest:
         raise _NoCounterpart
-    return flags, alternatives
+    return flags[0] if flags else "", alternatives
 
 
 def prefix_of(pattern: str) -> str | None:
@@ -107,20 +109,13 @@ def _written(parts: list[Part]) -> str:
 class _Reader:
     """Reads a pattern from left to right, once. O(characters)."""
 
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-        self._at = 0
+    def __init__(self, pattern: str, start: int) -> None:
+        self._pattern, self._at = pattern, start
 
     @property
     def rest(self) -> bool:
         """Whether something is left."""
         return self._at < len(self._pattern)
-
-    def flags(self) -> str:
-        """Flags for the whole pattern, as Python writes them at its start."""
-        found = re.match(r"\(\?[isu]{1,3}\)", self._pattern)
-        self._at = found.end() if found else 0
-        return found[0] if found else ""
 
     def alternatives(self, depth: int) -> list[list[Part]]:
         """Everything up to the end of the group, or of the pattern."""
@@ -181,10 +176,9 @@ class _Reader:
         return found
 
     def _escape(self) -> str:
-        for anchor, names in (("^", "A"), ("$", "zZ")):
-            if self._pattern[self._at + 1 : self._at + 2] in tuple(names):
-                self._at += 2
-                return anchor
+        if anchor := {"A": "^", "z": "$", "Z": "$"}.get(self._pattern[self._at + 1 : self._at + 2]):
+            self._at += 2
+            return anchor
         return self._escaped()[0]
 
     def _escaped(self) -> tuple[str, int | None]:

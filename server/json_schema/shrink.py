@@ -60,12 +60,10 @@ def _size(schema: Any) -> int:
 
 def _without_nested(schema: Schema) -> Schema:
     """The schema with what its members and items hold inside them left free."""
-    out = {key: value for key, value in schema.items() if key not in _NESTED}
-    for key in ("required", "additionalProperties", "minProperties", "maxProperties"):
-        if key in schema:
-            out[key] = schema[key] is not False if key == "additionalProperties" else schema[key]
-    if not _OTHERS.isdisjoint(schema):
-        out["additionalProperties"] = True
+    kept = ("required", "minProperties", "maxProperties")
+    out = {key: value for key, value in schema.items() if key in kept or key not in _NESTED}
+    if "additionalProperties" in schema or not _OTHERS.isdisjoint(schema):
+        out["additionalProperties"] = schema.get("additionalProperties") is not False or not _OTHERS.isdisjoint(schema)
     if isinstance(schema.get("properties"), dict):
         out["properties"] = {name: _flat(part) for name, part in schema["properties"].items()}
     if "items" in schema and "prefixItems" not in schema:

@@ -4,7 +4,6 @@ Serialisers of other languages write `[]` for an empty object, "true" for true a
 What is odd but has no one meaning stays as it is.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from weft.server.json_schema.keywords import Schema
@@ -14,67 +13,41 @@ _TRUTHS = {"true": True, "false": False}
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 _SIGNS = frozenset({"type", "$ref", "enum", "const", "properties", "items", "anyOf", "oneOf", "allOf", "required"})
 """An object with one of these is a schema."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_TRUE_OR_ELSE = ("additionalProperties", "unevaluatedProperties", "nullable", "uniqueItems", "required", *_BOUNDS)
+_EMPTY = (*_BOUNDS, *_SIZES, "type")
+_NAMED = ("properties", "patternProperties", "dependencies", "dependentRequired")
 _ABSENT: Any = object()
 
 
 def usual(schema: Schema) -> Schema:
     """The schema in usual spellings; the schemas inside it stay as they are."""
-    changed = {key: read(value) for key, value in schema.items() if (read := _READERS.get(key)) is not None}
-    odd = {key: value for key, value in changed.items() if value is not schema[key]}
+    odd = {key: usual for key, value in schema.items() if (usual := _usual(key, value)) is not value}
     if odd:
         schema = {key: value for key, value in {**schema, **odd}.items() if value is not _ABSENT}
     return _with_names(schema) if "propertyNames" in schema else schema
 
 
-def _truth(value: Any) -> Any:
-    return _TRUTHS.get(value.strip().lower(), value) if isinstance(value, str) else value
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, dict) and not _SIGNS.isdisjoint(value) else value
-
-
-def _values(value: Any) -> Any:
-    return [value] if isinstance(value, str | int | float) else value
-
-
-def _named(value: Any) -> Any:
-    return {} if value == [] else value
-
-
-def _names(value: Any) -> Any:
-    return [] if value == {} else _truth(value)
-
-
-def _types(value: Any) -> Any:
-    if isinstance(value, list) and None in value:
+def _usual(key: str, value: Any) -> Any:
+    """The usual form of a keyword's value."""
+    if key == "enum" and isinstance(value, str | int | float):
+        return [value]
+    if isinstance(value, str):
+        if key in _TRUE_OR_ELSE:
+            value = _TRUTHS.get(value.strip().lower(), value)
+        if value == "" and key in _EMPTY:
+            return _ABSENT
+        return value.lower() if key == "format" and not value.islower() else value
+    if key in ("anyOf", "oneOf", "allOf") and isinstance(value, dict) and not _SIGNS.isdisjoint(value):
+        return [value]
+    if value == [] and key in _NAMED:
+        return {}
+    if value == {} and key == "required":
+        return []
+    if key == "type" and isinstance(value, list) and None in value:
         return ["null" if name is None else name for name in value]
-    return _filled(value)
-
-
-def _filled(value: Any) -> Any:
-    return _ABSENT if value == "" else value
-
-
-def _bound(value: Any) -> Any:
-    return _filled(_truth(value))
-
-
-def _format(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) and not value.islower() else value
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("additionalProperties", "unevaluatedProperties", "nullable", "uniqueItems"), _truth),
-    **dict.fromkeys(("anyOf", "oneOf", "allOf"), _listed),
-    **dict.fromkeys(("properties", "patternProperties", "dependencies", "dependentRequired"), _named),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _bound),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _filled),
-    "enum": _values,
-    "required": _names,
-    "type": _types,
-    "format": _format,
-}
+    return value
 
 
 def _with_names(schema: Schema) -> Schema:

@@ -34,21 +34,22 @@ class Facts:
 
 def is_whole(folder: Path) -> bool:
     """Whether a folder holds a checkpoint with a tokenizer and every part of its weights."""
+    return folder.is_dir() and not lacks({file.name for file in folder.iterdir() if file.exists()})
+
+
+def lacks(names: set[str]) -> list[str]:
+    """What a folder with files of these names lacks of a checkpoint."""
     from weft.engine.wire.tokenizer_files import TOKENIZER_KINDS  # loads a library
 
-    names = {file.name for file in folder.iterdir() if file.exists()} if folder.is_dir() else set[str]()
-    has_tokenizer = any(set(kind) <= names for kind in TOKENIZER_KINDS)
-    return "config.json" in names and has_tokenizer and _has_weights(names)
-
-
-def _has_weights(names: set[str]) -> bool:
-    for ending in (".safetensors", ".bin"):
-        weights = [name for name in names if name.endswith(ending)]
-        split = [match.groups() for name in weights if (match := _PART.fullmatch(name))]
-        wanted = {f"{head}-{i + 1:05}-of-{n}{end}" for head, n, end in split for i in range(int(n))}
-        if weights:
-            return wanted <= names
-    return False
+    lacking = [] if "config.json" in names else ["config.json"]
+    lacking += [] if any(names.issuperset(kind) for kind in TOKENIZER_KINDS) else ["tokenizer.json"]
+    endings = (".safetensors", ".bin")
+    weights = next(filter(None, ([name for name in names if name.endswith(ending)] for ending in endings)), None)
+    if weights is None:
+        return [*lacking, "weights (*.safetensors)"]
+    split = [match.groups() for name in weights if (match := _PART.fullmatch(name))]
+    wanted = {f"{head}-{i + 1:05}-of-{n}{end}" for head, n, end in split for i in range(int(n))}
+    return lacking + sorted(wanted - names)[:1]
 
 
 def gguf_type(name: str) -> str | None:
@@ -58,15 +59,17 @@ def gguf_type(name: str) -> str | None:
 
 
 def weights_of(place: Path) -> tuple[Path, ...]:
-    """The files of the weights of a checkpoint's folder, of one made of a GGUF file, or of a GGUF file."""
+    """The weights of a checkpoint, of a folder made of a GGUF file, or of such a file; none if parts are missing."""
     if place.is_file():
         with contextlib.suppress(GgufError):
             return parts(place)
-        return (place,)
+        return ()
     quantized = _config(place).get("quantization_config")
     if isinstance(quantized, dict) and quantized.get("quant_method") == "gguf":
-        return tuple(map(Path, quantized["files"]))
-    return tuple(place.glob("*.safetensors")) or tuple(place.glob("*.bin"))
+        files = quantized.get("files")  # a checkpoint of the hub may name none
+        return tuple(Path(file) for file in files if isinstance(file, str)) if isinstance(files, list) else ()
+    each_kind = (tuple(place.glob(f"*.{kind}")) for kind in ("safetensors", "bin", "gguf"))
+    return next(filter(None, each_kind), ())
 
 
 def facts_of(place: Path) -> Facts:

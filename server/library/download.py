@@ -1,27 +1,34 @@
-"""Downloads a file over HTTP in ranges: goes on where an earlier try ended, and checks it before it gets its name.
+"""Downloads files over HTTP in ranges: goes on where an earlier try ended, and checks each before it gets its name.
 
 What has arrived lies beside the file under a name of its own, which no reader takes for the file. How long the file is
 must be known before. A connection that breaks is opened again as long as something arrives. Imports no HTTP client
-before there is something to fetch.
+before there is something to fetch. A lock on each model is heeded by the processes of all servers that share a folder.
 """
 
+import contextlib
+import fcntl
 import hashlib
+import logging
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from weft.engine.wire.machine import format_size
 from weft.server.settings import StartError
 from weft.server.text.shield import one_line
 
 if TYPE_CHECKING:
     import httpx
 
-SILENCE_S = 30.0
+logger = logging.getLogger(__name__)
+
+_SILENCE_S = 30.0
 """Seconds without a byte after which a connection counts as broken."""
-CONNECT_S = 10.0
+_CONNECT_S = 10.0
 _MAX_FAILURES = 5
 """In a row, without a byte between them."""
 _PAUSE_S = 0.5
@@ -38,6 +45,10 @@ _DENIED = {
 
 class LibraryError(StartError):
     """A model is not there, or cannot be fetched or removed; one line, without the setting that named it."""
+
+
+class NotHereError(LibraryError):
+    """A model that is to be removed is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +73,59 @@ Report = Callable[[Remote, int], None]
 """Called with the number of bytes that are there. What it raises ends the download, which can go on later."""
 
 
-def num_missing(remote: Remote, file: Path) -> int:
-    """The number of bytes that are still to be fetched."""
-    partial = _partial(remote, file)
-    return 0 if file.exists() else remote.size - (partial.stat().st_size if partial.exists() else 0)
-
-
-def download(remote: Remote, file: Path, report: Report) -> None:
-    """Fetch a file unless it is there. The caller sees to it that nobody else does the same.
+@contextlib.contextmanager
+def held(lock_file: Path, name: str, *, waits: bool = True) -> Iterator[None]:
+    """Hold the lock of a model; the kernel gives it back when a process ends, however it does.
 
     Raises:
-        LibraryError: It cannot be fetched or written, or is not what it should be.
+        LibraryError: Another process holds it and this one does not wait, or the library cannot be written.
     """
-    if file.exists():
-        return
+    try:
+        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with lock_file.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waits:
+                    raise LibraryError(f"{name} is being fetched by another process") from None
+                logger.warning("Another process is fetching %s; waiting for it", name)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise LibraryError(f"{name}: the library cannot be written: {error}") from None
+
+
+def download(remotes: Mapping[Path, Remote], name: str, report: Report, remedy: str = "HF_HOME") -> None:
+    """Fetch files of a model that are not there, in this order, if there is room for all. The caller has its lock.
+
+    Args:
+        remotes: By where they shall lie, on one disk.
+        remedy: The variable that names another place.
+
+    Raises:
+        LibraryError: One cannot be fetched or written, or is not what it should be.
+    """
+    missing = {file: (remote, _partial(remote, file)) for file, remote in remotes.items() if not file.exists()}
+    num_bytes = sum(remote.size - (part.stat().st_size if part.exists() else 0) for remote, part in missing.values())
+    there = next((each for file in missing for each in file.parents if each.exists()), Path())
+    if num_bytes > (free := shutil.disk_usage(there).free):
+        told = f"{name} needs {format_size(num_bytes)} on the disk, and {there} has {format_size(free)} free"
+        raise LibraryError(f"{told}: make room, or name another place with {remedy}")
+    for file, (remote, part) in missing.items():
+        _download(remote, file, part, report)
+
+
+def http_client() -> "httpx.Client":
+    """What fetches: it follows redirections, and gives up on servers that are silent."""
     import httpx
 
-    partial = _partial(remote, file)
-    timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+    return httpx.Client(timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S), follow_redirects=True)
+
+
+def _download(remote: Remote, file: Path, partial: Path, report: Report) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab") as out, httpx.Client(timeout=timeout, follow_redirects=True) as client:
+        with partial.open("ab") as out, http_client() as client:
             report(remote, out.tell())
             _fetch(client, remote, out, report)
             os.fsync(out.fileno())
@@ -124,8 +167,6 @@ def _fetch(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report
             raise LibraryError(f"{remote.name} cannot be fetched: {fault}; {advice}")
         if fault:
             time.sleep(_PAUSE_S * (num_failures + 1))
-    if out.tell() > remote.size:
-        raise LibraryError(f"{remote.name} is longer than its server said")
 
 
 def _append(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report) -> None:
@@ -144,7 +185,8 @@ def _append(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Repor
             out.write(piece)
             report(remote, out.tell())
             if out.tell() > remote.size:
-                return
+                out.truncate(0)
+                raise LibraryError(f"{remote.name} is longer than its server said")
 
 
 def _is_right(file: Path, remote: Remote) -> bool:

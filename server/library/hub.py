@@ -1,15 +1,15 @@
 """Models of the hub, in the cache that its own tools use (`HF_HOME`): what is there, what is missing, and its download.
 
-A snapshot in the cache is a folder of links to files that are named by their content. A file is linked once it is whole
-and checked, weights last. So a folder with all parts of its weights is complete. The branch main is moved to what was
-fetched only after that.
+A snapshot in the cache is a folder of links to files that are named by their content. Files are linked once all are
+whole and checked, weights last. So a folder with all parts of its weights is complete. The branch main is moved to what
+was fetched only after that.
 """
 
 import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,17 +17,15 @@ from urllib.parse import quote
 
 from weft.engine.gguf.file import GgufError, parts
 from weft.engine.gguf.folder import DEFAULT_TAG, choose
-from weft.engine.wire.machine import format_size
 from weft.server.library.contents import is_whole
-from weft.server.library.download import LibraryError, Remote, Report, download, num_missing
-from weft.server.library.locks import held
+from weft.server.library.download import LibraryError, NotHereError, Remote, Report, download, held
 from weft.server.library.names import OnHub, alike
 from weft.server.text.shield import one_line
 
 PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt")
 """Files of a checkpoint; of subfolders those of sentence-transformers, such as 1_Pooling. Never code."""
 ADAPTER_PATTERNS = ("adapter_config.json", "adapter_model.safetensors")
-LEFT_OUT = ("[!0-9]*/*", "consolidated*")
+_LEFT_OUT = ("[!0-9]*/*", "consolidated*")
 TORCH_PATTERNS = ("pytorch_model*.bin",)
 """Fetched besides where there are no safetensors."""
 CONFIG_PATTERNS = ("config.json", "generation_config.json", "modules.json", "sentence_bert_config.json")
@@ -46,10 +44,10 @@ class Listing:
     revision: str
     files: Mapping[str, Remote]
 
-    def matching(self, patterns: Iterable[str], left_out: Iterable[str] = LEFT_OUT) -> list[str]:
-        """The names that a pattern matches, and none of `left_out`."""
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """The names that a pattern matches, and none of those that are left out."""
         wanted = [name for name in self.files if any(fnmatch(name, pattern) for pattern in patterns)]
-        return [name for name in wanted if not any(fnmatch(name, pattern) for pattern in left_out)]
+        return [name for name in wanted if not any(fnmatch(name, pattern) for pattern in _LEFT_OUT)]
 
     def chosen(self, tag: str | None) -> list[str]:
         """The files of one model: those of the checkpoint, or one GGUF model with all its parts.
@@ -91,20 +89,16 @@ def snapshot(repository: str) -> Path | None:
     return None
 
 
-def cached(source: OnHub) -> Path | None:
-    """The folder of a checkpoint or the first file of a GGUF model that is in the cache as a whole."""
+def cached(source: OnHub, usual: str | None = DEFAULT_TAG) -> Path | None:
+    """The folder of a checkpoint or the first file of a GGUF model that is in the cache as a whole.
+
+    Args:
+        usual: The GGUF model that is meant where none is named; None: the only one that is in the cache will do.
+    """
     folder = snapshot(source.repository)
-    if folder is None:
-        return None
-    if source.file is None and is_whole(folder):
+    if folder is not None and source.file is None and is_whole(folder):
         return folder
-    return _cached_gguf(folder, source.file or DEFAULT_TAG)
-
-
-def cached_alone(source: OnHub) -> Path | None:
-    """The only GGUF model of a repository that is in the cache, if none was named."""
-    folder = snapshot(source.repository) if source.file is None else None
-    return _cached_gguf(folder, None) if folder else None
+    return _cached_gguf(folder, source.file or usual) if folder else None
 
 
 def _cached_gguf(folder: Path, tag: str | None) -> Path | None:
@@ -121,10 +115,24 @@ def listing(repository: str) -> Listing:
     Raises:
         LibraryError: It cannot be asked, or has no such repository.
     """
-    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub import HfApi, constants, errors, get_token
 
-    with _faults_told(repository):
+    fault = ""
+    try:
         info = HfApi().model_info(repository, timeout=_LIST_S, files_metadata=True)
+    except errors.GatedRepoError:
+        fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        fault = f"no such model on the hub{alike(repository, repositories())}, or it is private (set HF_TOKEN)"
+    except errors.OfflineModeIsEnabled:
+        fault = "not in the cache, and HF_HUB_OFFLINE forbids to ask the hub"
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        fault = f"download failed: {one_line(str(error).partition(chr(10))[0]) or type(error).__name__}"
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of httpx or httpx2: there was no answer
+        told = one_line(str(error)) or type(error).__name__
+        fault = f"not in the cache{alike(repository)}, and the hub cannot be reached ({told})"
+    if fault:
+        raise LibraryError(f"{repository}: {fault}")
     headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
     address = f"{constants.ENDPOINT}/{repository}/resolve/{info.sha}"
     files = {}
@@ -185,15 +193,15 @@ def remove(source: OnHub) -> None:
     """
     folder, there = repository_folder(source.repository), snapshot(source.repository)
     with _locked(source.repository, waits=False):
-        file = _cached_gguf(there, source.file) if there and source.file else None
-        if source.file and file is None:
-            raise LibraryError(f"{source} is not in the library")
-        for part in parts(file) if file else ():
-            content = Path(os.path.normpath(part.parent / os.readlink(part))) if part.is_symlink() else part
-            part.unlink()
-            content.unlink(missing_ok=True)
-        if any(each.exists() for each in folder.glob("snapshots/**/*") if each.name.endswith(_WEIGHTS)) and file:
-            return
+        if source.file:
+            if there is None or (file := _cached_gguf(there, source.file)) is None:
+                raise NotHereError(f"{source} is not in the library")
+            for part in parts(file):
+                content = part.parent / os.readlink(part) if part.is_symlink() else part
+                part.unlink()
+                content.unlink(missing_ok=True)
+            if any(each.exists() for each in folder.glob("snapshots/**/*") if each.name.endswith(_WEIGHTS)):
+                return
         (folder / "refs" / "main").unlink(missing_ok=True)  # first, so that nobody finds a half
         shutil.rmtree(folder)
 
@@ -204,28 +212,18 @@ def _locked(repository: str, *, waits: bool = True) -> contextlib.AbstractContex
 
 
 def _bring(found: Listing, names: Sequence[str], report: Report) -> Path:
-    """Download and link files, weights last, if there is room for them."""
+    """Download and link files, weights last."""
     folder = repository_folder(found.repository)
     made = folder / "snapshots" / found.revision
-    blobs = {name: folder / "blobs" / found.files[name].digest.partition(":")[2] for name in names}
-    room_for(sum(num_missing(found.files[name], blobs[name]) for name in names), folder, found.repository)
-    for name in sorted(names, key=lambda name: (name.endswith(_WEIGHTS), name)):
-        download(found.files[name], blobs[name], report)
-        link = made / name
+    names = sorted(names, key=lambda name: (name.endswith(_WEIGHTS), name))
+    blobs = {made / name: folder / "blobs" / found.files[name].digest.partition(":")[2] for name in names}
+    download({blobs[made / name]: found.files[name] for name in names}, found.repository, report)
+    for link, blob in blobs.items():
         if not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)  # its content was removed
-            link.symlink_to(os.path.relpath(blobs[name], link.parent))
+            link.symlink_to(os.path.relpath(blob, link.parent))
     return made
-
-
-def room_for(num_bytes: int, folder: Path, name: str, remedy: str = "HF_HOME") -> None:
-    """Raise LibraryError if the disk has less room than a download needs."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    free = shutil.disk_usage(there).free
-    if num_bytes > free:
-        told = f"{name} needs {format_size(num_bytes)} on the disk, and {there} has {format_size(free)} free"
-        raise LibraryError(f"{told}: make room, or name another place with {remedy}")
 
 
 def _move_main(found: Listing) -> None:
@@ -235,26 +233,3 @@ def _move_main(found: Listing) -> None:
     scratch = ref.with_name(f"main.{os.getpid()}")
     scratch.write_text(found.revision, encoding="ascii")
     scratch.replace(ref)
-
-
-@contextlib.contextmanager
-def _faults_told(repository: str) -> Iterator[None]:
-    """Turn what the hub or the way to it says into a `LibraryError`."""
-    from huggingface_hub import errors
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
-
-    try:
-        yield
-        return
-    except GatedRepoError:
-        fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
-    except RepositoryNotFoundError:
-        fault = f"no such model on the hub{alike(repository, repositories())}, or it is private (set HF_TOKEN)"
-    except OfflineModeIsEnabled:
-        fault = "not in the cache, and HF_HUB_OFFLINE forbids to ask the hub"
-    except (HfHubHTTPError, OSError) as error:
-        fault = f"download failed: {one_line(str(error).partition(chr(10))[0]) or type(error).__name__}"
-    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of httpx or httpx2: there was no answer
-        told = one_line(str(error)) or type(error).__name__
-        fault = f"not in the cache{alike(repository)}, and the hub cannot be reached ({told})"
-    raise LibraryError(f"{repository}: {fault}")

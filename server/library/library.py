@@ -1,22 +1,25 @@
 """The library: models that were fetched, in folders that several servers may share.
 
 Those of the hub are in the cache of its own tools (`hub`), those of other web servers in a folder of Weft's (`web`).
+Downloads are shown here, too: in lines, or as bars on a terminal.
 """
 
-import logging
+import contextlib
+import os
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from weft.engine.gguf.file import part_names
 from weft.engine.wire.machine import format_size
 from weft.server.library import hub, web
 from weft.server.library.contents import Facts, facts_of, gguf_type, is_whole
-from weft.server.library.download import LibraryError, Remote, Report
-from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, parse
-
-logger = logging.getLogger(__name__)
+from weft.server.library.download import LibraryError, NotHereError, Remote, Report
+from weft.server.library.names import OnHub, OnWeb, Source, alike, known_models, models_folder, parse
 
 Check = Callable[[Path], None]
 
@@ -41,17 +44,39 @@ class Entry:
 class Lines:
     """Tells of downloads in lines: the beginning and the end of a file, and every few seconds how far it is."""
 
-    def __init__(self, tell: Callable[[str], None] = logger.info) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         """Say each line to `tell`."""
         self._tell, self._name, self._due_time = tell, "", 0.0
 
     def __call__(self, remote: Remote, num_bytes: int) -> None:
         """Take note of what is there of a file."""
-        now, is_whole = time.monotonic(), num_bytes == remote.size
-        if remote.size < _SHOWN_BYTES or (remote.name == self._name and now < self._due_time and not is_whole):
+        now, is_end = time.monotonic(), num_bytes == remote.size
+        if remote.size < _SHOWN_BYTES or (remote.name == self._name and now < self._due_time and not is_end):
             return
         self._name, self._due_time = remote.name, now + _TELL_EVERY_S
         self._tell(f"Fetching {remote.name}: {format_size(num_bytes)} of {format_size(remote.size)}")
+
+
+@contextlib.contextmanager
+def shown_progress(tell: Callable[[str], None], *, has_bars: bool = True) -> Iterator[Report]:
+    """What shows downloads until the end of the context: bars on a terminal, elsewhere lines that `tell` is given."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not (has_bars and is_terminal):
+        yield Lines(tell)
+        return
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def bars() -> Any:  # nothing is shown, or imported, before there is something to fetch
+            from rich import progress
+            from rich.console import Console
+
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
+            speed = (progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+            return stack.enter_context(progress.Progress(*columns, *speed, console=Console(stderr=True)))
+
+        task = cache(lambda name, size: bars().add_task(name.rpartition("/")[2], total=size))
+        yield lambda remote, num_bytes: bars().update(task(remote.name, remote.size), completed=num_bytes)
 
 
 def find(source: Source, *, is_plan: bool = False) -> Path | None:
@@ -68,15 +93,7 @@ def find(source: Source, *, is_plan: bool = False) -> Path | None:
 
 
 def get(
-    name: str, report: Report, check: Check = lambda folder: None, *, is_plan: bool = False, refresh: bool = False
-) -> Path:
-    """Where a model is, by what people type for it; see `bring`."""
-    named = None if Path(name).expanduser().exists() else web.cached(name)
-    return named or bring(parse(name), report, check, is_plan=is_plan, refresh=refresh)
-
-
-def bring(
-    source: Source,
+    name: str | OnHub,
     report: Report,
     check: Check = lambda folder: None,
     *,
@@ -86,6 +103,7 @@ def bring(
     """Where a model is, after fetching what is missing.
 
     Args:
+        name: What people type for it.
         check: See `hub.fetch`.
         is_plan: A configuration will do, where there is one without the weights.
         refresh: Ask the hub for a newer version also if the model is there.
@@ -93,6 +111,7 @@ def bring(
     Raises:
         LibraryError: It is nowhere, or cannot be fetched.
     """
+    source = parse(name) if isinstance(name, str) else name
     if not (refresh and isinstance(source, OnHub)) and (found := find(source, is_plan=is_plan)):
         return found
     if isinstance(source, OnWeb):
@@ -101,7 +120,7 @@ def bring(
     try:
         return hub.fetch(source, report, check, is_plan=is_plan)
     except LibraryError:
-        if not refresh and (found := hub.cached_alone(source)):
+        if not refresh and (found := hub.cached(source, None)):
             return found
         raise
 
@@ -119,35 +138,27 @@ def entries() -> Iterator[Entry]:
             tag = gguf_type(file.name) or file.name
             if part_names(file.name)[:1] == [file.name] and hub.cached(OnHub(repository, tag)) == file:
                 found[f"{repository}:{tag}"] = file
-    for file in web.models_folder().rglob("*.gguf"):
-        place = file.relative_to(web.models_folder()).as_posix()
+    for file in models_folder().rglob("*.gguf"):
+        place = file.relative_to(models_folder()).as_posix()
         if part_names(file.name)[:1] == [file.name] and web.cached(place):
             found[place] = file
     for name in sorted(found, key=str.lower):
         yield Entry(short.get(name.lower(), name), found[name], facts_of(found[name]))
 
 
-def remove(name: str) -> None:
-    """Remove a model by what people type for it; see `drop`."""
-    here = [entry.name for entry in entries()]
-    drop(OnWeb("", name) if web.is_here(name) else parse(name, here), here)
-
-
-def drop(source: Source, here: Collection[str] = ()) -> None:
+def remove(name: str | OnHub) -> None:
     """Remove a model, also what is there of one that is not whole.
-
-    Args:
-        here: Names for suggestions.
 
     Raises:
         LibraryError: It is not there, is no model of the library, or somebody is fetching it.
     """
-    match source:
+    here = [entry.name for entry in entries()]
+    match source := parse(name, here) if isinstance(name, str) else name:
         case OnHub() if hub.repository_folder(source.repository).is_dir():
             hub.remove(source)
-        case OnWeb() if (web.models_folder() / source.place).parent.is_dir():
+        case OnWeb() if (models_folder() / source.place).parent.is_dir():
             web.remove(source.place)
         case Path():
             raise LibraryError(f"{source} is no model of the library: remove its files yourself")
         case _:
-            raise LibraryError(f"{source} is not in the library{alike(str(source), here)}; `weft list` shows what is")
+            raise NotHereError(f"{source} is not in the library{alike(str(source), here)}; `weft list` shows what is")

@@ -1,9 +1,11 @@
 """What people type for a model, and where that is: on this disk, on the hub, or at an address.
 
-A path that exists comes first, then the short names of models.json, then what the hub or a web server has. Asks nobody.
+A path that exists comes first, then what was fetched from a web server, then the short names of models.json, then what
+the hub or a web server has. Asks nobody.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from weft.engine.wire.machine import user_folder
 from weft.server.library.download import LibraryError
 
 
@@ -45,7 +48,7 @@ class OnHub:
 
 @dataclass(frozen=True, slots=True)
 class OnWeb:
-    """A GGUF file at an address. `place` is where it lies in the library, and its name there."""
+    """A GGUF file at an address, "" if only its `place` is known: where it lies in the library, and its name there."""
 
     url: str
     place: str
@@ -56,7 +59,7 @@ class OnWeb:
 
 Source = Path | OnHub | OnWeb
 
-WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
+_WANTED = "a folder with config.json and safetensors, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B"
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^?#]+).*", re.IGNORECASE)
 _AT_HUB = re.compile(
     r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+)|/(?:blob|resolve)/main/(.+\.gguf)|/tree/main)?/?", re.ASCII | re.IGNORECASE
@@ -72,14 +75,10 @@ def known_models() -> tuple[KnownModel, ...]:
     return msgspec.json.decode(data, type=tuple[KnownModel, ...])
 
 
-def _known(name: str) -> KnownModel | None:
+def known(name: str) -> KnownModel | None:
+    """The model of a short name; None: it is none."""
     short = name.removeprefix("library/").removesuffix(":latest").lower()
-    return next((known for known in known_models() if known.name == short), None)
-
-
-def is_short(name: str) -> bool:
-    """Whether this is a short name."""
-    return _known(name) is not None
+    return next((model for model in known_models() if model.name == short), None)
 
 
 def parse(name: str, here: Iterable[str] = ()) -> Source:
@@ -91,14 +90,27 @@ def parse(name: str, here: Iterable[str] = ()) -> Source:
     Raises:
         LibraryError: Nothing is called so; it says what is called alike.
     """
-    path = Path(name).expanduser()
-    return path if path.exists() else elsewhere(name, here)
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
+    return OnWeb("", name) if is_place(name) else elsewhere(name, here)
+
+
+def models_folder() -> Path:
+    """Where models of web servers are."""
+    return user_folder("XDG_DATA_HOME", ".local", "share") / "models"
+
+
+def is_place(name: str) -> bool:
+    """Whether this is a file of that folder, and no path that leads out of it."""
+    is_inside = not os.path.isabs(name) and ".." not in Path(name).parts
+    return is_inside and os.path.isfile(models_folder() / name)
 
 
 def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
     """As `parse`, for a name that is none of a path."""
-    if known := _known(name):
-        name = known.source
+    if (short := known(name)) is not None:
+        name = short.source
     if of_hub := _HUB.fullmatch(name):
         if (match := _AT_HUB.fullmatch(of_hub[1])) is None:
             raise LibraryError(f"no model of the hub: {name} (its branch main, a GGUF file there, or org/repo:Q4_K_M)")
@@ -106,10 +118,13 @@ def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
     if re.match(r"https?://", name, re.IGNORECASE):
         return _on_web(name)
     match = _PLAIN.fullmatch(name)
-    is_family = any(known.name.startswith(f"{name.lower()}:") for known in known_models())
+    is_family = any(model.name.startswith(f"{name.lower()}:") for model in known_models())
     has_no_owner = "/" not in name and (":" in name or is_family)
     if match is None or match[1].lower().endswith(".gguf") or match[2] == "latest" or has_no_owner:
-        raise _missing(name, here)
+        advice = alike(name, here)
+        if not advice and _OF_OLLAMA.fullmatch(name):
+            advice = f": this is how Ollama names models; Weft wants {_WANTED}, or a name that `weft pull` lists"
+        raise LibraryError(f"no such {'file' if name.lower().endswith('.gguf') else 'folder'}: {name}{advice}")
     return OnHub(match[1], match[2])
 
 
@@ -129,10 +144,3 @@ def alike(name: str, here: Iterable[str] = ()) -> str:
     near = [each for each in names if each.startswith(f"{name.lower()}:")]
     near += [each for each in difflib.get_close_matches(name.lower(), names, 3, 0.7) if each not in near]
     return f" (did you mean {' or '.join(names[each] for each in near[:3])}?)" if near else ""
-
-
-def _missing(name: str, here: Iterable[str]) -> LibraryError:
-    advice = alike(name, here)
-    if not advice and _OF_OLLAMA.fullmatch(name):
-        advice = f": this is how Ollama names models; Weft wants {WANTED}, or a name that `weft pull` lists"
-    return LibraryError(f"no such {'file' if name.lower().endswith('.gguf') else 'folder'}: {name}{advice}")

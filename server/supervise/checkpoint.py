@@ -6,11 +6,11 @@ everything else.
 """
 
 import logging
+import os
 import pathlib
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from weft.engine.wire.options import adapter_files
 from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.library import hub, library
 from weft.server.library.download import LibraryError, Report
-from weft.server.library.names import OnHub, is_short, parse
+from weft.server.library.names import OnHub, known, parse
 from weft.server.settings import Settings, StartError
 from weft.server.supervise.memory_shares import read_memories
 from weft.server.supervise.spawn import python_command
@@ -32,7 +32,6 @@ from weft.server.text.chat_template import BROKEN, NO_TEMPLATE, ChatTemplate, Ch
 from weft.server.text.template_files import TemplateFileError, read_text
 from weft.server.text.template_process import processes
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FOLDER_S = 30.0
@@ -66,11 +65,10 @@ def find(
     for note in check_tokenizer(model, settings.task, template):
         tell(note)
     draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=model_impl, report=report)
-    if is_plan:  # which counts slots, not adapters
-        return {"model": str(model), "speculative": draft, "chat_template": template and str(template)}
-    adapters = {name: str(_resolve_adapter(name, source, report)) for name, source in settings.lora.items()}
-    found = {"model": str(model), "speculative": draft, "lora": adapters}
-    return {**found, "chat_template": template and str(template)}
+    found: dict[str, object] = {"model": str(model), "speculative": draft, "chat_template": template and str(template)}
+    if not is_plan:  # which counts slots, not adapters
+        found["lora"] = {name: str(_resolve_adapter(name, source, report)) for name, source in settings.lora.items()}
+    return found
 
 
 def resolve(
@@ -146,28 +144,20 @@ def resolve_template(file: str | None, place: str = "model") -> pathlib.Path | N
 
 def _resolve_adapter(name: str, source: str, report: Report) -> pathlib.Path:
     """The folder of an adapter, absolute; from the hub if there is none here. Raises StartError."""
-    folder, setting = pathlib.Path(source).expanduser(), f"lora: {name}"
+    folder = pathlib.Path(os.path.expanduser(source))
+    disk = WaitingThreads("disk", 1)
     try:
-        source_of = _answered(partial(parse, source), folder, setting)
-        if isinstance(source_of, OnHub):
-            folder = hub.fetch_adapter(source_of.repository, report)
-        return _answered(partial(_adapter_folder, folder), folder, setting)
-    except (LibraryError, ModelError) as error:
-        raise StartError(f"{setting}: {error}") from None
-
-
-def _adapter_folder(folder: pathlib.Path) -> pathlib.Path:
-    """The folder, absolute; raises ModelError if it holds no adapter."""
-    adapter_files(found := folder.resolve())
-    return found
-
-
-def _answered(look: Callable[[], T], folder: pathlib.Path, setting: str) -> T:
-    """What a look at a folder returns; raises StartError if its disk hangs."""
-    try:
-        return WaitingThreads("disk", 1).submit(look).result(FOLDER_S)
+        found = disk.submit(partial(parse, source)).result(FOLDER_S)
+        if isinstance(found, OnHub):
+            folder = hub.fetch_adapter(found.repository, report)
+        folder = disk.submit(folder.resolve).result(FOLDER_S)
+        disk.submit(partial(adapter_files, folder)).result(FOLDER_S)
+        return folder
     except TimeoutError:
-        raise StartError(f"{setting}: the disk of {folder} does not answer within {FOLDER_S:g} s") from None
+        fault = f"the disk of {folder} does not answer within {FOLDER_S:g} s"
+    except (LibraryError, ModelError) as error:
+        fault = str(error)
+    raise StartError(f"lora: {name}: {fault}")
 
 
 def served_name(model: str | None) -> str:
@@ -179,7 +169,7 @@ def served_name(model: str | None) -> str:
     except LibraryError:
         return model
     if isinstance(source, OnHub):
-        return model if is_short(model) else str(source)
+        return model if known(model) else str(source)
     file = source if isinstance(source, pathlib.Path) else pathlib.Path(source.place)
     return file.resolve().name if file.is_dir() else stem(file.name)
 

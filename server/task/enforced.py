@@ -16,14 +16,13 @@ from weft.server.errors import JsonSchemaError, shown
 from weft.server.formats.grammar import SchemaError, guided_schema
 from weft.server.formats.parser import Tool
 from weft.server.json_schema.keywords import Schema
-from weft.server.json_schema.loosen import Loosened, loosened, loosened_arguments
+from weft.server.json_schema.loosen import loosened, loosened_arguments
 from weft.server.json_schema.shrink import MAX_SCHEMA_BYTES, fitted
 from weft.server.text.shield import one_line
 
 _log = logging.getLogger(__name__)
 MAX_LOST = 64
 """Most paths that are reported of one tool."""
-_MAX_CACHED_SCHEMA_BYTES = 8192
 _MAX_CACHED_BYTES = 1 << 19
 
 
@@ -48,7 +47,7 @@ def _enforceable(declared: Sequence[Tool]) -> tuple[list[Tool], list[str]]:
         if tool.is_strict:
             tool = replace(tool, parameters=exact(tool.parameters, tool.at, tool.name, is_object=True))
         else:
-            made = _loosened(tool.parameters)
+            made = loosened_arguments(tool.parameters)
             lost += reported(tool.name, tool.at, made.lost)
             tool = replace(tool, parameters=made.schema)
         loose.append(tool)
@@ -88,16 +87,6 @@ def exact(schema: Schema, at: str, name: str = "", *, is_object: bool = False) -
     except SchemaError as error:
         raise JsonSchemaError(f"{at}: {error}{of_tool}", param=at) from None
     return made.schema
-
-
-def _loosened(parameters: Schema) -> Loosened:
-    text = msgspec.json.encode(parameters)
-    return _loosened_text(text) if len(text) <= _MAX_CACHED_SCHEMA_BYTES else loosened_arguments(parameters)
-
-
-@lru_cache(maxsize=1024)  # an agent sends the same tools with every turn
-def _loosened_text(text: bytes) -> Loosened:
-    return loosened_arguments(msgspec.json.decode(text))
 
 
 def freed(schema: Schema) -> str:

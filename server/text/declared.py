@@ -151,7 +151,7 @@ def format_form(given: dict[str, Any] | str) -> FormatForm:
     elif _is_schema(given):
         return FormatForm("json_schema", {"schema": given}, "", {})
     if not isinstance(kind, str) or kind not in _KINDS or kind == "text" or not isinstance(wrapper, dict | None):
-        return _as_sent(given)
+        return FormatForm(given.get("type"), {}, "", {key: value for key, value in given.items() if key != "type"})
     holder, at = (given, "") if wrapper is None else (wrapper, ".json_schema")
     members = {key: holder[key] for key in _ABOUT if key in holder}
     key = next((key for key in ("schema", "value") if holder.get(key) is not None), "")
@@ -172,10 +172,6 @@ def _is_schema(given: dict[str, Any]) -> bool:
     kind = given.get("type")
     names = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else None
     return names <= _TYPES if names is not None else kind is None and not _SIGNS.isdisjoint(given)
-
-
-def _as_sent(given: dict[str, Any]) -> FormatForm:
-    return FormatForm(given.get("type"), {}, "", {key: value for key, value in given.items() if key != "type"})
 
 
 def _parsed(value: Any) -> Any:

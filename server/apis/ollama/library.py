@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
-from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.wire.waiting_threads import WaitingThreads
@@ -25,9 +24,9 @@ from weft.server.http.auth import listens_on_loopback
 from weft.server.http.context import ServerContext, get_context
 from weft.server.http.middleware import ollama_error
 from weft.server.http.sse import EventStream
-from weft.server.library import library
+from weft.server.library import hub, library
 from weft.server.library.contents import Facts, facts_of, weights_of
-from weft.server.library.download import LibraryError, Remote
+from weft.server.library.download import LibraryError, NotHereError, Remote
 from weft.server.library.names import OnHub, elsewhere
 from weft.server.settings import Settings
 from weft.server.task.body import AnyTypeRoute
@@ -36,8 +35,9 @@ from weft.server.task.validation import ignored_fields, ignored_header
 T = TypeVar("T")
 
 _TELL_EVERY_S = 0.2
-_THREADS = WaitingThreads("library", 4)
+_PULLS = WaitingThreads("pull", 4)
 """A download waits for others here, for a lock and for the network."""
+_LOOKS = WaitingThreads("library", 4)
 _END = {"status": "success"}
 
 router = APIRouter(route_class=AnyTypeRoute)
@@ -58,14 +58,11 @@ class _Pull:
     """A download in a thread, and what has come of it since somebody last looked."""
 
     def __init__(self, source: OnHub) -> None:
-        self._source = source
         self._changed: dict[str, dict[str, object]] = {}
         self._lock = threading.Lock()
         self._is_unwanted = False
-        self.future = asyncio.wrap_future(_THREADS.submit(self._run))
-
-    def _run(self) -> None:
-        library.bring(self._source, self._report, refresh=True)
+        get = partial(library.get, source, self._report, refresh=True)
+        self.future = asyncio.wrap_future(_PULLS.submit(get))
 
     def _report(self, remote: Remote, num_bytes: int) -> None:
         if self._is_unwanted:
@@ -90,10 +87,8 @@ class _Pull:
 @router.post("/api/pull")
 async def pull(body: PullBody, context: Context) -> Response:
     """Fetch a model of the hub into the library, and tell in JSON lines how far it is."""
-    _check_allowed(context.settings)
-    ignored = ignored_header(ignored_fields(body, {}, strict=context.settings.strict_params))
-    name = _named(body)
-    pulling = _Pull(_on_hub(name))
+    name, source, ignored = _asked(body, context.settings)
+    pulling = _Pull(source)
     if body.stream is False:
         try:
             await _wait(pulling)
@@ -120,20 +115,17 @@ async def pull(body: PullBody, context: Context) -> Response:
 
 
 @router.delete("/api/delete")
-async def delete(body: ShowBody, request: Request, context: Context) -> Response:
+async def delete(body: ShowBody, context: Context) -> Response:
     """Remove a model from the library, unless it is served here."""
-    _check_allowed(context.settings)
-    ignored = ignored_header(ignored_fields(body, {}, strict=context.settings.strict_params))
-    name = _named(body)
-    source = _on_hub(name)
-    place = await _called(partial(library.find, source))
-    served = {file for entry in context.settings.fleet.values() for file in weights_of(Path(entry.model or ""))}
-    if name in context.models or (place is not None and not served.isdisjoint(weights_of(place))):
+    name, source, ignored = _asked(body, context.settings)
+    if name in context.models or await _called(partial(_is_served, source, context.settings)):
         raise InvalidRequestError(f"{name} is served here: end the server before it is removed", param="model")
     try:
-        await _called(partial(library.drop, source))
-    except LibraryError as error:
+        await _called(partial(library.remove, source))
+    except NotHereError as error:
         raise ModelNotFoundError(str(error), param="model") from None
+    except LibraryError as error:
+        raise InvalidRequestError(str(error), param="model") from None
     return Response(headers=ignored)
 
 
@@ -194,29 +186,36 @@ async def _entries(context: ServerContext) -> list[library.Entry]:
     return await _called(lambda: list(library.entries())) if may_pull(context.settings) else []
 
 
-def _check_allowed(settings: Settings) -> None:
+def _asked(body: ShowBody, settings: Settings) -> tuple[str, OnHub, dict[str, str]]:
+    """The name in a body, the model that it means, and the header that tells what is ignored."""
     if not may_pull(settings):
         raise NotAllowedError("models are not fetched or removed over HTTP here: set api_pulls to allow it")
-
-
-def _named(body: ShowBody) -> str:
+    ignored = ignored_header(ignored_fields(body, {}, strict=settings.strict_params))
     if not (name := body.model or body.name):
         raise InvalidRequestError("model must name a model, got none", param="model")
-    return name
-
-
-def _on_hub(name: str) -> OnHub:
     try:
         source = elsewhere(name)
     except LibraryError as error:
         raise ModelNotFoundError(str(error), param="model") from None
     if not isinstance(source, OnHub):
         raise InvalidRequestError(f"model must be one of the hub, got {name[:200]}", param="model")
-    return source
+    return name, source, ignored
+
+
+def _is_served(source: OnHub, settings: Settings) -> bool:
+    """Whether a served model or draft would be removed with a model, by where its weights lie in the end."""
+    each_own = map(settings.for_model, settings.fleet)
+    places = [Path(place) for own in each_own for place in (own.model, own.speculative) if place]
+    served = {file.resolve() for place in places for file in weights_of(place)}
+    if source.file is None:
+        folder = hub.repository_folder(source.repository).resolve()
+        return any(folder in file.parents for file in served)
+    place = library.find(source)
+    return place is not None and any(file.resolve() in served for file in weights_of(place))
 
 
 async def _called(function: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(_THREADS.submit(function))
+    return await asyncio.wrap_future(_LOOKS.submit(function))
 
 
 async def _wait(pulling: _Pull) -> None:

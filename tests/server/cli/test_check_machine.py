@@ -28,9 +28,14 @@ def test_a_port_must_be_free() -> None:
 
 
 def test_a_folder_must_hold_a_model() -> None:
-    names = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"]
-    assert check_folder("/m", names) == Finding("model", "ok", "/m")
-    bare = check_folder("/m", ["tokenizer.json", "pytorch_model.bin"])
+    """Parts were not counted, and weights that Weft reads were refused."""
+    names = ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors"]
+    half = check_folder("/m", names)
+    assert (half.status, half.detail) == ("missing", "/m has no model-00001-of-00002.safetensors")
+    whole = [*names, "model-00001-of-00002.safetensors"]
+    assert check_folder("/m", whole) == Finding("model", "ok", "/m")
+    assert check_folder("/m", ["config.json", "vocab.json", "merges.txt", "pytorch_model.bin"]).status == "ok"
+    bare = check_folder("/m", ["tokenizer.json"])
     assert (bare.status, bare.detail) == ("missing", "/m has no config.json, no weights (*.safetensors)")
 
 

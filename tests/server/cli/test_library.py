@@ -13,8 +13,8 @@ from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
 from tests.hub_mirror import Mirror
 from weft.server.cli import library
-from weft.server.cli.progress import shown_progress
 from weft.server.library import library as models
+from weft.server.library.library import shown_progress
 from weft.server.library.names import known_models
 from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint

@@ -1,11 +1,13 @@
 """The library against a mirror of the hub: what arrives, what goes wrong on the way, and what is then there."""
 
 import fcntl
+import json
 import random
 import resource
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -13,9 +15,10 @@ from huggingface_hub import constants
 
 from tests.hub_mirror import Mirror
 from weft.server.library import hub as hub_models
-from weft.server.library import library, web
-from weft.server.library.download import LibraryError, Remote
-from weft.server.library.names import OnHub
+from weft.server.library import library
+from weft.server.library.download import LibraryError, Remote, download
+from weft.server.library.names import OnHub, models_folder, parse
+from weft.server.supervise.checkpoint import served_name
 
 TOKENIZER = {"tokenizer.json": b'{"a": 1}', "config.json": b"{}"}
 
@@ -234,15 +237,69 @@ def test_a_file_of_a_web_server_lies_under_its_address(hub: Mirror) -> None:
     seen = Seen()
     place = f"127.0.0.1:{hub.port}/cdn/some/where"
     file = library.get(f"{address}/one.gguf?download=true", seen)
-    assert file == web.models_folder() / place / "one.gguf" and file.read_bytes() == noise(60_000, 3)
+    assert file == models_folder() / place / "one.gguf" and file.read_bytes() == noise(60_000, 3)
     assert seen.first["one.gguf"] == 24_000
     assert library.get(f"{address}/m-Q8_0-00001-of-00002.gguf", Seen()).read_bytes() == noise(60_000, 1)
     assert names() == [f"{place}/m-Q8_0-00001-of-00002.gguf", f"{place}/one.gguf"]
     num_asked = len(hub.asked)
     for name in names():
         assert library.get(name, Seen()).is_file() and len(hub.asked) == num_asked
+        assert library.find(parse(name)) == models_folder() / name  # `weft show` asks so, and did not know these names
+        assert served_name(name) == Path(name).name.removesuffix(".gguf").removesuffix("-00001-of-00002")
         library.remove(name)
-    assert names() == [] and [each.name for each in web.models_folder().iterdir()] == [".locks"]
+    assert names() == [] and [each.name for each in models_folder().iterdir()] == [".locks"]
+
+
+def test_a_model_of_the_web_that_is_not_whole_is_fetched_again_by_its_address(hub: Mirror) -> None:
+    parts = {f"m-Q8_0-{index:05}-of-00002.gguf": noise(60_000, index) for index in (1, 2)}
+    hub.repositories["some/where"] = dict(parts)
+    first, last = (library.get(f"{hub.url}/cdn/some/where/{name}", Seen()).with_name(name) for name in parts)
+    last.unlink()
+    place = first.relative_to(models_folder()).as_posix()
+    with pytest.raises(LibraryError, match=f"^{place} is not there as a whole; fetch it again by its address$"):
+        library.get(place, Seen())
+    library.remove(place)
+    assert not first.exists()
+
+
+@pytest.mark.parametrize("written", ["refs", "snapshots"])
+def test_a_cache_that_cannot_be_written_is_told(hub: Mirror, written: str) -> None:
+    """Only what arrived was told of; the system's error came through for all else."""
+    hub.repositories["org/model"] = {**TOKENIZER, "model.safetensors": noise(30_000)}
+    folder = hub_models.repository_folder("org/model")
+    folder.mkdir(parents=True)
+    (folder / written).touch()
+    with pytest.raises(LibraryError, match=r"^org/model: the library cannot be written: .*Not a directory|File exists"):
+        library.get("org/model", Seen())
+
+
+@pytest.mark.parametrize("name", ["org/a..b", "org/a--b", "org/model-", "org/" + "x" * 100])
+def test_a_name_that_the_hub_cannot_have_is_told(hub: Mirror, name: str) -> None:
+    """The error of the hub's client came through."""
+    with pytest.raises(LibraryError, match=f"^{name}: download failed: Repo id|{name}: download failed: Cannot have"):
+        library.get(name, Seen())
+
+
+@pytest.mark.parametrize("files", [{}, {"files": None}, {"files": [1, "none.gguf"]}, {"files": "m.gguf"}])
+def test_a_configuration_that_names_no_files_hides_no_other_model(hub: Mirror, files: dict[str, Any]) -> None:
+    """The whole list failed for it."""
+    config = json.dumps({"quantization_config": {"quant_method": "gguf", **files}}).encode()
+    hub.repositories["org/odd"] = {**TOKENIZER, "config.json": config, "model.safetensors": noise(30_000)}
+    hub.repositories["org/model"] = {**TOKENIZER, "model.safetensors": noise(30_000)}
+    for name in hub.repositories:
+        library.get(name, Seen())
+    assert names() == ["org/model", "org/odd"]
+
+
+def test_what_is_longer_than_its_server_said_is_asked_for_anew(hub: Mirror, tmp_path: Path) -> None:
+    """What had arrived was kept, so that every further try failed without asking."""
+    hub.repositories["some/where"] = {"one.gguf": noise(60_000)}
+    url, file = f"{hub.url}/cdn/some/where/one.gguf", tmp_path / "one.gguf"
+    remote = Remote("one.gguf", url, 50_000, "etag:", {"If-Range": '"another"'})
+    for num_tries in (1, 2):
+        with pytest.raises(LibraryError, match=r"^one.gguf is longer than its server said$"):
+            download({file: remote}, "one", Seen())
+        assert len(hub.asked) == num_tries and not file.exists()
 
 
 def test_what_has_changed_on_a_web_server_is_fetched_anew(hub: Mirror) -> None:
@@ -271,9 +328,9 @@ def test_files_of_the_user_are_not_removed(hub: Mirror, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "mine.gguf"
     file.write_bytes(b"GGUF")
-    web.models_folder().mkdir(parents=True)
+    models_folder().mkdir(parents=True)
     outward = Path("..") / ".." / ".." / "mine.gguf"
-    assert (web.models_folder() / outward).exists()
+    assert (models_folder() / outward).exists()
     for name in (str(file), "mine.gguf", str(outward), str(tmp_path)):
         with pytest.raises(LibraryError, match=r"no model of the library|no such file"):
             library.remove(name)

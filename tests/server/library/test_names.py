@@ -1,5 +1,6 @@
 """What people type for a model, and what it means."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,10 @@ def test_the_table_is_what_it_says() -> None:
         source = parse(model.source)
         assert isinstance(source, OnHub) and "/" in source.repository
         assert 0 < model.file_bytes < model.memory_bytes
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/m", "x" * 300, "x/" * 3000, f"org/{'x' * 300}:1"])
+def test_what_can_be_no_path_is_told_like_any_other_name(name: str) -> None:
+    """The system's error came through."""
+    with contextlib.suppress(LibraryError):
+        assert str(parse(name)) == name

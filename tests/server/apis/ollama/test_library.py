@@ -1,5 +1,6 @@
 """Models that Ollama's clients fetch and remove, over a mirror of the hub."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from tests.hub_mirror import Mirror
 from tests.server.conftest import MODEL, Reply, Site
 from weft.server.library import library
+from weft.server.library.download import held
+from weft.server.library.hub import repository_folder
 
 DATA = bytes(range(256)) * 1000
 
@@ -106,6 +109,39 @@ def test_what_is_served_is_not_removed(hub: Mirror) -> None:
         reply = delete(site, name)
         assert reply.status == 400 and "is served here" in json.loads(reply.text)["error"]
     assert tags(site)["mine"]["size"] == len(DATA)
+
+
+@pytest.mark.parametrize("name", ["org/m-GGUF:Q8_0", "org/m-GGUF"])
+@pytest.mark.parametrize("place", ["link", "draft"])
+def test_what_is_served_is_not_removed_by_another_name(hub: Mirror, tmp_path: Path, name: str, place: str) -> None:
+    """It was where the cache is a link, by the name of its whole repository, and if it was a draft."""
+    file = library.get("org/m-GGUF:Q8_0", lambda remote, num_bytes: None)
+    library.get("org/m-GGUF:Q4_0", lambda remote, num_bytes: None)
+    (tmp_path / "link").symlink_to(file.parent)
+    site = Site(model=str(tmp_path / "link" / file.name)) if place == "link" else Site(speculative=str(file))
+    assert delete(site, name).status == 400 and file.is_file()
+    assert delete(site, "org/m-GGUF:Q4_0").status == 200
+
+
+def test_what_is_being_fetched_is_not_told_to_be_missing(site: Site, hub: Mirror) -> None:
+    library.get("org/m-GGUF:Q8_0", lambda remote, num_bytes: None)
+    folder = repository_folder("org/m-GGUF")
+    with held(folder.parent / ".locks" / folder.name / "weft.lock", "it"):
+        reply = delete(site, "org/m-GGUF:Q8_0")
+    assert reply.status == 400 and "is being fetched by another process" in json.loads(reply.text)["error"]
+    assert delete(site, "org/m-GGUF:Q8_0").status == 200
+
+
+def test_lists_do_not_wait_for_pulls(site: Site, hub: Mirror) -> None:
+    """Both had the same four threads."""
+    hub.pause_s = 0.2
+    body = {"model": "org/m-GGUF:Q8_0"}
+    with site.live() as url, contextlib.ExitStack() as stack:
+        streams = [httpx.stream("POST", f"{url}/api/pull", json=body, timeout=100) for _ in range(4)]
+        pulls = [stack.enter_context(stream).iter_lines() for stream in streams]
+        assert all("pulling manifest" in next(lines) for lines in pulls)
+        listed = [card["name"] for card in httpx.get(f"{url}/api/tags", timeout=100).json()["models"]]
+    assert MODEL in listed and "org/m-GGUF:Q8_0" not in listed
 
 
 def test_a_pull_ends_when_its_client_leaves(site: Site, hub: Mirror, tmp_path: Path) -> None:
