@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=SCRATCH, help=f"folder of the results (default: {SCRATCH})")
     options, console = parser.parse_args(), Console()
     options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("WEFT_REAL", None)  # the servers would refuse it as a setting
     here, figures = machine.describe(), list[Figure]()
     for name in options.files:
         for figure in measure(options.folder / name, options, console):

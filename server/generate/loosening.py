@@ -119,15 +119,17 @@ async def _mended(
         await repair.run()
     except JsonSchemaError as found:
         return _Outcome(None, [], found.message, found.param)
-    free, lost = _free(repair.wishes)
-    for wished, paths in ((repair.wishes, repair.lost), (free, [*repair.lost, *lost])):
-        if paths and await refusal(wished) is None:
-            return _Outcome((await guide(wished)).grammar, paths, is_final=not repair.is_late)
-    raise _named(error, wishes)
+    wished, paths = repair.wishes, repair.lost
+    if not paths or await refusal(wished) is not None:
+        wished, more = _free(wished)
+        paths = [*paths, *more]
+        if not paths or await refusal(wished) is not None:
+            raise _named(error, wishes)
+    return _Outcome((await guide(wished)).grammar, paths, is_final=not repair.is_late)
 
 
 def _free(wishes: OutputWishes) -> tuple[OutputWishes, list[str]]:
-    """Wishes in which everything is free that is not strict, and the paths of that."""
+    """Wishes in which everything is free that is not strict, and the paths of that, which the log is told."""
     use, structure, lost = wishes.use, wishes.structure, list[str]()
     if use is not None:
         loose = [tool for tool in use.tools if not tool.is_strict]

@@ -18,7 +18,8 @@ from weft.server.task.structured_output import schema_structure
 from weft.server.task.task import OutputWishes
 
 MAX_TRIES = 160
-"""Most grammars that are tried. What is not known to be accepted then becomes free."""
+MORE_TRIES = 16
+"""Most grammars that are tried, and how many more for each tool. What is not known to be accepted then becomes free."""
 MAX_S = 5.0
 """Longest search; a busy engine answers between two steps."""
 
@@ -76,7 +77,7 @@ class Repair:
 
     @property
     def _is_over(self) -> bool:
-        return self._num_tries >= MAX_TRIES or self.is_late
+        return self._num_tries >= MAX_TRIES + MORE_TRIES * len(self._units) or self.is_late
 
     def _wishes(self, units: Mapping[int, Tool]) -> OutputWishes:
         """Wishes for units by their indices."""

@@ -86,8 +86,8 @@ def loosened_arguments(schema: Schema, *, is_exact: bool = False) -> Loosened:
     made = loosened(schema, is_exact=is_exact)
     if not _allows_objects(made.schema):
         return Loosened(FREE_OBJECT, [*made.lost, ".type"], [*made.wrong, ".type must allow an object"])
-    if made.lost and made.schema.keys() <= {"type", "$defs"}:
-        return replace(made, schema=FREE_OBJECT)
+    if (made.lost or (schema and not made.schema)) and made.schema.keys() <= {"type", "$defs"}:
+        return replace(made, schema=FREE_OBJECT)  # such as members without a schema around them
     is_plain = made.schema.keys().isdisjoint(("type", *_CHOICES))
     return made if is_plain else replace(made, schema={**made.schema, "type": "object"})
 

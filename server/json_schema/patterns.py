@@ -11,6 +11,7 @@ from weft.server.json_schema.repeats import MAX_COUNTS, MAX_REPEATS, Part, joine
 
 MAX_PATTERN_CHARS = 8192
 _MAX_GROUPS = 40  # inside one another
+_MAX_REPEAT_CHARS = 1000  # of a number of repeats; more are too many, or zeros
 _LAST_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -25,7 +26,7 @@ _ESCAPE = re.compile(
     re.VERBOSE,
 )
 _FLAGS = re.compile(r"\(\?[isu]{1,3}\)")  # for the whole pattern, as Python writes them at its start
-_REPEAT = re.compile(r"(?:[*+?]|\{(\d{1,6})(,(\d{1,6})?)?\})\??")
+_REPEAT = re.compile(r"(?:[*+?]|\{(\d+)(,(\d+)?)?\})\??")
 _OPENING = re.compile(r"\((?:\?(?:P?<[^=!<>][^<>]{0,99}>|:|[isu]{1,3}:))?(?!\?)")
 _NAMED_CLASS = re.compile(r"\[:\^?(?:alpha|digit|alnum|upper|lower|space|punct|xdigit|word):\]")
 _NESTED_REPEAT = re.compile(r"[*+?}]\??\)+[*+?{]")
@@ -161,6 +162,8 @@ class _Reader:
             if self._pattern.startswith("{,", self._at):
                 raise _NoCounterpart  # a text to some, a number of repeats to others
             return ""
+        if len(found[0]) > _MAX_REPEAT_CHARS:
+            raise _NoCounterpart
         least, most = int(found[1] or 0), int(found[3] or 0)
         self._at = found.end()
         is_again = _REPEAT.match(self._pattern, self._at) is not None

@@ -90,10 +90,15 @@ def _chars(part: Part) -> frozenset[str]:
     return frozenset().union(*(_chars(inner) for parts in part.alternatives for inner in parts))
 
 
+_SET_SIGNS = re.compile(r"\[\[|&&|--|~~|\|\|")
+
+
 @lru_cache(maxsize=1024)
 def _matched(text: str) -> frozenset[str]:
     if re.fullmatch(r"\\p(L|\{L.*\})", text):
         return frozenset(filter(str.isalpha, _SAMPLE))
+    if _SET_SIGNS.search(text):  # of which Python warns that it will read them as sets one day
+        return frozenset(_SAMPLE)
     try:
         return frozenset(filter(re.compile(text).fullmatch, _SAMPLE))
     except re.error:  # not as Python writes it

@@ -292,6 +292,11 @@ def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str],
 def shown_tool(function: FunctionDefinition) -> dict[str, Any]:
     """A declaration as templates expect it: the fields that were sent, without those meant for this server only."""
     declared = function.model_dump(exclude_none=True, exclude={"strict"})
+    schema = declared.get("parameters", {})
+    if not isinstance(required := schema.get("required", []), list):  # templates go through both without asking
+        declared["parameters"] = schema = {**schema, "required": [required] if isinstance(required, str) else []}
+    if not isinstance(schema.get("properties", {}), dict):
+        declared["parameters"] = {**schema, "properties": {}}
     return {"type": "function", "function": declared}
 
 

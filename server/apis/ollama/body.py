@@ -18,6 +18,7 @@ from weft.server.sampling import GenerationDefaults
 from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import check_range
+from weft.server.text.replayed import JsonText
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
 
@@ -72,7 +73,7 @@ class CalledFunction(WireModel):
     """The function of an earlier call."""
 
     name: Text
-    arguments: dict[str, Any] | None = None
+    arguments: JsonText | None = None
 
 
 class EarlierCall(WireModel):
@@ -320,8 +321,7 @@ def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
     for each in given:
         calls = []
         for call in each.tool_calls or ():
-            arguments = msgspec.json.encode(call.function.arguments or {}).decode()
-            function = FunctionCall(name=call.function.name, arguments=arguments)
+            function = FunctionCall(name=call.function.name, arguments=call.function.arguments or "{}")
             calls.append(ToolCall(id=f"call_{num_calls}", function=function))
             open_calls[f"call_{num_calls}"] = call.function.name
             ids_of[call.function.name].append(f"call_{num_calls}")

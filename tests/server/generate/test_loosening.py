@@ -17,7 +17,7 @@ from weft.server.formats.parser import AnswerRules, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
 from weft.server.formats.xml_families import QWEN3_CODER
 from weft.server.generate.loosening import open_loosening
-from weft.server.generate.repair import MAX_TRIES
+from weft.server.generate.repair import MAX_TRIES, MORE_TRIES
 from weft.server.json_schema.loosen import loosened
 from weft.server.task.structured_output import json_structure
 from weft.server.task.task import OutputWishes
@@ -175,11 +175,20 @@ def test_every_tool_with_a_fault_keeps_the_rest() -> None:
     assert len(answer.lost) == 8
 
 
+def test_the_log_names_what_is_not_enforced_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    answer, _ = opened(tools(GOOD, {"type": "object", "properties": {"told": EMPTY}, "required": ["told"]}))
+    assert answer.lost == ["tools[1].parameters.properties.told.allOf"]
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == answer.lost
+
+
 def test_the_number_of_tries_is_bounded_and_what_is_not_known_is_free() -> None:
-    answer, wishes = opened(tools(GOOD, *[BAD] * 60))
-    assert len(answer.tried) <= MAX_TRIES + 4
-    assert schemas(wishes)[0] == GOOD and schemas(wishes)[1]["properties"] == {"a": TEXT, "b": {}}
-    assert schemas(wishes)[-1]["properties"] == {"a": {}, "b": {}}
+    answer, wishes = opened(tools(GOOD, *[BAD] * 30, GOOD))
+    assert {repr(schema) for schema in schemas(wishes)[::31]} == {repr(GOOD)}, "as many as an MCP server brings"
+    assert {repr(schema["properties"]) for schema in schemas(wishes)[1:-1]} == {repr({"a": TEXT, "b": {}})}
+    wide = {"type": "object", "properties": {f"m{i}": BAD["properties"]["b"] for i in range(200)}}
+    answer, wishes = opened(tools(GOOD, wide))
+    assert len(answer.tried) <= MAX_TRIES + 2 * MORE_TRIES + 4
+    assert schemas(wishes)[0] == GOOD
 
 
 def test_a_repaired_grammar_is_remembered() -> None:

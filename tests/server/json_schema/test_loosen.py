@@ -278,6 +278,8 @@ def test_no_value_is_lost(asked: Any) -> None:
         ({"type": "object", "propertyNames": {"pattern": "^(?!_)"}}, FREE_OBJECT, [".propertyNames"]),
         ({"type": "object", "properties": []}, {"type": "object", "properties": {}}, []),
         ({}, {}, []),
+        ({"title": "X"}, FREE_OBJECT, []),
+        ({"a": TEXT, "b": {"type": "integer"}}, FREE_OBJECT, []),  # members without a schema around them
         ({"anyOf": [TEXT, {"type": "number"}]}, FREE_OBJECT, [".type"]),
         ({"allOf": [obj(x=TEXT), TEXT]}, FREE_OBJECT, [".type"]),
         ({"type": "object", "oneOf": [TEXT, {"enum": [1]}]}, FREE_OBJECT, [".type"]),

@@ -207,8 +207,27 @@ def test_a_schema_that_is_none_is_said_of_its_tool_if_it_is_strict(parameters: d
     assert said in raised.value.message
     use = read(tools=tools(TIME, {"name": "bad", "parameters": parameters}))
     assert use is not None
-    assert use.shown[1]["function"]["parameters"] == parameters  # the model reads it as it was declared
+    shown = {**parameters, "properties": {}} if parameters.get("properties") == ["a"] else parameters
+    assert use.shown[1]["function"]["parameters"] == shown  # the model reads it as it was declared
     assert use.lost[0].startswith("tools[1].function.parameters.")
+
+
+@pytest.mark.parametrize(
+    ("odd", "shown"),
+    [
+        ({"required": True}, {"required": []}),
+        ({"required": 5}, {"required": []}),
+        ({"required": "a"}, {"required": ["a"]}),
+        ({"properties": ["a"]}, {"properties": {}}),
+        ({"properties": "none"}, {"properties": {}}),
+        ({"properties": [{"name": "a"}], "required": {"a": 1}}, {"properties": {}, "required": []}),
+    ],
+)
+def test_templates_are_shown_lists_and_objects_where_they_go_through_them(odd: Any, shown: Any) -> None:
+    """One such tool failed the request, for templates do not ask what `required` and `properties` are."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    use = read(tools=tools(TIME, {"name": "odd", "parameters": {**schema, **odd}}))
+    assert use is not None and use.shown[1]["function"]["parameters"] == {**schema, **shown}
 
 
 def test_a_long_name_and_many_tools_are_taken() -> None:
