@@ -4,6 +4,7 @@ The server leaves out of schemas what it knows that grammars cannot enforce, and
 refuses. The outcome is remembered, for an agent sends the same tools with every turn.
 """
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ from weft.server.task.structured_output import schema_structure
 from weft.server.task.task import OutputWishes
 
 MAX_REMEMBERED = 64
+LATE_S = 300.0
+"""How long an outcome holds that a busy engine left no time for: each turn of an agent would search anew."""
 _ANYTHING = '{"grammars": [{"lark_grammar": "start: /(?s:.*)/"}]}'
 _MAX_FITTINGS = 4
 
@@ -35,14 +38,14 @@ class _Outcome:
     """What became of a grammar: the one that is used instead, or why there is none.
 
     Attributes:
-        is_final: The same grammar would have the same outcome another time.
+        until: When the search is to be made again (monotonic), because it ran out of time.
     """
 
     grammar: str | None
     lost: list[str]
     message: str = ""
     param: str | None = None
-    is_final: bool = True
+    until: float = math.inf
 
 
 _outcomes: OrderedDict[tuple[str, str | None], _Outcome] = OrderedDict()
@@ -61,6 +64,8 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
     grammar, begin = answer.guidance.grammar, time.monotonic()
     key = grammar or "", _param(wishes)
     known = _outcomes.get(key)
+    if known is not None and known.until < begin:
+        known = None
     if known is None and (grammar is None or len(grammar) <= MAX_GRAMMAR_BYTES):
         try:
             return await answer.open(client)
@@ -70,8 +75,7 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
         known = await _fitted(answer, client, wishes, guide, begin)
     else:
         _outcomes.move_to_end(key)
-    if known.is_final:
-        _outcomes[key] = known
+    _outcomes[key] = known
     if len(_outcomes) > MAX_REMEMBERED:
         _outcomes.popitem(last=False)
     if known.grammar is None:
@@ -125,7 +129,8 @@ async def _mended(
         paths = [*paths, *more]
         if not paths or await refusal(wished) is not None:
             raise _named(error, wishes)
-    return _Outcome((await guide(wished)).grammar, paths, is_final=not repair.is_late)
+    until = time.monotonic() + LATE_S if repair.is_late else math.inf
+    return _Outcome((await guide(wished)).grammar, paths, until=until)
 
 
 def _free(wishes: OutputWishes) -> tuple[OutputWishes, list[str]]:

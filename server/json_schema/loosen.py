@@ -116,6 +116,7 @@ class _Walk:
         self._references = References(root)
         self._names: dict[str, str] = {}  # of the definitions, by the path of what they define
         self._waiting: list[tuple[str, Any, str]] = []
+        self._first_uses: dict[str, tuple[str, Any]] = {}  # of the definitions: where, and how they are called there
         self._num_parts = 0
 
     def read(self, value: Any, at: str, depth: int) -> Any:
@@ -167,10 +168,10 @@ class _Walk:
             if not new:
                 break
             finite |= new
-        paths = {name: path for path, name in self._names.items()}
         for name in [name for name in self.definitions if name not in finite]:
             self.definitions[name] = {}
-            self.notes.refuse(paths[name].removeprefix("#").replace("/", "."), "$ref", paths[name])
+            at, reference = self._first_uses[name]
+            self.notes.refuse(at, "$ref", reference)
 
     def _object(self, given: Schema, out: Schema, at: str, depth: int) -> None:
         members = given.get("properties")
@@ -273,6 +274,7 @@ class _Walk:
         target, path = found
         if path not in self._names:
             name = self._names[path] = str(len(self._names))
+            self._first_uses[name] = at, reference
             self._waiting.append((name, target, path.removeprefix("#").replace("/", ".")))
         out["$ref"] = f"#/$defs/{self._names[path]}"
 

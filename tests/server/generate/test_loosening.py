@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import AnswerRules, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
 from weft.server.formats.xml_families import QWEN3_CODER
-from weft.server.generate.loosening import open_loosening
+from weft.server.generate import loosening, repair
+from weft.server.generate.loosening import LATE_S, open_loosening
 from weft.server.generate.repair import MAX_TRIES, MORE_TRIES
 from weft.server.json_schema.loosen import loosened
 from weft.server.task.structured_output import json_structure
@@ -181,9 +183,10 @@ def test_the_log_names_what_is_not_enforced_and_nothing_else(caplog: pytest.LogC
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == answer.lost
 
 
-def test_the_number_of_tries_is_bounded_and_what_is_not_known_is_free() -> None:
-    answer, wishes = opened(tools(GOOD, *[BAD] * 30, GOOD))
-    assert {repr(schema) for schema in schemas(wishes)[::31]} == {repr(GOOD)}, "as many as an MCP server brings"
+def test_the_number_of_tries_is_bounded_and_what_is_not_known_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "MAX_S", 600.0)  # how fast the machine is says nothing
+    answer, wishes = opened(tools(GOOD, *[BAD] * 16, GOOD))
+    assert {repr(schema) for schema in schemas(wishes)[::17]} == {repr(GOOD)}, "as many as an MCP server brings"
     assert {repr(schema["properties"]) for schema in schemas(wishes)[1:-1]} == {repr({"a": TEXT, "b": {}})}
     wide = {"type": "object", "properties": {f"m{i}": BAD["properties"]["b"] for i in range(200)}}
     answer, wishes = opened(tools(GOOD, wide))
@@ -201,6 +204,20 @@ def test_a_repaired_grammar_is_remembered() -> None:
         with pytest.raises(JsonSchemaError, match=r"tools\[0\]") as raised:
             opened(strict, answers=(answers := []))
         assert (len(answers[0].tried) > 0) == bool(num_tries), raised.value
+
+
+def test_a_search_without_time_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy engine answers late: each turn of an agent waited for the whole time of a search."""
+    many = tools(BAD, {"type": "object", "properties": {"made_again": TEXT}})
+    monkeypatch.setattr(repair, "MAX_S", -1.0)
+    late, _ = opened(many)
+    assert "tools[1].parameters.properties" in late.lost
+    monkeypatch.setattr(repair, "MAX_S", 5.0)
+    again, _ = opened(many)
+    assert (len(again.tried), again.lost) == (1, late.lost)
+    later = time.monotonic() + LATE_S + 1
+    monkeypatch.setattr(loosening.time, "monotonic", lambda: later)
+    assert opened(many)[0].lost == ["tools[0].parameters.properties.b.allOf"]
 
 
 def test_tools_whose_grammar_is_too_long_are_fitted_to_it() -> None:
