@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
@@ -73,7 +73,7 @@ class CalledFunction(WireModel):
     """The function of an earlier call."""
 
     name: Text
-    arguments: JsonText | None = None
+    arguments: Annotated[JsonText, WithJsonSchema({"type": "object", "additionalProperties": True})] | None = None
 
 
 class EarlierCall(WireModel):

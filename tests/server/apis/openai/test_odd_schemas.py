@@ -116,4 +116,4 @@ def test_what_is_strict_may_be_spelled_as_strangers_do(site: Any) -> None:
         assert "lenient" not in grammar_of(site)
     assert site.tokenizer.variables.get("tools") is None  # as declared where there are tools
     site.chat(tools=[tool])
-    assert site.tokenizer.variables["tools"][0]["function"]["parameters"] == ODD
+    assert site.tokenizer.variables["tools"][0]["function"]["parameters"] == {**ODD, "required": ["c"]}

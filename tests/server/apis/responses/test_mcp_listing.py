@@ -185,8 +185,8 @@ def test_a_function_that_the_template_cannot_show_is_declared_with_less_or_left_
     kept, left_out = presentable(given, can_show_by(STRICT_TEMPLATE.replace("spec.type", "''")), bool)
     assert [each.function.name for each in kept] == ["good", *SCHEMAS]
     assert kept[0] == given[0]
-    assert "raw.never.input_schema" in left_out and "raw.listed.input_schema" in left_out
-    assert "raw.good.input_schema" not in left_out
+    assert "raw.never.input_schema" in left_out
+    assert {"raw.good.input_schema", "raw.listed.input_schema"}.isdisjoint(left_out)  # lists are no members
     assert presentable(given[:1], can_show_by(STRICT_TEMPLATE), bool) == (given[:1], [])
 
 

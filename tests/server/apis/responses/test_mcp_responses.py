@@ -503,6 +503,7 @@ def test_a_schema_that_is_none_loosens_that_tool_alone(site: Any) -> None:
     )
     grammar = site.engine.asked[0].guidance.grammar
     assert "maxLength" in grammar and "integer" in grammar
+    schemas["none"]["properties"] = {}  # templates go through it
     assert [tool["function"]["parameters"] for tool in site.tokenizer.variables["tools"]] == [*schemas.values()]
 
 
