@@ -152,8 +152,9 @@ def render_correctness(run: Path) -> str:
     cosine = min(vectors["cosine"] for vectors in report["vectors"])
     text = (
         "Correctness, on [real models](docs/models.md#real-models) beside transformers in float32: "
-        f"{models} in float32 gives {same} of {number} greedy outputs token by token. As served, the KL divergence is "
-        f"{' and '.join(served)}. Vectors have a cosine of {cosine:.5f} or more with sentence-transformers'."
+        f"of {models} in float32 {same} of {number} greedy outputs are equal token by token. As served, the KL "
+        f"divergence is {' and '.join(served)}. Vectors have a cosine of {cosine:.5f} or more with "
+        "sentence-transformers'."
     )
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 

@@ -31,6 +31,12 @@ class KnownModel(msgspec.Struct, frozen=True):
     context: int
 
 
+MAX_REPOSITORY_CHARS = 96
+"""The hub has no longer names, and no disk takes them for long."""
+MAX_STEP_CHARS = 200
+"""Of a folder or file."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnHub:
     """A repository of the hub.
@@ -114,7 +120,7 @@ def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
     if of_hub := _HUB.fullmatch(name):
         if (match := _AT_HUB.fullmatch(of_hub[1])) is None:
             raise LibraryError(f"no model of the hub: {name} (its branch main, a GGUF file there, or org/repo:Q4_K_M)")
-        return OnHub(match[1], match[2] or (unquote(match[3]) if match[3] else None))
+        return _on_hub(match[1], match[2] or (unquote(match[3]) if match[3] else None))
     if re.match(r"https?://", name, re.IGNORECASE):
         return _on_web(name)
     match = _PLAIN.fullmatch(name)
@@ -125,7 +131,17 @@ def elsewhere(name: str, here: Iterable[str] = ()) -> OnHub | OnWeb:
         if not advice and _OF_OLLAMA.fullmatch(name):
             advice = f": this is how Ollama names models; Weft wants {_WANTED}, or a name that `weft pull` lists"
         raise LibraryError(f"no such {'file' if name.lower().endswith('.gguf') else 'folder'}: {name}{advice}")
-    return OnHub(match[1], match[2])
+    return _on_hub(match[1], match[2])
+
+
+def _on_hub(repository: str, file: str | None) -> OnHub:
+    if len(repository) > MAX_REPOSITORY_CHARS:
+        raise LibraryError(
+            f"no model of the hub: its name must have at most {MAX_REPOSITORY_CHARS} characters, got {len(repository)}"
+        )
+    if any(len(step) > MAX_STEP_CHARS for step in (file or "").split("/")):
+        raise LibraryError(f"no file of the hub: its name must have at most {MAX_STEP_CHARS} characters")
+    return OnHub(repository, file)
 
 
 def _on_web(url: str) -> OnWeb:

@@ -273,7 +273,7 @@ def test_a_cache_that_cannot_be_written_is_told(hub: Mirror, written: str) -> No
         library.get("org/model", Seen())
 
 
-@pytest.mark.parametrize("name", ["org/a..b", "org/a--b", "org/model-", "org/" + "x" * 100])
+@pytest.mark.parametrize("name", ["org/a..b", "org/a--b", "org/model-"])
 def test_a_name_that_the_hub_cannot_have_is_told(hub: Mirror, name: str) -> None:
     """The error of the hub's client came through."""
     with pytest.raises(LibraryError, match=f"^{name}: download failed: Repo id|{name}: download failed: Cannot have"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.server.library.download import LibraryError
-from weft.server.library.names import OnHub, OnWeb, Source, known_models, parse
+from weft.server.library.names import OnHub, OnWeb, Source, elsewhere, known_models, parse
 
 QWEN = OnHub("Qwen/Qwen3-0.6B-GGUF", "Q8_0")
 GGUF = OnHub("org/m-GGUF", "Q4_K_M")
@@ -93,3 +93,10 @@ def test_what_can_be_no_path_is_told_like_any_other_name(name: str) -> None:
     """The system's error came through."""
     with contextlib.suppress(LibraryError):
         assert str(parse(name)) == name
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "org/" + "a" * 93, "org/a-GGUF:" + "q" * 201, "hf.co/org/" + "a" * 300])
+def test_names_that_no_disk_takes_are_refused(name: str) -> None:
+    """`weft rm` and Ollama's route asked the disk, which has an error of its own for them."""
+    with pytest.raises(LibraryError, match="must have at most"):
+        elsewhere(name)
