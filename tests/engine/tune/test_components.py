@@ -12,7 +12,7 @@ import torch
 from tests.architectures.checkpoints import write as write_architecture
 from tests.checkpoints import Checkpoint, write_config
 from tests.engine.requests_for_tests import add_request
-from tests.triton_interpreter import needs_triton, run_interpreted
+from tests.triton_interpreter import needs_triton
 from tests.vector_checkpoints import write_encoder
 from weft import server
 from weft.engine import config as engine_config
@@ -322,11 +322,6 @@ def test_nothing_is_timed_where_two_starts_must_compute_the_same_bits() -> None:
     for component in made.values():
         assert component is not None
         assert [candidate.name for candidate in component.candidates] == ["triton"]
-
-
-@needs_triton
-def test_candidates_on_cuda() -> None:
-    run_interpreted(Path(__file__).with_name("interpreted_components.py"))
 
 
 def test_torch_attends_to_all_or_to_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The checks of adapters_parity.py in Triton's interpreter; test_adapters.py runs this file in a process of its own."""
+"""The checks of adapters_parity.py in Triton's interpreter; test_interpreter.py runs this file."""
 
 from collections.abc import Callable
 

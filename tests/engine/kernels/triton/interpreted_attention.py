@@ -1,4 +1,4 @@
-"""The checks of attention_parity.py in the interpreter; test_attention.py runs this file in a process of its own."""
+"""The checks of attention_parity.py in the interpreter; test_interpreter.py runs this file."""
 
 import dataclasses
 from typing import Any

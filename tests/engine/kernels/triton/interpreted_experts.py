@@ -1,4 +1,4 @@
-"""The checks of experts_parity.py in Triton's interpreter; test_experts.py runs this file in a process of its own."""
+"""The checks of experts_parity.py in Triton's interpreter; test_interpreter.py runs this file."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The checks of few_rows_parity.py in Triton's interpreter; test_few_rows.py runs this file in a process of its own."""
+"""The checks of few_rows_parity.py in Triton's interpreter; test_interpreter.py runs this file."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The checks of layer_parity.py in Triton's interpreter; test_triton_kit.py runs this file in a process of its own."""
+"""The checks of layer_parity.py in Triton's interpreter; test_interpreter.py runs this file."""
 
 from collections.abc import Callable
 

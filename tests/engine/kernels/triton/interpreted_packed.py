@@ -1,4 +1,4 @@
-"""The checks of packed_parity.py in Triton's interpreter; test_packed.py runs this file in a process of its own."""
+"""The checks of packed_parity.py in Triton's interpreter; test_interpreter.py runs this file."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The checks of sampling_parity.py in Triton's interpreter; test_sampling.py runs this file in a process of its own."""
+"""The checks of sampling_parity.py in Triton's interpreter; test_interpreter.py runs this file."""
 
 import inspect
 from collections.abc import Callable

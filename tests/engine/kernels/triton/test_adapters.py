@@ -1,19 +1,14 @@
-"""adapters.py: its checks in Triton's interpreter, and its machine code for GPUs that are not here."""
+"""adapters.py: its machine code for GPUs that are not here."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.triton_compilation import ARCHITECTURES, compile_kernel, instructions, resources
-from tests.triton_interpreter import needs_triton, run_interpreted
+from tests.triton_interpreter import needs_triton
 
 SHAPE = {"DELTAS": 3, "RANK": 512, "ROWS": 16, "RANKS": 64}
 """Of the largest rank, which once took more registers and shared memory than there are."""
-
-
-@needs_triton
-def test_parity_in_the_interpreter() -> None:
-    run_interpreted(Path(__file__).with_name("interpreted_adapters.py"))
 
 
 @needs_triton

@@ -1,4 +1,4 @@
-"""packed.py: its checks in Triton's interpreter, and its machine code for GPUs that are not here."""
+"""packed.py: its machine code for GPUs that are not here."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.triton_compilation import ARCHITECTURES, compile_kernel, instructions, resources
-from tests.triton_interpreter import needs_triton, run_interpreted
+from tests.triton_interpreter import needs_triton
 
 PACKED = dict.fromkeys(("inputs", "outputs", "bias"), "*bf16") | {"codes": "*u8", "factors": "*fp32", "ends": "*i32"}
 PACKED |= dict.fromkeys(("num_rows", "num_experts", "num_outs", "columns", "row_bytes", "num_groups", "group"), "i32")
@@ -23,11 +23,6 @@ KINDS = {
 
 MOST_REGISTERS = {8: 128, 4: 200}
 """By the number of warps: two programs fit into the 65,536 registers of a multiprocessor."""
-
-
-@needs_triton
-def test_parity_in_the_interpreter() -> None:
-    run_interpreted(Path(__file__).with_name("interpreted_packed.py"))
 
 
 @needs_triton
