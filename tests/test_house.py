@@ -5,6 +5,7 @@ so that the lists of known misses can only shrink.
 """
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -42,7 +43,9 @@ KNOWN_CYCLES: set[frozenset[str]] = set()
 """Files that import each other, some of them inside functions."""
 
 
+@functools.cache
 def _files() -> dict[str, ast.Module]:
+    """Read when a test asks: every process that collects tests imports this file."""
     found = {}
     for package in ("engine", "server"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -50,8 +53,9 @@ def _files() -> dict[str, ast.Module]:
     return found
 
 
-FILES = _files()
-BY_NAME = {f"weft.{path.removesuffix('.py').replace('/', '.').removesuffix('.__init__')}": path for path in FILES}
+@functools.cache
+def _by_name() -> dict[str, str]:
+    return {f"weft.{path.removesuffix('.py').replace('/', '.').removesuffix('.__init__')}": path for path in _files()}
 
 
 def _imported(node: ast.AST, local: bool = False) -> Iterator[tuple[str, bool]]:
@@ -63,16 +67,16 @@ def _imported(node: ast.AST, local: bool = False) -> Iterator[tuple[str, bool]]:
             yield from ((alias.name, inner) for alias in child.names)
         elif isinstance(child, ast.ImportFrom) and child.module:
             full = [f"{child.module}.{alias.name}" for alias in child.names]
-            yield from ((name if name in BY_NAME else child.module, inner) for name in full)
+            yield from ((name if name in _by_name() else child.module, inner) for name in full)
         yield from _imported(child, inner)
 
 
 def _edges(*, at_import: bool = False) -> set[Edge]:
     return {
-        (path, BY_NAME[name])
-        for path, tree in FILES.items()
+        (path, _by_name()[name])
+        for path, tree in _files().items()
         for name, is_local in _imported(tree)
-        if name in BY_NAME and BY_NAME[name] != path and not (at_import and is_local)
+        if name in _by_name() and _by_name()[name] != path and not (at_import and is_local)
     }
 
 
@@ -102,21 +106,21 @@ def _cycles(edges: set[Edge]) -> set[frozenset[str]]:
                 work.append(target)
         return seen
 
-    reach = {path: reached(path) for path in FILES}
+    reach = {path: reached(path) for path in _files()}
     groups = {
-        frozenset(other for other in reach[path] if path in reach[other]) for path in FILES if path in reach[path]
+        frozenset(other for other in reach[path] if path in reach[other]) for path in _files() if path in reach[path]
     }
     return groups - {frozenset()}
 
 
 def test_every_file_has_a_place_in_the_order() -> None:
     rank, _ = _order()
-    assert [path for path, tree in FILES.items() if tree.body and not _entry(path, rank)] == []
+    assert [path for path, tree in _files().items() if tree.body and not _entry(path, rank)] == []
 
 
 def test_imports_inside_a_package_do_not_climb() -> None:
     rank, _ = _order()
-    edges = {edge for edge in _edges() if edge[0].split("/")[0] == edge[1].split("/")[0] and FILES[edge[1]].body}
+    edges = {edge for edge in _edges() if edge[0].split("/")[0] == edge[1].split("/")[0] and _files()[edge[1]].body}
     assert len(edges) > 500
     climbing = {(a, b) for a, b in edges if rank[_entry(a, rank)] < rank[_entry(b, rank)]}
     assert climbing == KNOWN_BACK_EDGES
@@ -124,7 +128,7 @@ def test_imports_inside_a_package_do_not_climb() -> None:
 
 def test_the_server_imports_only_what_both_share_and_the_engine_nothing_of_it() -> None:
     rank, shared = _order()
-    crossing = {edge for edge in _edges() if edge[0].split("/")[0] != edge[1].split("/")[0] and FILES[edge[1]].body}
+    crossing = {edge for edge in _edges() if edge[0].split("/")[0] != edge[1].split("/")[0] and _files()[edge[1]].body}
     assert {_entry(target, rank) for _, target in crossing} <= shared
     assert ("server/models/engine_client.py", "engine/wire/messages.py") in crossing
 
@@ -138,13 +142,13 @@ def test_files_that_import_each_other_are_known() -> None:
 
 
 def test_folders_fit_the_eye() -> None:
-    folders = Counter(str(pathlib.Path(path).parent) for path, tree in FILES.items() if tree.body)
+    folders = Counter(str(pathlib.Path(path).parent) for path, tree in _files().items() if tree.body)
     assert {folder: count for folder, count in folders.items() if count > MAX_IN_FOLDER} == {}
 
 
 @pytest.mark.parametrize("path", LIGHT)
 def test_what_starts_often_loads_little(path: str) -> None:
-    module = next(name for name, file in BY_NAME.items() if file == path)
+    module = next(name for name, file in _by_name().items() if file == path)
     code = f"import {module}, sys; print(*({set(LIGHT[path].split())!r} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr
@@ -152,10 +156,10 @@ def test_what_starts_often_loads_little(path: str) -> None:
 
 def test_no_file_of_the_server_loads_torch_or_needs_ray() -> None:
     """Ray's own files aside; they are imported where it is installed only."""
-    users = {path for path, tree in FILES.items() if any(name.split(".")[0] == "ray" for name, _ in _imported(tree))}
+    users = {path for path, tree in _files().items() if any(name.split(".")[0] == "ray" for name, _ in _imported(tree))}
     assert users == USERS_OF_RAY
     skipped = {*USERS_OF_RAY - {"server/ray/deploy.py"}, "server/__main__.py"}
-    names = sorted(name for name, path in BY_NAME.items() if path.startswith("server/") and path not in skipped)
+    names = sorted(name for name, path in _by_name().items() if path.startswith("server/") and path not in skipped)
     code = (
         f"import importlib, sys\nsys.modules['ray'] = None\nfor n in {names!r}: importlib.import_module(n)\n"
         "print(*{'torch', 'transformers', 'weft.engine.loop.engine'} & sys.modules.keys())"
@@ -166,7 +170,7 @@ def test_no_file_of_the_server_loads_torch_or_needs_ray() -> None:
 
 def test_no_function_has_more_than_70_lines() -> None:
     """`startup.start` had grown to 76."""
-    for path, tree in FILES.items():
+    for path, tree in _files().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 70, f"{path}: {node.name}"
