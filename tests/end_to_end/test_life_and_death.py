@@ -1,19 +1,18 @@
 """What users see when processes die, drain and come back."""
 
-import contextlib
 import os
 import pathlib
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.end_to_end.conftest import ENGINE, SERVER, TIMEOUT_S, LiveServer, Serve
+from tests.end_to_end.conftest import ENGINE, SERVER, TIMEOUT_S, LiveServer, Serve, serving
 from weft import server
 from weft.server.supervise.supervisor import EXIT_FORCED, REPEAT_S
 
@@ -78,8 +77,24 @@ def wait_until_serving(server: LiveServer) -> None:
     assert complete(server).status_code == 200
 
 
-def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Serve, long_model: str) -> None:
-    server = serve(long_model)
+@pytest.fixture(scope="module")
+def long_server(long_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One whose engines die; each test leaves it serving."""
+    with serving(tmp_path_factory.mktemp("long") / "log", long_model, WEFT_DRAIN_TIMEOUT_S="1") as server:
+        yield server
+        assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def narrow_server(long_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One request runs, and two may wait."""
+    folder = tmp_path_factory.mktemp("narrow")
+    with serving(folder / "log", long_model, "--max-num-seqs", "1", WEFT_MAX_NUM_WAITING="2") as server:
+        yield server
+
+
+def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(long_server: LiveServer) -> None:
+    server = long_server
     (engine,) = server.children(ENGINE)
     stream = Stream(server, **LONG)
     kill_engine(server)
@@ -94,12 +109,11 @@ def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Se
     let_restart(server)
     wait_until_serving(server)
     assert server.children(ENGINE) != [engine]
-    assert server.stop() == 0
 
 
-def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve, long_model: str) -> None:
-    """Accepted, but still waiting when the engine dies."""
-    server = serve(long_model, "--max-num-seqs", "1")
+def test_requests_that_had_no_token_yet_are_told_and_a_full_queue_is_said(narrow_server: LiveServer) -> None:
+    """Accepted, but still waiting when the engine dies; one more was refused."""
+    server = narrow_server
     running = Stream(server, **LONG)
     replies: list[httpx.Response] = []
     waiting = [
@@ -109,6 +123,11 @@ def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve, long_mode
     for thread in waiting:
         thread.start()
     server.wait_for_metric("weft:num_requests_waiting", 2)
+    refused = complete(server, prompt=[41])
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert "retry-after" in refused.headers
+    assert running.thread.is_alive()
     kill_engine(server)
     for thread in waiting:
         thread.join(TIMEOUT_S)
@@ -184,12 +203,12 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(user) + int(system) for *_, user, system in (f[:13] for f in fields)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve, long_model: str) -> None:
+def test_a_request_that_kills_the_engine_alone_is_refused(long_server: LiveServer) -> None:
     """It crashed twice while it ran: first as one of two suspects, then alone. Its neighbour is served.
 
     An operator may let it run again.
     """
-    server = serve(long_model)
+    server = long_server
     neighbour = LONG | {"prompt": "e" * 30}
     poison = [Stream(server, **LONG), Stream(server, **neighbour)]
     end_engine(server, signal.SIGSEGV, *poison)
@@ -204,12 +223,12 @@ def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve, long_mod
     assert is_served(Stream(server, **LONG))
 
 
-def test_a_request_whose_engine_is_killed_from_outside_is_no_poison(serve: Serve, long_model: str) -> None:
+def test_a_request_whose_engine_is_killed_from_outside_is_no_poison(long_server: LiveServer) -> None:
     """It was refused for ever when the out-of-memory killer had come twice."""
-    server = serve(long_model)
+    server, other = long_server, LONG | {"prompt": "h" * 30}
     for _ in range(2):
-        end_engine(server, signal.SIGKILL, Stream(server, **LONG))
-    assert is_served(Stream(server, **LONG))
+        end_engine(server, signal.SIGKILL, Stream(server, **other))
+    assert is_served(Stream(server, **other))
 
 
 def is_served(stream: Stream) -> bool:
@@ -298,23 +317,6 @@ def test_the_engine_dies_with_the_supervisor(serve: Serve) -> None:
     eventually(
         lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in children), "children outlive the supervisor"
     )
-
-
-def wait_in_queue(server: LiveServer) -> None:
-    with contextlib.suppress(httpx.TransportError):  # the server ends with the test
-        complete(server, prompt=[40])
-
-
-def test_a_full_queue_is_said(serve: Serve, long_model: str) -> None:
-    server = serve(long_model, "--max-num-seqs", "1", WEFT_MAX_NUM_WAITING="1")
-    running = Stream(server, **LONG)
-    threading.Thread(target=wait_in_queue, args=(server,), daemon=True).start()
-    server.wait_for_metric("weft:num_requests_waiting", 1)
-    refused = complete(server, prompt=[41])
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "queue_full"
-    assert "retry-after" in refused.headers
-    assert running.thread.is_alive()
 
 
 def test_a_model_that_cannot_be_loaded_ends_with_one_line(serve: Serve, tmp_path: pathlib.Path) -> None:

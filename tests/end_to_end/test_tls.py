@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve, serving
 
 ENDLESS = {"prompt": "Once", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
 
@@ -45,20 +45,23 @@ class Files:
         self.trust = ssl.create_default_context(cadata=self.certfile.read_text())
 
 
-@pytest.fixture
-def files(tmp_path: pathlib.Path) -> Files:
-    return Files(tmp_path)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("tls"))
 
 
-@pytest.fixture
-def server(serve: Serve, files: Files, long_model: str) -> Iterator[LiveServer]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, files: Files, long_model: str) -> Iterator[LiveServer]:
     environment = {"WEFT_SSL_CERTFILE": str(files.certfile), "WEFT_SSL_KEYFILE": str(files.keyfile)}
-    server = serve(long_model, ready=False, WEFT_HEADER_TIMEOUT_S="2", WEFT_DRAIN_TIMEOUT_S="1", **environment)
-    deadline = time.monotonic() + TIMEOUT_S
-    while "Serving" not in server.log.read_text():
-        assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
-        time.sleep(0.05)
-    return server
+    log = tmp_path_factory.mktemp("log") / "log"
+    with serving(
+        log, long_model, ready=False, WEFT_HEADER_TIMEOUT_S="2", WEFT_DRAIN_TIMEOUT_S="1", **environment
+    ) as server:
+        deadline = time.monotonic() + TIMEOUT_S
+        while "Serving" not in log.read_text():
+            assert server.process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield server
 
 
 def url(server: LiveServer, path: str = "") -> str:
@@ -90,20 +93,6 @@ def connect(server: LiveServer, files: Files) -> ssl.SSLSocket:
     return files.trust.wrap_socket(connection, server_hostname="127.0.0.1")
 
 
-def test_a_drain_ends_streams_over_tls(server: LiveServer, files: Files) -> None:
-    with (
-        httpx.Client(verify=files.trust, timeout=TIMEOUT_S) as client,
-        client.stream("POST", url(server, "/v1/completions"), json=ENDLESS) as reply,
-    ):
-        lines = reply.iter_lines()
-        next(lines)
-        server.process.send_signal(signal.SIGTERM)
-        rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]"
-    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
-    assert server.process.wait(TIMEOUT_S) == 0
-
-
 def test_a_client_that_leaves_is_noticed(server: LiveServer, files: Files) -> None:
     with httpx.Client(verify=files.trust, timeout=TIMEOUT_S) as client:
         with client.stream("POST", url(server, "/v1/completions"), json=ENDLESS) as reply:
@@ -128,6 +117,21 @@ def test_a_renewed_certificate_is_used_from_the_next_connection_on(server: LiveS
         httpx.get(url(server, "/ready"), verify=old)
 
 
+def test_a_drain_ends_streams_over_tls(server: LiveServer, files: Files) -> None:
+    """The last that the server does."""
+    with (
+        httpx.Client(verify=files.trust, timeout=TIMEOUT_S) as client,
+        client.stream("POST", url(server, "/v1/completions"), json=ENDLESS) as reply,
+    ):
+        lines = reply.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert server.process.wait(TIMEOUT_S) == 0
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -136,7 +140,8 @@ def test_a_renewed_certificate_is_used_from_the_next_connection_on(server: LiveS
         ("alone", "WEFT_SSL_CERTFILE: ssl_certfile needs ssl_keyfile"),
     ],
 )
-def test_files_that_cannot_serve_are_named(serve: Serve, files: Files, fault: str, message: str) -> None:
+def test_files_that_cannot_serve_are_named(serve: Serve, tmp_path: pathlib.Path, fault: str, message: str) -> None:
+    files = Files(tmp_path)
     environment = {"WEFT_SSL_CERTFILE": str(files.certfile), "WEFT_SSL_KEYFILE": str(files.keyfile)}
     if fault == "missing":
         files.keyfile.unlink()

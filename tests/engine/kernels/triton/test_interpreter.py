@@ -8,7 +8,6 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.triton_interpreter import needs_triton
 
