@@ -15,6 +15,7 @@
 #                   BENCH=embeddings: vectors of 1,000 texts beside sentence-transformers
 #                   BENCH=batch_beside: what running streams feel while a batch runs, at URL=
 #                   BENCH=offload: the first token of a prompt whose blocks come back from disk, beside computing it
+#                   BENCH=start: from the command to the first answer, beside Python loading torch
 #                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=quality: what every form of weights does to the demo model
 #                   BENCH=real_quality: what they do to the models of `make real`, beside transformers and llama.cpp
@@ -39,8 +40,8 @@ PORT ?=
 ARGS ?=
 URL ?=
 BENCH ?= compare
-# Processes that run tests side by side. Each starts servers of its own, and these have threads of their own.
-WORKERS ?= 2
+# Processes that run tests side by side, one more than cores: some tests wait for a process or a time limit.
+WORKERS ?= 3
 
 # Installed before anything else: of this very version pip takes a CPU build that its configuration offers, and what
 # follows is content with it, so nothing fetches CUDA packages onto a machine without a GPU.

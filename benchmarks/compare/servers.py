@@ -181,7 +181,7 @@ def running(server: Server, group: Sequence[Workload], log: pathlib.Path, timeou
                     raise ServerError(f"{server.name} ended with exit code {process.returncode}")
                 if time.perf_counter() - start > timeout_s:
                     raise ServerError(f"{server.name} was not ready after {timeout_s:g} s")
-                time.sleep(0.05)
+                time.sleep(0.005)
             yield Running(url, time.perf_counter() - start, process.pid)
         except Exception as error:
             error.add_note(f"$ {' '.join(arguments)}\n{_tail(log)}\n(the whole log: {log})")
