@@ -24,7 +24,7 @@ from weft.engine.drafts import NgramDrafter, PredictionDrafter
 from weft.engine.guidance.compiler import GrammarCompiler, load_vocabulary
 from weft.engine.kernels.choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.kernels.torch.caches import Caches
-from weft.engine.layers.block import Decoder
+from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars
 from weft.engine.loop.output_collector import ForcedTokens
@@ -41,7 +41,6 @@ from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
 from weft.engine.start.model_choice import (
-    LoadedModel,
     ModelPlan,
     load_planned,
     plan_largest,
@@ -184,7 +183,7 @@ def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan, folder: Path) -> Cac
 
 def _draft_model(
     draft: DraftCheckpoint | None,
-    model: "LoadedModel | None",
+    model: LoadedModel | None,
     caches: Caches | None,
     sampling: SamplingKernels,
     kv: KVCacheManager,

@@ -12,8 +12,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import NoReturn
 
-from weft.engine.fields import Fields
-from weft.engine.weights.patterns import ModulePattern, module_pattern
+from weft.engine.fields import Fields, ModulePattern, module_pattern
 from weft.engine.wire.errors import ModelError
 
 
