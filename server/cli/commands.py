@@ -21,16 +21,8 @@ from typer.core import TyperGroup
 
 from weft.engine.wire import errors as limits
 from weft.server.cli.tables import describe, describe_values
-from weft.server.settings import (
-    FLAGS,
-    Resolved,
-    Settings,
-    StartError,
-    check_adapters,
-    engine_options,
-    flag_name,
-    resolve,
-)
+from weft.server.resolve import Resolved, check_adapters, resolve
+from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name
 
 logger = logging.getLogger(__name__)
 
