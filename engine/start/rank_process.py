@@ -27,7 +27,7 @@ from weft.engine.ranks.ranked_runner import FollowingRunner
 from weft.engine.ranks.ranks import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, meet, share_cores
 from weft.engine.start.launch import follow_parent
 from weft.engine.start.model_choice import plan_model, read_model
-from weft.engine.start.startup import measure_memory
+from weft.engine.start.warm_up import measure_memory
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import first_line
 from weft.engine.wire.machine import collect_rarely

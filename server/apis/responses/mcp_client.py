@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from weft.server.apis.responses.schema import McpTool
+from weft.server.apis.responses.answers import McpTool
 from weft.server.text.shield import one_line
 
 MAX_LISTED = 1024
