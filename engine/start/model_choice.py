@@ -14,6 +14,7 @@ import torch
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_layers
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelConfig, ModelFacts, native_config
+from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields, understood
@@ -22,9 +23,8 @@ from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.lora.adapters import AdaptedKernels, Adapters
 from weft.engine.memory_plan import num_positions
-from weft.engine.models.cut import Cut, Stage, find_stages, largest_groups
+from weft.engine.models.cut import Stage, find_stages, largest_groups, shard
 from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
