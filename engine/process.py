@@ -20,17 +20,18 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from weft.engine.cache.events import open_publisher
 from weft.engine.cache.manager import KVCacheManager
+from weft.engine.device import cannot_load
 from weft.engine.loop.crash_record import CrashRecord, Fingerprint, StallRule, fingerprint
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
 from weft.engine.request import Outputs
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
-from weft.engine.start.ending import cannot_load, first_line, follow_parent
+from weft.engine.start.launch import follow_parent
 from weft.engine.start.startup import Started, start
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
+from weft.engine.wire.errors import first_line
 from weft.engine.wire.machine import collect_rarely
 from weft.engine.wire.messages import (
     FAULT_NAME,
@@ -79,7 +80,12 @@ class EngineProcess:
         self._progress_logged = time.monotonic()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
         self._lora_names, self._names_time = b"", 0.0
-        self._publisher = open_publisher(options)
+        self._publisher = None
+        if options.kv_events:
+            from weft.engine.cache.event_publisher import EventPublisher  # needs zmq
+
+            more = options.kv_events_replay, options.kv_events_buffer
+            self._publisher = EventPublisher(options.kv_events, options.kv_events_topic or "", *more)
         epoch = f"{self._epoch_id:016x}"
         started = start(
             options,

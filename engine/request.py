@@ -207,6 +207,22 @@ class Request:
         return self.grammar is not None or self.reasoning_budget is not None or self.continuation is not None
 
     @property
+    def is_run(self) -> bool:
+        """Whether it has a run of known output ids to compute, more than the last one."""
+        return self.has_computed_prompt and self.num_new_tokens > 1
+
+    @property
+    def is_schedulable(self) -> bool:
+        """False if nothing is left to compute, or the next input depends on ids not yet on the host.
+
+        It depends on them in three cases. Drafts are being verified, so the number of tokens is unknown. A new draft is
+        to be made. A grammar, a reasoning budget or a beam search decides what follows.
+        """
+        if self.num_placeholders and (self.draft_token_ids or self.awaits_ids or self.needs_known_ids):
+            return False
+        return self.num_new_tokens > 0 and (self.num_remaining_tokens > 0 or not self.has_computed_prompt)
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is RequestStatus.FINISHED

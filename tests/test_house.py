@@ -34,9 +34,7 @@ LIGHT = {
 
 USERS_OF_RAY = {f"server/ray/{name}.py" for name in ("app", "deploy", "followers", "router")}
 
-KNOWN_BACK_EDGES: set[Edge] = {
-    ("server/apis/ollama/route.py", "server/apis/vectors/route.py"),
-}
+KNOWN_BACK_EDGES: set[Edge] = set()
 """Against the order."""
 
 KNOWN_CYCLES: set[frozenset[str]] = set()

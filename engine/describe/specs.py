@@ -8,12 +8,14 @@ nested parts count as its own.
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
+from weft.engine.describe.cut import Cut, rows
 from weft.engine.layers.all_ranks import norm_of_all_ranks, of_all_ranks
 from weft.engine.layers.block import (
     Attention,
@@ -39,7 +41,7 @@ from weft.engine.layers.norm import (
     unchanged_heads,
 )
 from weft.engine.layers.wrapped_linear import LinearWithEpilogue, clamped, scaled
-from weft.engine.weights.reader import ExpertsRef, TensorRef, WeightReader, WeightRef
+from weft.engine.weights.reader import ExpertsRef, Run, TensorRef, WeightReader, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class PartSpec:
         """What it keeps of a request, each in a cache of its own; empty for a part without memory."""
         return tuple(value for value in _values(self) if isinstance(value, CacheSpec))
 
+    def cut(self, cut: Cut) -> Self:
+        """What a rank computes of it; the part itself where it cannot be divided, and is whole on every rank."""
+        return self
+
 
 def _values(value: object) -> Iterator[object]:
     """The values in the fields of a part, then nested parts, and the values of these; tuples are taken apart."""
@@ -71,6 +77,15 @@ def _values(value: object) -> Iterator[object]:
 
 class BlockSpec(PartSpec, ABC):
     """A block that is still to be built."""
+
+    @property
+    def halves(self) -> dict[str, PartSpec]:
+        """Its mixer and its feed-forward layer, as far as it has them, by the names of its fields."""
+        return {name: part for name in ("mixer", "feed_forward") if (part := getattr(self, name, None))}
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        return replace(self, **{name: part.cut(cut) for name, part in self.halves.items()})
 
     @abstractmethod
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
@@ -131,6 +146,13 @@ class NormSpec(PartSpec):
         """Load a rank's part of an RMSNorm."""
         return norm_of_all_ranks(None if self.weight is None else reader.tensor(self.weight), self.eps)
 
+    def of_heads(self, run: Run, over_all: bool = False) -> "NormSpec":
+        """That of a rank's heads, where each has weights of its own."""
+        weight, bias = (
+            ref and (rows(ref, run) if over_all or len(ref.shape) > 1 else ref) for ref in (self.weight, self.bias)
+        )
+        return replace(self, weight=weight, bias=bias)
+
 
 def build_norm(norm: NormSpec | None, kernels: LayerKernels, reader: WeightReader) -> Layer:
     """Load a norm; None leaves hidden states as they are."""
@@ -160,6 +182,10 @@ class OutputSpec(PartSpec):
         if self.norm is not None:
             linear = LinearWithEpilogue(linear, self.norm.build(kernels, reader))
         return linear if self.scale == 1.0 else LinearWithEpilogue(linear, scaled(unchanged, self.scale))
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        return replace(self, matrix=cut.by_inputs(self.matrix), is_partial=cut.has_sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +217,13 @@ class HeadNormsSpec(PartSpec):
         return NormedHeads(
             kernels.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last
         )
+
+    def of_heads(self, cut: Cut, queries: Run, keys: Run, dim: int) -> "HeadNormsSpec":
+        """Those of a rank's heads, which have dim values."""
+        if self.over_all:  # their weights are those of all heads
+            queries, keys = (Run(run.first * dim, run.size * dim) for run in (queries, keys))
+        own, own_keys = self.queries.of_heads(queries, self.over_all), self.keys.of_heads(keys, self.over_all)
+        return replace(self, queries=own, keys=own_keys, is_partial=self.over_all and cut.has_sums)
 
     @property
     def _is_uniform(self) -> bool:
@@ -238,6 +271,25 @@ class AttentionSpec(MixerSpec):
         sinks = reader.tensor(self.sinks) if self.sinks else None
         return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks)
 
+    @override
+    def cut(self, cut: Cut, gate_size: int = 0) -> Self:
+        cache, norms, dim = self.cache, self.head_norms, self.cache.head_dim
+        all_heads, all_kv = self.num_heads, cache.num_kv_heads
+        if not cut.divides_heads(all_heads, all_kv) or (norms and norms.over_all and norms.queries.is_layer_norm):
+            return self
+        heads, kv, gate = (all_heads * dim, all_heads), (all_kv * dim, all_kv), (gate_size, all_heads)
+        own, own_kv = cut.run(all_heads), cut.run(all_kv)
+        slopes = cache.slopes[own.first : own.first + own.size]
+        return replace(
+            self,
+            qkv=cut.by_outputs(self.qkv, heads, kv, kv, *([gate] if gate_size else [])),
+            head_norms=norms and norms.of_heads(cut, own, own_kv, dim),
+            output=self.output.cut(cut),
+            num_heads=own.size,
+            cache=replace(cache, num_kv_heads=own_kv.size, num_heads=own.size, slopes=slopes),
+            sinks=self.sinks and rows(self.sinks, own),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec(FeedForwardSpec):
@@ -251,6 +303,12 @@ class DenseSpec(FeedForwardSpec):
     def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
         build_first = kernels.gated if len(self.first.sizes) > 1 else kernels.ungated
         return GatedFeedForward(build_first(self.first, reader, self.activation), self.output.build(kernels, reader))
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        if not cut.divides(*self.first.sizes):
+            return self
+        return replace(self, first=cut.inner(self.first), output=self.output.cut(cut))
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,10 +420,6 @@ class DecoderSpec(PartSpec):
         """Values in the checkpoint; a shared matrix counts once."""
         return sum(weight.num_values for weight in self.weights)
 
-    def file_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the checkpoint's tensors in dtype."""
-        return self.num_parameters * dtype.itemsize
-
     def weights_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory, from the shapes alone."""
         inner = self.matrices[:-1] if self.embedding else self.matrices
@@ -384,3 +438,14 @@ class DecoderSpec(PartSpec):
         if self.head is None:
             return num_bytes + kernels.tied_bytes(self.embedding, dtype)
         return num_bytes + kernels.linear_bytes(self.head, dtype) + self.embedding.num_values * dtype.itemsize
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        cut = replace(cut, caches=self.caches)
+        return replace(
+            self,
+            embedding=self.embedding and cut.vocabulary(self.embedding),
+            head=self.head and cut.vocabulary(self.head),
+            layer_embedding=self.layer_embedding and cut.vocabulary(self.layer_embedding),
+            blocks=tuple(block.cut(cut) for block in self.blocks),
+        )

@@ -8,17 +8,24 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from weft.engine.batch import Batch
+from weft.engine.cache.specs import group_layers
 from weft.engine.config import EngineConfig
-from weft.engine.fallback.loading import TransformersModel
+from weft.engine.fallback.config import FallbackConfig
+from weft.engine.fallback.loading import TransformersModel, load_fallback
 from weft.engine.fallback.request_model import GoingOn, RequestModel
+from weft.engine.kernels.choice import make_caches
 from weft.engine.kernels.torch.caches import Caches, Context
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.runner.dummy_batch import dummy_batch
+from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import format_size
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +42,41 @@ _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.4}
 """Bounds on the root mean square of the error, in standard deviations of a row of logits. In bfloat16 and with random
 weights, 28 layers of Qwen3-0.6B's shape differ by 0.06, because the module's own attention rounds its scores. The
 tiniest model of any architecture differs by 0.26."""
+
+
+_MAX_COMPARED_BYTES = {"cpu": 32_000_000_000, "cuda": 160_000_000_000}
+"""Above this size of the weights the comparison at start-up is left out: it reads them four times."""
+
+
+def load_compared(
+    model: FallbackConfig, config: EngineConfig, kernels: LayerKernels | None, folder: Path, progress: Progress
+) -> TransformersModel | RequestModel:
+    """Load transformers' module, and compare it with itself over Weft's cache.
+
+    Raises:
+        ModelError: It cannot be loaded, or it differs.
+    """
+    loaded = load_fallback(
+        folder,
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kernels=kernels,
+        load_format=config.options.load_format,
+        progress=progress,
+    )
+    is_compared = loaded.weights_bytes <= _MAX_COMPARED_BYTES[config.device.type]
+    if not is_compared:
+        size = format_size(loaded.weights_bytes)
+        logger.warning("transformers' module is not compared with itself over its cache, since it takes %s", size)
+    if isinstance(loaded, RequestModel):
+        logger.warning("%s runs request by request, which is slow: %s", model.architecture, model.reason)
+        prepare_requests(loaded, config, model.vocab_size, is_compared)
+    elif is_compared:
+        config = dataclasses.replace(config, rounded_kv=None)
+        caches = make_caches(group_layers(loaded.cache_specs), num_blocks(config), config, model.num_heads)
+        compare(loaded, caches, config, model.vocab_size)
+    return loaded
 
 
 def num_blocks(config: EngineConfig) -> int:

@@ -1,4 +1,4 @@
-"""Finds the family of a checkpoint by the architecture name in its config.json. Imports no torch.
+"""Finds the family of a checkpoint by the architecture name in its config.json, and what it is for. Imports no torch.
 
 Every module of this folder is imported, and the families in it make themselves known (`switches.family`). Of a
 checkpoint that also reads images or sounds, the text half is served alone, as the model that it is.
@@ -236,3 +236,38 @@ def text_half(architecture: str, fields: Fields) -> tuple[str, Fields] | None:
     known = _TEXT_HALVES.get(model_type) if architecture in _WRAPPERS else None
     name = architecture if architecture.endswith("ForCausalLM") else known
     return (name, text.inheriting(fields, _INHERITED).with_defaults(_LEFT_OUT.get(model_type, {}))) if name else None
+
+
+CLASSIFIER = "ForSequenceClassification"
+_HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
+_SCORE_MODULE = "LogitScore"
+
+
+def is_headless(architecture: str) -> bool:
+    """Whether models of this name have no head that writes text, nor one of a classifier."""
+    return architecture.endswith(_HEADLESS) and not architecture.endswith("HeadModel")
+
+
+def own_task(folder: Path) -> str:
+    """What the checkpoint is for: generate, embed or classify.
+
+    A reranker that answers yes or no is a causal model with one of two marks: a module `LogitScore`, or
+    `classifier_from_token` in config.json (vLLM), the texts of no and yes.
+
+    Raises:
+        ModelError: A file is missing or malformed.
+    """
+    fields = Fields.read(folder / "config.json")
+    architecture = (*fields.texts("architectures"), "")[0]
+    modules = module_kinds(folder)
+    if architecture.endswith(CLASSIFIER) or fields.has("classifier_from_token") or _SCORE_MODULE in modules:
+        return "classify"
+    return "embed" if modules or is_headless(architecture) else "generate"
+
+
+def module_kinds(folder: Path) -> list[str]:
+    """The kinds of the modules of sentence-transformers, such as Pooling; none without modules.json."""
+    path = folder / "modules.json"
+    if not path.exists():
+        return []
+    return [(fields.optional_text("type") or "").rpartition(".")[2] for fields in Fields.read_list(path)]

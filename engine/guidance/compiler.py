@@ -12,18 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from weft.engine.guidance.matcher import Forcing, GrammarMatcher, one_line
 from weft.engine.guidance.meeting import check_meeting
 from weft.engine.wire.messages import MAX_GRAMMAR_BYTES
 from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 
 _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 1 << 20
@@ -43,7 +41,7 @@ class InvalidGrammarError(Exception):
 class GrammarCompiler:
     """Compiles grammars; only one thread may call `compile`."""
 
-    def __init__(self, load_vocabulary: Callable[[], "LLTokenizer"]) -> None:
+    def __init__(self, load_vocabulary: Callable[[], LLTokenizer]) -> None:
         """Load nothing yet; load_vocabulary is called once, by a compiling thread or by `prepare`."""
         self._load_vocabulary = load_vocabulary
         self._forcing: Forcing | InvalidGrammarError | None = None  # None: not loaded yet
@@ -96,10 +94,8 @@ class GrammarCompiler:
 
     def _compile(self, text: str) -> GrammarMatcher:
         forcing = self.prepare()
-        import llguidance
-
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(forcing.vocabulary, _without_forcing(text), log_level=0, limits=limits)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(forcing.vocabulary, _without_forcing(text), log_level=0, limits=limits)
         _check(matcher)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         _check(matcher)
@@ -111,7 +107,7 @@ class GrammarCompiler:
         return GrammarMatcher(matcher, forcing)
 
 
-def _check(matcher: "LLMatcher") -> None:
+def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         raise InvalidGrammarError(f"the grammar cannot be used: {one_line(matcher.get_error())}")
 
@@ -141,8 +137,6 @@ def _without_gbnf(grammar: dict[str, object]) -> dict[str, object]:
     """Translate an entry {"gbnf": ...}, which the library does not know, into Lark."""
     if "gbnf" not in grammar:
         return grammar
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
     lark = gbnf_to_lark(str(grammar["gbnf"]))
     return {key: value for key, value in grammar.items() if key != "gbnf"} | {"lark_grammar": lark}
 
@@ -159,7 +153,7 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
     """Read tokenizer.json, and which tokens the files beside it declare special.
 
     Special tokens are the same as in the server's tokenizer, so a grammar never matches one by its text. Reading
@@ -173,15 +167,13 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     Raises:
         InvalidGrammarError: There is no tokenizer, or it cannot be used.
     """
-    import llguidance  # here, because most engines never see a grammar
-
     try:
         file = tokenizer_folder(folder) / "tokenizer.json"
     except TokenizerFilesError as error:
         raise InvalidGrammarError(f"a grammar needs a tokenizer: {error}") from error
     try:
         text = _declare_special(file.read_text(encoding="utf-8"), list(_declared(folder)))
-        return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
     except Exception as error:  # the libraries raise nothing more precise
         raise InvalidGrammarError(f"grammars cannot use the tokenizer.json of this checkpoint: {error}") from error
 

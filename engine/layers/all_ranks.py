@@ -73,7 +73,7 @@ def embedding_of_all_ranks(embedding: Layer, first: int, size: int) -> Layer:
 def of_all_ids(vocab_size: int) -> Layer:
     """The rank's logits -> those of all ids on the first rank, which alone samples; on others they stay.
 
-    Each rank has the ids that `weft.engine.models.sharding` gives it.
+    Each rank has the ids that `weft.engine.models.cut` gives it.
     """
 
     def gather(logits: torch.Tensor) -> torch.Tensor:

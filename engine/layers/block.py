@@ -302,6 +302,18 @@ class Model(Protocol):
         """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size). The next call may overwrite them."""
 
 
+class LoadedModel(Model, Protocol):
+    """A model with its weights, whoever wrote it."""
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What each cache keeps."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory that the weights take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder(Model):
     """A model ready to run on one device: embedding, blocks, final norm, output head.

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import DecoderSpec, build_norm
 from weft.engine.gguf.tensors import GgufSource, decode_gguf
 from weft.engine.layers.all_ranks import LaterStages, Received, embedding_of_all_ranks, of_all_ids, returned
@@ -27,8 +28,7 @@ from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.rotary import PositionTable, RotaryTable
 from weft.engine.layers.wrapped_linear import LinearWithEpilogue, scaled, shifted, soft_cap
-from weft.engine.models.cut import ONLY_STAGE, Cut, Stage
-from weft.engine.models.sharding import shard, whole_parts
+from weft.engine.models.cut import ONLY_STAGE, Stage, shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.layer_inputs import beside
@@ -98,7 +98,7 @@ def load_weights(
         logger.info("whole on every rank, since it cannot be divided: %s", kinds)
     spec = stage.cut(spec)
     with torch.inference_mode():
-        reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
+        reader = DenseReader(source, device, dtype, spec.num_parameters * dtype.itemsize, progress)
         rotaries = make_rotaries(config, max_model_len, dtype, device)
         decoder = build_decoder(spec, config, kernels, reader, rotaries, dtype, stage)
     if stage.is_first and stage.rank == 0:  # which reads some of every tensor that others of its stage read

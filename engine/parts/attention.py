@@ -6,11 +6,14 @@ the mixer above it.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
+from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec
 from weft.engine.describe.tensor_names import attention_spec, mixer_spec
 from weft.engine.families.attention import AttentionSwitches
@@ -74,6 +77,10 @@ class SharingSpec(MixerSpec):
         attention = replace(attention, heads=heads)
         return SharingAttention(attention) if self.is_read else attention
 
+    @override
+    def cut(self, cut: Cut) -> Self:
+        return replace(self, attention=self.attention.cut(cut))
+
 
 @dataclass(frozen=True, slots=True)
 class ReadingAttention(Mixer):
@@ -122,6 +129,14 @@ class ReadingSpec(MixerSpec):
         return ReadingAttention(
             queries, norm, self.output.build(kernels, reader), self.head_dim, self.source, self.rotation
         )
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        cache, num_heads = cut.caches[self.source], self.queries.out_features // self.head_dim
+        if not isinstance(cache, PagedKV) or not cut.divides_heads(num_heads, cache.num_kv_heads):
+            return self  # as the attention that it reads from
+        queries = cut.by_outputs(self.queries, (self.queries.out_features, num_heads))
+        return replace(self, queries=queries, norm=self.norm.of_heads(cut.run(num_heads)), output=self.output.cut(cut))
 
 
 @mixer_spec.register
@@ -201,6 +216,10 @@ class TunedAttentionSpec(MixerSpec):
         attention = self.attention.build(kernels, reader, first_cache)
         assert isinstance(attention, Attention)
         return TunedAttention(attention, self.attention.num_heads * attention.head_dim, self.table)
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        return replace(self, attention=self.attention.cut(cut))
 
 
 @mixer_spec.register

@@ -5,11 +5,13 @@ hidden states through norms of their own.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
 from weft.engine.describe.tensor_names import dense_spec, feed_forward_spec, norm_spec
 from weft.engine.families.experts import ExpertSwitches, Gating, Routing, TopK
@@ -71,6 +73,18 @@ class ExpertsSpec(FeedForwardSpec):
     @override
     def experts_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
         return kernels.experts_bytes(self.gate_up, self.down, self.gating, dtype)
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        # The shared expert is summed with the others, so all are divided or none is.
+        shared = self.shared and self.shared.cut(cut)
+        if not cut.divides(*self.gate_up.matrix.sizes) or (shared and shared is self.shared):
+            return self
+        if isinstance(shared, DenseSpec):
+            shared = replace(shared, output=replace(shared.output, is_partial=False))
+        gate_up = replace(self.gate_up, matrix=cut.inner(self.gate_up.matrix))
+        down = replace(self.down, matrix=cut.by_inputs(self.down.matrix))
+        return replace(self, gate_up=gate_up, down=down, shared=shared, is_partial=cut.has_sums)
 
     def _shared(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward | None:
         if self.shared is None:
@@ -222,6 +236,10 @@ class ExpertsBesideSpec(FeedForwardSpec):
             of_all_ranks(outputs_norm) if experts.is_partial else outputs_norm,
             self.norm.build(kernels, reader),
         )
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        return replace(self, experts=self.experts.cut(cut), dense=self.dense.cut(cut))
 
 
 @feed_forward_spec.register

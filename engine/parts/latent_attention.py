@@ -8,13 +8,15 @@ products: DeepSeek-AI, DeepSeek-V2, 2024, section 2.1 and appendix C). Positions
 `LatentAttentionSpec` describes it before it is loaded. The tensors have the names of DeepSeek's checkpoints.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
 from weft.engine.describe.tensor_names import mixer_spec, output_spec
 from weft.engine.families.latent import LatentSwitches
@@ -137,6 +139,23 @@ class LatentAttentionSpec(MixerSpec):
             sizes=sizes,
             cache=first_cache,
             rotation=self.rotation,
+        )
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        sizes = self.sizes
+        if not cut.divides(sizes.num_heads):
+            return self
+        num_heads, by_heads = sizes.num_heads // cut.num_ranks, (sizes.queries, sizes.num_heads)
+        first = (sizes.query_latent, 1) if sizes.query_latent else by_heads
+        return replace(
+            self,
+            inputs=cut.by_outputs(self.inputs, first, (sizes.key, 1)),
+            queries=self.queries and (self.queries[0], cut.by_outputs(self.queries[1], by_heads)),
+            keys_values=cut.by_outputs(self.keys_values, (self.keys_values.out_features, sizes.num_heads)),
+            output=self.output.cut(cut),
+            sizes=replace(sizes, num_heads=num_heads),
+            cache=replace(self.cache, num_heads=num_heads),
         )
 
 

@@ -5,12 +5,14 @@ Each description builds the block above it.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
 from weft.engine.describe.config import ModelConfig
-from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec, OutputSpec
+from weft.engine.describe.cut import Cut
+from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec, OutputSpec, PartSpec
 from weft.engine.describe.tensor_names import extended_spec, norm_spec, output_spec
 from weft.engine.families.gemma import Gemma4Layers
 from weft.engine.layers.block import Block, BlockStep, Layer, Linear
@@ -101,12 +103,21 @@ class LayeredSpec(BlockSpec):
     scale: TensorRef
     index: int
 
+    @property
+    @override
+    def halves(self) -> dict[str, PartSpec]:
+        return self.block.halves
+
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         block = self.block.build(kernels, reader, first_cache)
         gate = ungated(kernels.linear(self.gate, reader), self.activation) if self.gate else None
         projection = self.projection.build(kernels, reader) if self.projection else None
         return LayeredBlock(block, gate, projection, reader.tensor(self.scale), self.index)
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        return replace(self, block=self.block.cut(cut))
 
 
 @extended_spec.register

@@ -5,12 +5,14 @@ attention stand here, each above its description.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import StateSpec
 from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.cut import Cut, rows
 from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
 from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output_spec
 from weft.engine.families.attention import (
@@ -47,6 +49,18 @@ class ConvolutionSpec(PartSpec):
         if self.scales:  # the state keeps inputs as they are
             weight *= torch.cat([weight.new_full((size, 1), factor) for size, factor in self.scales])
         return kernels.convolution(weight, reader.tensor(self.bias) if self.bias else None, has_silu=self.has_silu)
+
+    def cut_by(self, cut: Cut, *parts: tuple[int, int]) -> "ConvolutionSpec":
+        """A rank's part of each of several parts of the channels, which follow each other: their sizes and heads."""
+        runs, (_, kernel) = cut.runs(*parts), self.cache.shape
+        factors = [factor for _, factor in self.scales]
+        return replace(
+            self,
+            weight=rows(self.weight, *runs),
+            bias=self.bias and rows(self.bias, *runs),
+            cache=replace(self.cache, shape=(sum(run.size for run in runs), kernel)),
+            scales=tuple((run.size, factor) for run, factor in zip(runs, factors, strict=False)),
+        )
 
 
 def convolution_spec(name: str, channels: int, kernel: int, has_bias: bool, has_silu: bool) -> ConvolutionSpec:
@@ -95,6 +109,35 @@ class GatedDeltaSpec(MixerSpec):
             reader.tensor(self.norm),
             self.eps,
             first_cache,
+        )
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        # Linear attention by heads, with the keys that they share.
+        sizes = self.sizes
+        if not cut.divides_heads(sizes.num_heads, sizes.num_key_heads):
+            return self
+        keys, values, heads = (
+            (sizes.keys, sizes.num_key_heads),
+            (sizes.values, sizes.num_heads),
+            (sizes.num_heads, sizes.num_heads),
+        )
+        own, own_keys = cut.run(sizes.num_heads), cut.run(sizes.num_key_heads)
+        sizes = replace(sizes, num_heads=own.size, num_key_heads=own_keys.size)
+        qkv = (keys, keys, values)
+        parts = ((*qkv, values, heads, heads),) if len(self.projections) == 1 else ((*qkv, values), (heads, heads))
+        splits = (2 * sizes.keys + sizes.values, sizes.values), (own.size, own.size)
+        pairs = zip(self.projections, parts, strict=True)
+        return replace(
+            self,
+            projections=tuple(cut.by_outputs(matrix, *of_matrix) for matrix, of_matrix in pairs),
+            splits=splits if len(parts) > 1 else ((*splits[0], *splits[1]),),
+            convolution=self.convolution.cut_by(cut, *qkv),
+            decay_log=rows(self.decay_log, own),
+            decay_bias=rows(self.decay_bias, own),
+            output=self.output.cut(cut),
+            sizes=sizes,
+            state=cut.state(self.state),
         )
 
 
@@ -180,6 +223,20 @@ class ShortConvolutionSpec(MixerSpec):
             inputs, self.convolution.build(kernels, reader), self.output.build(kernels, reader), first_cache
         )
 
+    @override
+    def cut(self, cut: Cut) -> Self:
+        # By channels.
+        channels = self.convolution.cache.shape[0]
+        if not cut.divides(channels):
+            return self
+        part = channels, channels
+        return replace(
+            self,
+            inputs=cut.by_outputs(self.inputs, part, part, part),
+            convolution=self.convolution.cut_by(cut, part),
+            output=self.output.cut(cut),
+        )
+
 
 @mixer_spec.register
 def short_convolution_spec(
@@ -219,6 +276,24 @@ class GatedRecurrenceSpec(MixerSpec):
             ACTIVATIONS[self.activation],
             self.output.build(kernels, reader),
             first_cache,
+        )
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        # By the blocks of its gates.
+        (width,), num_blocks = self.state.shape, self.gate_weights[0].shape[0]
+        if not cut.divides(num_blocks):
+            return self
+        part, blocks = (width, width), cut.run(num_blocks)
+        return replace(
+            self,
+            inputs=cut.by_outputs(self.inputs, part, part),
+            convolution=self.convolution.cut_by(cut, part),
+            gate_weights=tuple(rows(gate, blocks) for gate in self.gate_weights),
+            gate_biases=tuple(rows(gate, blocks) for gate in self.gate_biases),
+            rate=rows(self.rate, cut.run(width)),
+            output=self.output.cut(cut),
+            state=cut.state(self.state),
         )
 
 
@@ -286,6 +361,13 @@ class GatedAttentionSpec(MixerSpec):
         attention = self.attention.build(kernels, reader, first_cache)
         assert isinstance(attention, Attention)
         return GatedAttention(attention, self.attention.num_heads, self.gate_size)
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        attention = self.attention.cut(cut, self.gate_size)
+        if attention is self.attention:
+            return self
+        return replace(self, attention=attention, gate_size=self.gate_size // cut.num_ranks)
 
 
 @mixer_spec.register

@@ -5,12 +5,14 @@ builds the mixer above it.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import StateSpec
 from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.cut import Cut, rows
 from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
 from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output_spec
 from weft.engine.families.hybrids import AttentionAndMamba2
@@ -96,6 +98,27 @@ class MambaSpec(MixerSpec):
             ),
             self.output.build(kernels, reader),
             first_cache,
+        )
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        # By channels; the selection, which all of them make, is summed.
+        width = self.cache.shape[0]
+        if not cut.divides(width):
+            return self
+        part, own = (width, width), cut.run(width)
+        return replace(
+            self,
+            inputs=cut.by_outputs(self.inputs, part, part),
+            convolution=self.convolution.cut_by(cut, part),
+            selection=cut.by_inputs(self.selection),
+            is_partial=cut.has_sums,
+            times=cut.by_outputs(self.times, part),
+            decays=rows(self.decays, own),
+            skips=rows(self.skips, own),
+            time_bias=rows(self.time_bias, own),
+            output=self.output.cut(cut),
+            cache=cut.state(self.cache),
         )
 
 
@@ -196,6 +219,27 @@ class Mamba2Spec(MixerSpec):
             first_cache,
         )
 
+    @override
+    def cut(self, cut: Cut) -> Self:
+        # By heads, with the groups that they share; a norm is over all heads of a group, which is then not divided.
+        switches, num_heads, num_groups = self.switches, self.switches.num_heads, self.switches.num_groups
+        if not cut.divides_heads(num_heads, num_groups) or (self.norm and not cut.divides(num_groups)):
+            return self
+        width, shared = (switches.width, num_heads), (num_groups * switches.state_size, num_groups)
+        own = cut.run(num_heads)
+        return replace(
+            self,
+            inputs=cut.by_outputs(self.inputs, width, width, shared, shared, (num_heads, num_heads)),
+            convolution=self.convolution.cut_by(cut, width, shared, shared),
+            decays=rows(self.decays, own),
+            skips=rows(self.skips, own),
+            time_bias=rows(self.time_bias, own),
+            norm=self.norm and rows(self.norm, *cut.runs(width)),
+            output=self.output.cut(cut),
+            switches=replace(switches, num_heads=own.size, num_groups=cut.run(num_groups).size),
+            cache=cut.state(self.cache),
+        )
+
 
 @mixer_spec.register
 def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm: NormSpec | None) -> Mamba2Spec:
@@ -263,6 +307,13 @@ class ParallelMixersSpec(MixerSpec):
             built.append(mixer.build(kernels, reader, first_cache))
             first_cache += len(mixer.caches)
         return ParallelMixers(tuple(built), self.widths)
+
+    @override
+    def cut(self, cut: Cut) -> Self:
+        own = tuple(mixer.cut(cut) for mixer in self.mixers)
+        pairs = zip(self.mixers, own, self.widths, strict=True)
+        widths = tuple(width if part is whole else width // cut.num_ranks for whole, part, width in pairs)
+        return replace(self, mixers=own, widths=widths)
 
 
 @mixer_spec.register

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
+from weft.engine.cache.prefixes import ShortContext
 from weft.engine.request import LiveRequests, Request, RequestKey, RequestStatus
-from weft.engine.schedule.short_context import ShortContext
 from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad, TokenBudget
 from weft.engine.schedule.waiting_queue import WaitingQueue, candidates, in_the_way, must_wait_alone
@@ -197,13 +197,14 @@ class Scheduler:
         num_preemptions = self.counters.num_preemptions
         if not self.kv.can_rewind:
             self._fork_in_time()
-        schedulable = [r for r in self.running if _is_schedulable(r)]
+        schedulable = [r for r in self.running if r.is_schedulable]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
         budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
-        for request in sorted(schedulable, key=_is_run, reverse=True):  # runs first: no new id before a run is whole
+        schedulable.sort(key=lambda r: r.is_run, reverse=True)  # no new id before a run is whole
+        for request in schedulable:
             if request.status is not RequestStatus.RUNNING or request.key in step.keys:
                 continue
             if request.num_new_tokens > 1:
@@ -266,7 +267,7 @@ class Scheduler:
         While there are prompts, a request with a run of known output ids counts too, as when a grammar forces a run.
         Without prompts, such a run is computed in whole chunks.
         """
-        outputs = [r for r in self.running if r.num_remaining_tokens > 0 and (r.num_new_tokens <= 1 or _is_run(r))]
+        outputs = [r for r in self.running if r.num_remaining_tokens > 0 and (r.num_new_tokens <= 1 or r.is_run)]
         has_prompts = self.waiting or any(r.num_new_tokens > 1 and not r.has_computed_prompt for r in self.running)
         return len(outputs) if has_prompts else sum(r.num_new_tokens <= 1 for r in outputs)
 
@@ -444,23 +445,3 @@ class Scheduler:
         assert all(
             r.status in (RequestStatus.WAITING, RequestStatus.LOADING) and not r.block_tables for r in self.waiting
         )
-
-
-def _is_run(request: Request) -> bool:
-    """Whether it has a run of known output ids to compute, more than the last one."""
-    return request.has_computed_prompt and request.num_new_tokens > 1
-
-
-def _is_schedulable(request: Request) -> bool:
-    """False if nothing is left to compute, or the next input depends on ids not yet on the host.
-
-    It depends on them in three cases. Drafts are being verified, so the number of tokens is unknown. A new draft is to
-    be made. A grammar, a reasoning budget or a beam search decides what follows.
-    """
-    decides = request.draft_token_ids or request.awaits_ids or request.needs_known_ids
-    awaits_ids = bool(decides) and request.num_placeholders > 0
-    return (
-        request.num_new_tokens > 0
-        and not awaits_ids
-        and (request.num_remaining_tokens > 0 or request.num_computed_tokens < request.num_prompt_tokens)
-    )

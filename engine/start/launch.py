@@ -9,10 +9,12 @@ JSON, and the files that become its standard streams.
 """
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 
@@ -20,6 +22,7 @@ from weft.engine.wire import errors as limits
 
 EXIT_LIMIT = 2
 _MAX_MESSAGE_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -48,6 +51,14 @@ def _wait_for_arguments(fd: int) -> None:
         os.dup2(file, stream)
         os.close(file)
     sys.argv[1:] = json.loads(message)
+
+
+def follow_parent(parent: int) -> bool:
+    """Die with the parent, which alone heeds signals to end; returns False if it died before this took effect."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return os.getppid() == parent
 
 
 if __name__ == "__main__":

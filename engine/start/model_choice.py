@@ -8,41 +8,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, group_layers
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelConfig, ModelFacts, native_config
+from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields, understood
-from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kernels, choose_linear_kernels, make_caches
-from weft.engine.layers.block import Decoder
+from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kernels, choose_linear_kernels
+from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.lora.adapters import AdaptedKernels, Adapters
 from weft.engine.memory_plan import num_positions
-from weft.engine.models.cut import Cut, Stage, find_stages, largest_groups
+from weft.engine.models.cut import Stage, find_stages, largest_groups, shard
 from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.machine import format_size
-
-if TYPE_CHECKING:
-    from weft.engine.fallback.config import FallbackConfig
-    from weft.engine.fallback.loading import TransformersModel
-    from weft.engine.fallback.request_model import RequestModel
 
 logger = logging.getLogger(__name__)
-
-_MAX_COMPARED_BYTES = {"cpu": 32_000_000_000, "cuda": 160_000_000_000}
-"""Above this size of the weights the comparison at start-up is left out: it reads them four times."""
-
-
-LoadedModel: TypeAlias = "Decoder | TransformersModel | RequestModel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +132,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         if is_asked:
             raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
     from weft.engine.fallback.config import FallbackConfig  # imports transformers
+    from weft.engine.fallback.parity import load_compared
 
     assert isinstance(model, FallbackConfig)
     linear_kernels = choose_linear_kernels(config) if model.is_linear else None
@@ -156,7 +144,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         linear_kernels,
         model.cache_specs,
         model.num_values * config.dtype.itemsize,
-        partial(_load_fallback, model, config, linear_kernels),
+        partial(load_compared, model, config, linear_kernels),
         groups,
         groups,
     )
@@ -242,34 +230,3 @@ def _load_native(
         progress=progress,
         stage=stage,
     )
-
-
-def _load_fallback(
-    model: "FallbackConfig", config: EngineConfig, kernels: LayerKernels | None, folder: Path, progress: Progress
-) -> "TransformersModel | RequestModel":
-    """Load transformers' module, and compare it with itself over Weft's cache."""
-    from weft.engine.fallback import parity
-    from weft.engine.fallback.loading import load_fallback
-    from weft.engine.fallback.request_model import RequestModel
-
-    loaded = load_fallback(
-        folder,
-        model,
-        device=config.device,
-        dtype=config.dtype,
-        kernels=kernels,
-        load_format=config.options.load_format,
-        progress=progress,
-    )
-    is_compared = loaded.weights_bytes <= _MAX_COMPARED_BYTES[config.device.type]
-    if not is_compared:
-        size = format_size(loaded.weights_bytes)
-        logger.warning("transformers' module is not compared with itself over its cache, since it takes %s", size)
-    if isinstance(loaded, RequestModel):
-        logger.warning("%s runs request by request, which is slow: %s", model.architecture, model.reason)
-        parity.prepare_requests(loaded, config, model.vocab_size, is_compared)
-    elif is_compared:
-        config = replace(config, rounded_kv=None)
-        caches = make_caches(group_layers(loaded.cache_specs), parity.num_blocks(config), config, model.num_heads)
-        parity.compare(loaded, caches, config, model.vocab_size)
-    return loaded

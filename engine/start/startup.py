@@ -24,16 +24,15 @@ from weft.engine.drafts import NgramDrafter, PredictionDrafter
 from weft.engine.guidance.compiler import GrammarCompiler, load_vocabulary
 from weft.engine.kernels.choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.kernels.torch.caches import Caches
-from weft.engine.layers.block import Decoder
+from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars
 from weft.engine.loop.output_collector import ForcedTokens
 from weft.engine.lora.adapters import Adapters
-from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from weft.engine.ranks.ranked_runner import FollowingRunner, RankedRunner
-from weft.engine.ranks.ranks import Ranks, least_of_ranks, share_cores
+from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes
+from weft.engine.ranks.ranked_runner import RankedRunner
+from weft.engine.ranks.ranks import Ranks, share_cores
 from weft.engine.runner.cuda_graphs import StepGraphs
-from weft.engine.runner.dummy_batch import largest_batch
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
@@ -41,8 +40,6 @@ from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
 from weft.engine.start.model_choice import (
-    LoadedModel,
-    ModelPlan,
     load_planned,
     plan_largest,
     plan_model,
@@ -50,7 +47,7 @@ from weft.engine.start.model_choice import (
     weights_note,
 )
 from weft.engine.start.vector_model import find_task, read_vector_model
-from weft.engine.start.warm_up import record_graphs, warm_up
+from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineInfo, EngineOptions
@@ -184,7 +181,7 @@ def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan, folder: Path) -> Cac
 
 def _draft_model(
     draft: DraftCheckpoint | None,
-    model: "LoadedModel | None",
+    model: LoadedModel | None,
     caches: Caches | None,
     sampling: SamplingKernels,
     kv: KVCacheManager,
@@ -327,78 +324,6 @@ def _info(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
-
-
-def plan_memory(
-    model: LoadedModel,
-    model_config: ModelFacts,
-    config: EngineConfig,
-    chosen: ModelPlan,
-    draft: DraftCheckpoint | None,
-    ranks: Ranks | None,
-) -> MemoryPlan:
-    """Divide the memory that the weights leave, of all ranks once they have loaded, which then get the plan."""
-    if ranks:
-        ranks.join()
-    activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
-    free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
-    plan = make_plan(
-        config,
-        chosen.planned_groups + (draft.groups if draft else ()),
-        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=activations_bytes,
-        free_bytes=free_bytes,
-        adapters_bytes=chosen.adapters_bytes,
-    )
-    if ranks:
-        ranks.send(plan)
-    return plan
-
-
-def measure_memory(
-    model: LoadedModel,
-    model_config: ModelFacts,
-    config: EngineConfig,
-    groups: tuple[CacheGroup[CacheSpec], ...],
-    draft: DraftCheckpoint | None,
-) -> tuple[int, int]:
-    """What the largest step needs, and the memory that is then free; of several ranks, who all call it, the least."""
-    activations_bytes = _measure_activations(model, model_config, config, groups)
-    if draft:  # a step computes one model after the other
-        activations_bytes = max(activations_bytes, draft.activations_bytes)
-    if config.device.type == "cuda":
-        torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
-    free_bytes = engine_config.free_bytes(config) - activations_bytes
-    if config.options.num_ranks > 1:
-        free_bytes = least_of_ranks(free_bytes, config.device)
-    return activations_bytes, free_bytes
-
-
-def _measure_activations(
-    model: LoadedModel, model_config: ModelFacts, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
-) -> int:
-    """Bytes that the largest step needs beside weights and cache.
-
-    On CUDA that step is run with a cache of its own, sampled in the most costly way. Torch's peak is then read. The run
-    also compiles kernels that only some rows need. On the CPU it would take seconds, so the shapes give an estimate.
-    """
-    if config.device.type != "cuda":
-        return estimate_activations_bytes(model_config, config, [group.spec for group in groups])
-    batch = largest_batch(config, [group.spec for group in groups])
-    num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
-    caches = make_caches(groups, num_blocks, config, model_config.num_heads, batch.num_requests)
-    before = torch.cuda.memory_allocated(config.device)
-    torch.cuda.reset_peak_memory_stats(config.device)
-    if config.rank:
-        has_head = config.rank < config.options.tensor_parallel_size
-        FollowingRunner(model, caches, config.device, overlap=False, has_head=has_head).follow(batch)
-        torch.cuda.synchronize(config.device)
-    else:
-        runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
-        # One of several ranks must not begin again alone: the others wait for the sums of its first try.
-        launch = runner.launch if config.options.num_ranks == 1 else runner.launch_once
-        runner.collect(launch(batch))
-    return torch.cuda.max_memory_allocated(config.device) - before
 
 
 def _device_name(config: EngineConfig, num_threads: int) -> str:

@@ -2,7 +2,7 @@
 
 Embeddings follow the files of sentence-transformers: `modules.json` lists the model, `1_Pooling`, and behind it any
 `2_Dense` and `2_Normalize`. A classifier is a `...ForSequenceClassification` with the matrix `score`. The score of a
-reranker that answers yes or no is the difference of two logits. `families/tasks.py` tells them apart.
+reranker that answers yes or no is the difference of two logits. `families/registry.py` tells them apart.
 """
 
 import json
@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from weft.engine.batch import Floats
 from weft.engine.describe.config import ModelConfig, ModelFacts
+from weft.engine.families.registry import CLASSIFIER, is_headless, own_task
 from weft.engine.families.switches import Classifier
-from weft.engine.families.tasks import CLASSIFIER, is_headless, own_task
 from weft.engine.fields import Fields
 from weft.engine.layers.norm import LayerNorm
 from weft.engine.sampling.scores import PoolingKind, VectorModel, unit_length

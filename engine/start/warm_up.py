@@ -1,4 +1,7 @@
-"""Runs the first steps before serving: they settle the number of threads, teach the cost model and become graphs."""
+"""Runs the first steps before serving.
+
+The largest tells what memory is left; the others settle the number of threads, teach the cost model and become graphs.
+"""
 
 import logging
 import time
@@ -9,14 +12,22 @@ from functools import partial
 import numpy as np
 import torch
 
+from weft.engine import config as engine_config
 from weft.engine.batch import Batch
-from weft.engine.cache.specs import CacheSpec
+from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.config import EngineConfig
-from weft.engine.memory_plan import MemoryPlan
+from weft.engine.describe.config import ModelFacts
+from weft.engine.kernels.choice import choose_sampling, make_caches
+from weft.engine.layers.block import LoadedModel
+from weft.engine.memory_plan import MemoryPlan, estimate_activations_bytes, make_plan
+from weft.engine.ranks.ranked_runner import FollowingRunner
+from weft.engine.ranks.ranks import Ranks, least_of_ranks
 from weft.engine.runner.cuda_graphs import StepGraphs
-from weft.engine.runner.dummy_batch import dummy_batch
+from weft.engine.runner.dummy_batch import dummy_batch, largest_batch
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad
+from weft.engine.start.draft_model import DraftCheckpoint
+from weft.engine.start.model_choice import ModelPlan
 from weft.engine.tune.compare import Tuner
 from weft.engine.tune.components import threads
 
@@ -108,3 +119,75 @@ def record_graphs(runner: ModelRunner, graphs: StepGraphs) -> None:
     while runner.prepare() and time.perf_counter() - began < _RECORDING_S:
         pass
     logger.info("recorded %d of %d CUDA graphs in %.1f s", *graphs.progress, time.perf_counter() - began)
+
+
+def plan_memory(
+    model: LoadedModel,
+    model_config: ModelFacts,
+    config: EngineConfig,
+    chosen: ModelPlan,
+    draft: DraftCheckpoint | None,
+    ranks: Ranks | None,
+) -> MemoryPlan:
+    """Divide the memory that the weights leave, of all ranks once they have loaded, which then get the plan."""
+    if ranks:
+        ranks.join()
+    activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
+    free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
+    plan = make_plan(
+        config,
+        chosen.planned_groups + (draft.groups if draft else ()),
+        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
+        activations_bytes=activations_bytes,
+        free_bytes=free_bytes,
+        adapters_bytes=chosen.adapters_bytes,
+    )
+    if ranks:
+        ranks.send(plan)
+    return plan
+
+
+def measure_memory(
+    model: LoadedModel,
+    model_config: ModelFacts,
+    config: EngineConfig,
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    draft: DraftCheckpoint | None,
+) -> tuple[int, int]:
+    """What the largest step needs, and the memory that is then free; of several ranks, who all call it, the least."""
+    activations_bytes = _measure_activations(model, model_config, config, groups)
+    if draft:  # a step computes one model after the other
+        activations_bytes = max(activations_bytes, draft.activations_bytes)
+    if config.device.type == "cuda":
+        torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
+    free_bytes = engine_config.free_bytes(config) - activations_bytes
+    if config.options.num_ranks > 1:
+        free_bytes = least_of_ranks(free_bytes, config.device)
+    return activations_bytes, free_bytes
+
+
+def _measure_activations(
+    model: LoadedModel, model_config: ModelFacts, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
+) -> int:
+    """Bytes that the largest step needs beside weights and cache.
+
+    On CUDA that step is run with a cache of its own, sampled in the most costly way. Torch's peak is then read. The run
+    also compiles kernels that only some rows need. On the CPU it would take seconds, so the shapes give an estimate.
+    """
+    if config.device.type != "cuda":
+        return estimate_activations_bytes(model_config, config, [group.spec for group in groups])
+    batch = largest_batch(config, [group.spec for group in groups])
+    num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
+    caches = make_caches(groups, num_blocks, config, model_config.num_heads, batch.num_requests)
+    before = torch.cuda.memory_allocated(config.device)
+    torch.cuda.reset_peak_memory_stats(config.device)
+    if config.rank:
+        has_head = config.rank < config.options.tensor_parallel_size
+        FollowingRunner(model, caches, config.device, overlap=False, has_head=has_head).follow(batch)
+        torch.cuda.synchronize(config.device)
+    else:
+        runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
+        # One of several ranks must not begin again alone: the others wait for the sums of its first try.
+        launch = runner.launch if config.options.num_ranks == 1 else runner.launch_once
+        runner.collect(launch(batch))
+    return torch.cuda.max_memory_allocated(config.device) - before

@@ -29,8 +29,8 @@ from weft.engine.layers.block import AttentionStep, BlockStep, HeadLayer, run_bl
 from weft.engine.layers.experts import choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm
+from weft.engine.models.cut import shard
 from weft.engine.models.loading import make_rotaries
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsBesideSpec, ExpertsSpec
 from weft.engine.parts.layer_inputs import LayeredSpec

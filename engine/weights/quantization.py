@@ -12,8 +12,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import NoReturn
 
-from weft.engine.fields import Fields
-from weft.engine.weights.patterns import ModulePattern, module_pattern
+from weft.engine.fields import Fields, ModulePattern, module_pattern
 from weft.engine.wire.errors import ModelError
 
 
@@ -216,9 +215,7 @@ def _gptq(config: Fields) -> Quantization:
         for name in dynamic.names()
         if not name.startswith("-:")  # not quantized, as the stored tensors say, too
     ]
-    left_out = [
-        _pattern(config, "dynamic", name.removeprefix("-:")) for name in dynamic.names() if name.startswith("-:")
-    ]
+    left_out = [_pattern(config, "dynamic", name[2:]) for name in dynamic.names() if name.startswith("-:")]
     plain = *left_out, *(() if config.flag("lm_head", False) else (_HEAD,)), _EMBEDDINGS
     return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), layout == "gptq", plain)
 
@@ -229,8 +226,7 @@ def _awq(config: Fields) -> Quantization:
         _refuse(f"version {layout} of awq", ("gemm",))
     if (bits := config.integer("bits", config.integer("w_bit", 4))) != 4:
         _refuse(f"bits {bits} of awq", (4,))
-    group_size = config.integer("q_group_size", 128)
-    scheme = _integers(config, Scheme(4, group_size, has_zeros=True))
+    scheme = _integers(config, Scheme(4, config.integer("q_group_size", 128), has_zeros=True))
     return Quantization("awq", "AWQ", (_always(scheme),), plain=(*_plain(config, "modules_to_not_convert"), _HEAD))
 
 

@@ -21,6 +21,11 @@ class ModelError(Exception):
     """The model cannot be served; the message is one line that names the fault."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of characters that every output takes."""
+    return (str(error) or repr(error)).splitlines()[0].encode(errors="backslashreplace").decode()
+
+
 _NO_MEMORY_WORDS = ("failed to map segment", "annot allocate memory", "an't allocate memory", "bad_alloc")
 """In messages of the dynamic loader, libc, torch and C++, whose errors have any type."""
 

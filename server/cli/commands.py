@@ -21,7 +21,8 @@ from typer.core import TyperGroup
 
 from weft.engine.wire import errors as limits
 from weft.server.cli.tables import describe, describe_values
-from weft.server.settings import FLAGS, Resolved, Settings, StartError, check_adapters, flag_name, resolve
+from weft.server.resolve import Resolved, check_adapters, resolve
+from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name
 
 logger = logging.getLogger(__name__)
 
@@ -148,12 +149,11 @@ def serve(resolved: Resolved) -> None:
 
 def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
-    from weft.engine.wire import errors as logs
     from weft.server.library.library import shown_progress
     from weft.server.supervise import checkpoint
 
     if not is_plan:
-        logs.configure(settings.log_format, "supervisor")
+        limits.configure(settings.log_format, "supervisor")
     tell = (lambda note: print(f"weft: note: {note}", file=sys.stderr)) if is_plan else logger.warning
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
@@ -258,7 +258,6 @@ def simulate(
 ) -> None:
     """Tell what clients would see if a trace of requests came to so many replicas, on machines like this one."""
     from weft.server.cli.simulate import simulate
-    from weft.server.settings import engine_options
 
     if resolved.settings.models:
         raise StartError("models: weft simulate replays a trace on one model; name it as MODEL")

@@ -10,8 +10,7 @@ import sys
 import tempfile
 import time
 
-from weft.engine.families.registry import identify
-from weft.engine.families.tasks import own_task
+from weft.engine.families.registry import identify, own_task
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
 from weft.server.cli.reports import show_plan

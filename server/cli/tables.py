@@ -5,7 +5,8 @@ Invariant: no secret is ever shown.
 
 from collections.abc import Sequence
 
-from weft.server.settings import FLAGS, SECRETS, SIZES, Resolved, Settings, flag_name
+from weft.server.resolve import Resolved
+from weft.server.settings import FLAGS, SECRETS, SIZES, Settings, flag_name
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

@@ -17,16 +17,23 @@ from operator import mul
 import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 
 from weft.engine.wire.messages import AddRequest, FinishReason
-from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams
-from weft.server.errors import DeadlineError, EngineRestartingError, InternalError
+from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams, VectorInfo
+from weft.server.errors import (
+    DeadlineError,
+    EngineRestartingError,
+    InternalError,
+    InvalidRequestError,
+    UnsupportedValueError,
+)
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.models.served_model import ServedModel
 from weft.server.task.request_options import deadline_of
-from weft.server.task.validation import REFUSED_EVERYWHERE, check_range, ignored_fields
+from weft.server.task.validation import REFUSED_EVERYWHERE, check_range, ignored_fields, ignored_header
 from weft.server.task.vectors import Embedding, Hidden, Input, InputEncoder, VectorBody, VectorUsage
 
 MAX_IN_FLIGHT = 64
@@ -187,3 +194,35 @@ def cosine(first: PooledOutput, second: PooledOutput) -> float:
     a, b = values_of(first), values_of(second)
     norms = sum(map(mul, a, a)) * sum(map(mul, b, b))
     return sum(map(mul, a, b)) / norms**0.5 if norms else 0.0
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
+    """Check the number of values that a body asks for.
+
+    Raises:
+        ApiError: The model has no such vectors.
+    """
+    info = vector_info(model)
+    if dimensions is None or dimensions == info.size:
+        return dimensions
+    if not info.is_matryoshka:
+        message = f"dimensions must be {info.size}, for this model has no shorter vectors, got {dimensions}"
+        raise UnsupportedValueError(message, param="dimensions")
+    if info.dimensions and dimensions not in info.dimensions:
+        allowed = ", ".join(map(str, info.dimensions))
+        raise InvalidRequestError(f"dimensions must be one of {allowed}, got {dimensions}", param="dimensions")
+    return check_range("dimensions", dimensions, 1, info.size)
+
+
+def vector_info(model: ServedModel) -> VectorInfo:
+    """What the vectors of a model are that makes some."""
+    info = model.engine_info.vectors
+    assert info is not None, "its task was checked"
+    return info
+
+
+async def answer(context: ServerContext, vectors: Vectors, build: Callable[[], msgspec.Struct]) -> Response:
+    """The response with the answer that `build` makes, in a thread if it is long."""
+    size = sum(len(output.values) for output in vectors.outputs)
+    content = await context.workers.run(size, lambda: msgspec.json.encode(build()))
+    return Response(content, headers=ignored_header(vectors.ignored), media_type="application/json")

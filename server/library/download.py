@@ -13,16 +13,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from weft.engine.wire.machine import format_size
 from weft.server.settings import StartError
 from weft.server.text.shield import one_line
-
-if TYPE_CHECKING:
-    import httpx
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +113,14 @@ def download(remotes: Mapping[Path, Remote], name: str, report: Report, remedy: 
         _download(remote, file, part, report)
 
 
-def http_client() -> "httpx.Client":
+class Client(Protocol):
+    """An `httpx.Client`, as far as it is needed; to import it takes 5 MB."""
+
+    def stream(self, method: str, url: str, *, headers: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """Send a request."""
+
+
+def http_client() -> AbstractContextManager[Client]:
     """What fetches: it follows redirections, and gives up on servers that are silent."""
     import httpx
 
@@ -143,7 +148,7 @@ def _partial(remote: Remote, file: Path) -> Path:
     return file.with_name(f"{file.name[:200]}.{state}{_ENDING}")
 
 
-def _fetch(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report) -> None:
+def _fetch(client: Client, remote: Remote, out: BinaryIO, report: Report) -> None:
     """Append what is missing, by as many requests as it takes."""
     import httpx
 
@@ -169,7 +174,7 @@ def _fetch(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report
             time.sleep(_PAUSE_S * (num_failures + 1))
 
 
-def _append(client: "httpx.Client", remote: Remote, out: BinaryIO, report: Report) -> None:
+def _append(client: Client, remote: Remote, out: BinaryIO, report: Report) -> None:
     """Append what one request brings."""
     start = out.tell()
     wanted = {"Range": f"bytes={start}-{min(start + _RANGE_BYTES, remote.size) - 1}", "Accept-Encoding": "identity"}

@@ -15,7 +15,8 @@ from ray.serve.config import RequestRouterConfig
 
 from weft.server.ray.replica import WeftReplica, check_settings, num_ranks
 from weft.server.ray.router import PrefixRequestRouter, RouterApp
-from weft.server.settings import Settings, StartError, resolve
+from weft.server.resolve import resolve
+from weft.server.settings import Settings, StartError
 
 DRAIN_MARGIN_S = 10.0
 """Ray kills a replica that drains this much longer than drain_timeout_s."""

@@ -17,7 +17,8 @@ from weft.server.models.fleet import Fleet
 from weft.server.models.other_clients import with_prefill
 from weft.server.models.served_model import LiveModels, served_model
 from weft.server.ray.engine_owner import EngineOwner
-from weft.server.settings import Settings, StartError, check_adapters
+from weft.server.resolve import check_adapters
+from weft.server.settings import Settings, StartError
 from weft.server.supervise import checkpoint
 from weft.server.text.tokenizer import Tokenizer
 

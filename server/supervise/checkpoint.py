@@ -14,8 +14,7 @@ from functools import partial
 
 import msgspec
 
-from weft.engine.families.registry import identify
-from weft.engine.families.tasks import own_task
+from weft.engine.families.registry import identify, own_task
 from weft.engine.gguf.file import GgufError
 from weft.engine.gguf.folder import choose, made_folder, stem
 from weft.engine.wire.errors import ModelError

@@ -36,7 +36,8 @@ from prometheus_client import multiprocess
 from weft.engine.wire import errors as limits
 from weft.server.http.tls import certificate
 from weft.server.models.fleet import ASK_SIGNAL
-from weft.server.settings import Settings, check_meeting, engine_options
+from weft.server.resolve import check_meeting
+from weft.server.settings import Settings, engine_options
 from weft.server.supervise import status_line
 from weft.server.supervise.child import Child, EngineProcess
 from weft.server.supervise.listening import listen, page_url

@@ -15,7 +15,8 @@ import yaml
 
 from tests.server.conftest import Site
 from weft.server.ray import deploy as environment
-from weft.server.settings import FLAGS, Resolved, flag_name, resolve
+from weft.server.resolve import Resolved, resolve
+from weft.server.settings import FLAGS, flag_name
 from weft.server.supervise.supervisor import DRAIN_MARGIN_S
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -22,13 +22,13 @@ from weft.engine.describe.config import ModelFacts, load_model_config
 from weft.engine.kernels.torch.caches import Caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.layers.block import LoadedModel
 from weft.engine.loop.engine import Engine
 from weft.engine.models.loading import load_weights
 from weft.engine.request import Request
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel
-from weft.engine.start.model_choice import LoadedModel
 from weft.engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
 from weft.engine.wire.params import SamplingParams
 

@@ -4,7 +4,8 @@ import pathlib
 import pytest
 
 from weft.server.cli.tables import describe
-from weft.server.settings import Settings, StartError, resolve
+from weft.server.resolve import resolve
+from weft.server.settings import Settings, StartError
 
 FILE = """
 max_model_len: 64

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft.server.settings import StartError, resolve
+from weft.server.resolve import resolve
+from weft.server.settings import StartError
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 OLLAMA = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}

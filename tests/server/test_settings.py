@@ -10,7 +10,8 @@ from weft.engine.describe.config import load_model_config
 from weft.engine.wire.messages import EngineOptions
 from weft.server import settings as settings_module
 from weft.server.cli.tables import describe
-from weft.server.settings import FLAGS, Settings, StartError, check_meeting, engine_options, flag_name, resolve
+from weft.server.resolve import check_meeting, resolve
+from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
 

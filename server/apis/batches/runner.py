@@ -75,18 +75,16 @@ class BatchRun:
 
     async def fail(self, reason: Exception) -> None:
         """End the batch because of something that nobody can mend; what is answered becomes files if it can."""
+        told = "internal_error", "an internal error ended the batch; the server's log describes it"
         if isinstance(reason, ApiError):
-            await self._end("failed", fault(reason.code or reason.type, reason.message))
-        else:
-            message = "an internal error ended the batch; the server's log describes it"
-            await self._end("failed", fault("internal_error", message))
+            told = reason.code or reason.type, reason.message
+        await self._end("failed", fault(*told))
 
     def _read(self, transaction: Transaction) -> dict[str, Any]:
         found = transaction.get(KIND, self.row.id, self.row.tenant)
         if found is None:
             raise NotFoundError(f"the batch {self.row.id} is gone")
-        batch: dict[str, Any] = msgspec.json.decode(found.data)
-        return batch
+        return msgspec.json.decode(found.data, type=dict[str, Any])
 
     async def _change(self, status: str | None = None, num_result_bytes: int = 0, **fields: Any) -> dict[str, Any]:
         """Change fields of the batch. `status` is not set if it was cancelled meanwhile."""
@@ -311,7 +309,9 @@ class BatchRunner:
                 try:
                     if self._store.is_used and self._holds_lock():
                         await self._begin()
-                        await self._sweep()
+                        if time.monotonic() >= self._next_sweep_s:
+                            self._next_sweep_s = time.monotonic() + SWEEP_S
+                            await sweep(self._store)
                 except Exception as exc:  # for example a full disk: what is done is kept, the rest comes later
                     _log.warning("batches have to wait: %r", exc)
                 if self._running:
@@ -325,11 +325,6 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._lock is not None:
                 os.close(self._lock)
-
-    async def _sweep(self) -> None:
-        if time.monotonic() >= self._next_sweep_s:
-            self._next_sweep_s = time.monotonic() + SWEEP_S
-            await sweep(self._store)
 
     def _holds_lock(self) -> bool:
         if self._lock is None:
@@ -348,10 +343,7 @@ class BatchRunner:
             if row.tenant not in self._running and len(self._running) < MAX_BATCHES:
                 task = asyncio.create_task(self._run(BatchRun(row, self._app, self._context, self._slots)))
                 self._running[row.tenant] = task
-                task.add_done_callback(partial(self._forget, row.tenant))
-
-    def _forget(self, tenant: str, _: object) -> None:
-        del self._running[tenant]
+                task.add_done_callback(partial(lambda tenant, _: self._running.pop(tenant), row.tenant))
 
     async def _run(self, batch: BatchRun) -> None:
         """Run a batch to its end."""

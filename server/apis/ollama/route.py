@@ -43,11 +43,10 @@ from weft.server.apis.ollama.library import card, cards_of_library, details, ser
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
 from weft.server.apis.openai.render import FINISH_WORDS
-from weft.server.apis.vectors.route import answer, check_dimensions
 from weft.server.errors import ApiError, UnsupportedParameterError
 from weft.server.generate.events import CallClosed, End, Event, Reasoning, Report, Text, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.generate.vectors import VectorCall, Vectors, values_of
+from weft.server.generate.vectors import VectorCall, Vectors, answer, check_dimensions, values_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import ollama_error

@@ -7,21 +7,21 @@ the stored response or marks it as cancelled stops it, from any server process.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
-from weft.server.apis.responses.schema import ResponseObject
+from weft.server.apis.responses.render import ResponseRenderer, error_event
 from weft.server.apis.responses.stored import RESPONSE, StoredResponse, extend, is_cancelled, is_written, load_response
 from weft.server.apis.responses.tool_rounds import ToolRounds
 from weft.server.errors import ApiError, as_api_error
 from weft.server.generate.answer import Answer
-from weft.server.generate.events import Renderer
 from weft.server.http.context import ServerContext
-from weft.server.http.sse import encode_event
+from weft.server.http.sse import EventStream, encode_event
 from weft.server.store.transaction import Row, Transaction
 
 WRITE_EVERY_S = 0.2
@@ -32,15 +32,6 @@ _PAGE = 256
 _LAST = tuple(f"event: response.{status}\n".encode() for status in ("completed", "incomplete", "failed"))
 
 _log = logging.getLogger(__name__)
-
-
-class ResponseRenderer(Renderer, Protocol):
-    """Writes the events of a response, and the response itself."""
-
-    response: ResponseObject
-
-    def stream_cancelled(self) -> bytes:
-        """The last events of a response that was cancelled."""
 
 
 class BackgroundRun:
@@ -147,9 +138,7 @@ class BackgroundRun:
         return last
 
 
-async def follow(
-    context: ServerContext, response_id: str, tenant: str, after: int, error_event: Callable[[ApiError, int], bytes]
-) -> AsyncGenerator[bytes, None]:
+async def follow(context: ServerContext, response_id: str, tenant: str, after: int) -> AsyncGenerator[bytes, None]:
     """Yield the events of a response with numbers above `after`, until it is done; if it is deleted, an error."""
     is_done = False
     while not is_done:
@@ -188,3 +177,15 @@ def _last_event(response: dict[str, Any], number: int) -> bytes:
 
 def _split(data: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in data.split(b"\n\n") if event]
+
+
+def followed(context: ServerContext, response_id: str, tenant: str, after: int, headers: dict[str, str]) -> Response:
+    """The events of a background response as a stream."""
+    return EventStream(
+        follow(context, response_id, tenant, after),
+        lambda: b"",
+        error_event,
+        headers=headers,
+        ping_s=context.settings.sse_ping_s,
+        close=lambda: None,
+    )

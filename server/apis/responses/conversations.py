@@ -11,15 +11,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.responses.input import InputItem, check_items, items_to_store
+from weft.server.apis.responses.answers import ConversationObject
+from weft.server.apis.responses.input import InputItem, check_items
 from weft.server.apis.responses.options import read_include, with_included
-from weft.server.apis.responses.schema import (
-    ConversationBody,
-    ConversationObject,
-    ConversationUpdate,
-    ItemsBody,
-    ResponseItem,
-)
+from weft.server.apis.responses.schema import ConversationBody, ConversationUpdate, ItemsBody, ResponseItem
 from weft.server.apis.responses.sealing import Sealer
 from weft.server.apis.responses.stored import (
     CONVERSATION,
@@ -30,6 +25,7 @@ from weft.server.apis.responses.stored import (
     delete_item,
     find_item_row,
     item_row_id,
+    items_to_store,
     load_conversation,
 )
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
@@ -152,7 +148,7 @@ async def _full_items(
     given = [InputItem(item, f"items[{i}]") for i, item in enumerate(items)]
     size, sealer = len(await request.body()), await _sealer(request, context)
     await context.workers.run_light(size, check_items, given, sealer.unseal)
-    return items_to_store(given, conversation_id + secrets.token_hex(10))
+    return items_to_store((each.item for each in given), conversation_id + secrets.token_hex(10))
 
 
 async def _sealer(request: Request, context: ServerContext) -> Sealer:

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from weft.server.apis.responses.schema import OtherItem, ResponseBody, ResponseItem, ResponsePart
-from weft.server.apis.responses.stored import FIRST_INPUT, REASONING_PREFIX, all_items, chain, find_items, item_id
+from weft.server.apis.responses.stored import REASONING_PREFIX, all_items, chain, find_items
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.http.auth import tenant_of
@@ -355,47 +355,6 @@ def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | N
     made = Messages(usual_ttl_s(None), unseal, 0, call_ids=call_ids)
     for each in items:
         made.add(0, each.item, each.at)
-
-
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "compaction": "cmp",
-    "mcp_list_tools": "mcpl",
-    "mcp_call": "mcp",
-    "mcp_approval_request": "mcpr",
-    "mcp_approval_response": "mcpa",
-}
-_WITHOUT_STATUS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
-
-
-def items_to_store(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
-    """The items in their full form: each with an id and a status, contents as lists of parts."""
-    return [_full(each.item, response_id, i) for i, each in enumerate(items)]
-
-
-def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
-    given = dict(item.members) if isinstance(item, OtherItem) else item.model_dump(exclude_none=True)
-    kind = given.setdefault("type", "message")
-    given.setdefault("id", item_id(_PREFIXES.get(kind, "item"), response_id, FIRST_INPUT + index))
-    if kind not in _WITHOUT_STATUS:
-        given.setdefault("status", "completed")
-    if kind == "message":
-        is_output = item.role == "assistant"
-        if isinstance(item.content, str):
-            given["content"] = [{"type": "output_text" if is_output else "input_text", "text": item.content}]
-        for part in given["content"] if is_output else ():
-            if part["type"] == "output_text":
-                part.setdefault("annotations", [])
-    if kind == "reasoning":
-        given.setdefault("summary", [])
-        if isinstance(item.content, str):
-            given["content"] = [{"type": "reasoning_text", "text": item.content}]
-    return given
 
 
 _KEPT_ROLES = frozenset({"system", "developer"})

@@ -2,7 +2,8 @@
 
 A server that is down, hangs, answers garbage or too much is a `McpFailure`, in the words of the Responses API. Clients
 are told what a server says to its callers: tools, results, errors in MCP. How it was reached, and what it says that is
-no MCP, is in the log alone. What a client may reach is decided by `weft.server.apis.responses.mcp_tools`.
+no MCP, is in the log alone. What a client may reach is decided by `weft.server.apis.responses.mcp_tools`. The types of
+`mcp` have no names here, for it may be missing.
 """
 
 import asyncio
@@ -11,16 +12,12 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from weft.server.apis.responses.schema import McpTool
+from weft.server.apis.responses.answers import McpTool
 from weft.server.text.shield import one_line
-
-if TYPE_CHECKING:
-    from mcp import Client
-    from mcp.types import CallToolResult, ContentBlock
 
 MAX_LISTED = 1024
 """Most tools that a server may list."""
@@ -80,7 +77,7 @@ async def list_tools(connection: McpConnection) -> Listed:
         McpFailure: There is no list.
     """
 
-    async def work(client: "Client") -> list[Any]:
+    async def work(client: Any) -> list[Any]:
         from weft.server.http.mcp_session import GIVEN
 
         given: list[Any] = []
@@ -135,7 +132,7 @@ async def call_tool(connection: McpConnection, name: str, arguments: str) -> Out
     if not isinstance(parsed, dict):
         return Outcome(None, McpFailure("mcp_protocol_error", -32602, "the arguments are no JSON object").error)
 
-    async def work(client: "Client") -> Outcome:
+    async def work(client: Any) -> Outcome:
         from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
         # Not `client.call_tool`: it would list the tools again, to hold the result against their schemas.
@@ -148,7 +145,7 @@ async def call_tool(connection: McpConnection, name: str, arguments: str) -> Out
         return Outcome(None, failure.error)
 
 
-async def _run(connection: McpConnection, work: Callable[["Client"], Awaitable[_T]]) -> _T:
+async def _run(connection: McpConnection, work: Callable[[Any], Awaitable[_T]]) -> _T:
     await asyncio.to_thread(importlib.import_module, "mcp")  # takes a second, the first time
     from weft.server.http.mcp_session import BoundedTransport, open_client
 
@@ -191,7 +188,7 @@ def _leaves(exc: BaseException) -> list[BaseException]:
     return [exc]
 
 
-def _outcome(result: "CallToolResult") -> Outcome:
+def _outcome(result: Any) -> Outcome:
     if result.is_error:
         content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
         return Outcome(None, {"type": "mcp_tool_execution_error", "content": content})
@@ -201,11 +198,11 @@ def _outcome(result: "CallToolResult") -> Outcome:
     return Outcome("\n".join(texts))
 
 
-def _text(block: "ContentBlock") -> str:
+def _text(block: Any) -> str:
     """A block as the model reads it; what is no text is named."""
     match block.type:
         case "text":
-            return block.text
+            return str(block.text)
         case "resource" if hasattr(block.resource, "text"):
             return str(block.resource.text)
         case "resource_link":

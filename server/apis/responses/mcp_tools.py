@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from weft.server.apis.responses.answers import McpTool
 from weft.server.apis.responses.input import InputItem
 from weft.server.apis.responses.mcp_client import McpConnection, is_installed
-from weft.server.apis.responses.schema import ApprovalFilter, McpTool, ResponseItem, ResponseTool, ToolFilter
+from weft.server.apis.responses.schema import ApprovalFilter, ResponseItem, ResponseTool, ToolFilter
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError, UnsupportedValueError, shown
 from weft.server.settings import HeaderName, HeaderValue, McpServer, Settings
 from weft.server.task.schema import FunctionDefinition

@@ -3,19 +3,22 @@
 The fields of a body are flat where those of chat completions nest.
 """
 
+import secrets
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 from starlette.requests import Request
 
+from weft.server.apis.responses.answers import ResponseObject
 from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
-from weft.server.apis.responses.schema import Includable, ResponseBody
+from weft.server.apis.responses.schema import Includable, ResponseBody, ResponseTool
 from weft.server.apis.responses.tools import read_tools
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError, shown
 from weft.server.formats.detection import OutputFormats
 from weft.server.task.read_body import MAX_LOGPROBS
 from weft.server.task.structured_output import Structure, json_structure
-from weft.server.task.task import OutputWishes
+from weft.server.task.task import OutputWishes, Task
 from weft.server.task.template_options import Thinking, checked_kwargs, prompt_end, thinking_of
 from weft.server.task.validation import check_range, required
 from weft.server.text.chat_template import TemplateOptions
@@ -90,6 +93,43 @@ def _structure(body: ResponseBody) -> Structure | None:
         return json_structure({"type": "object"}, "text.format")
     schema = required(wanted.schema_, "text.format.schema")
     return json_structure(schema, f"text.format{wanted.schema_at}", is_lenient=not wanted.strict)
+
+
+def new_response(body: ResponseBody, conversation: str | None, task: Task) -> ResponseObject:
+    """The response before its output: what the body chose, with the values that were used where it chose nothing."""
+    choice, text = body.tool_choice, body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
+    return ResponseObject(
+        id=f"resp_{secrets.token_hex(24)}",
+        created_at=int(time.time()),
+        background=bool(body.background),
+        conversation=None if conversation is None else {"id": conversation},
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=task.name,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=body.reasoning.model_dump(exclude_none=True) if body.reasoning else {},
+        safety_identifier=body.safety_identifier,
+        service_tier=task.service.tier,
+        store=body.store is not False,
+        temperature=task.sampling.temperature,
+        text={"format": {"type": "text"}, **text},
+        tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto",
+        tools=[_shown_tool(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=task.sampling.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
+    required = {"parameters": tool.parameters, "strict": tool.strict} if tool.type == "function" else {}
+    secrets_ = {"headers", "authorization"}  # for the tool's server only: they are neither shown nor stored
+    return {**tool.model_dump(exclude_none=True, exclude=secrets_), **required}
 
 
 def read_include(request: Request) -> frozenset[str]:

@@ -14,9 +14,9 @@ import msgspec
 from weft.engine.wire.messages import FinishReason
 from weft.server.apis.openai.calls import custom_input, new_call_id
 from weft.server.apis.openai.render import obfuscation, shown_tokens
-from weft.server.apis.responses import schema as wire
+from weft.server.apis.responses import answers as wire
+from weft.server.apis.responses.answers import McpApprovalRequestItem, McpCallItem, McpListToolsItem, McpTool
 from weft.server.apis.responses.mcp_tools import ApprovedCall
-from weft.server.apis.responses.schema import McpApprovalRequestItem, McpCallItem, McpListToolsItem, McpTool
 from weft.server.apis.responses.stored import item_id
 from weft.server.errors import ApiError, error_text
 from weft.server.generate.events import (

@@ -1,8 +1,6 @@
 """POST /v1/responses, its tokens counted, and the task that a body becomes."""
 
 import contextlib
-import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,14 +12,13 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.responses.background import BackgroundRun, follow
+from weft.server.apis.responses.background import BackgroundRun, followed
 from weft.server.apis.responses.input import (
     InputItem,
     InputItems,
     conversation_id,
     input_items,
     input_messages,
-    items_to_store,
     shortened,
 )
 from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
@@ -29,14 +26,15 @@ from weft.server.apis.responses.options import (
     ENCRYPTED,
     is_prewarm,
     max_output_tokens,
+    new_response,
     num_logprobs,
     read_wishes,
     template_options,
 )
 from weft.server.apis.responses.render import ResponseOptions, ResponseRenderer, error_event
-from weft.server.apis.responses.schema import ResponseBody, ResponseObject, ResponseTool
+from weft.server.apis.responses.schema import ResponseBody
 from weft.server.apis.responses.sealing import Sealer
-from weft.server.apis.responses.stored import StoredResponse, extend, grown
+from weft.server.apis.responses.stored import StoredResponse, extend, grown, items_to_store
 from weft.server.apis.responses.stored import load_conversation as load_conversation
 from weft.server.apis.responses.tool_rounds import ToolRounds, list_servers, open_rounds
 from weft.server.errors import ApiError, InvalidRequestError
@@ -89,7 +87,7 @@ async def _response(body: ResponseBody, request: Request, context: ServerContext
     task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
     seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
-    shows, head = ResponseOptions(num_logprobs(body), pads, seal), _head(body, task)
+    shows, head = ResponseOptions(num_logprobs(body), pads, seal), new_response(body, conversation_id(body), task)
     new_renderer = partial(ResponseRenderer, task, head, shows)
     if tools is None and not head.store and head.conversation is None:
         return await respond(task, request, context, new_renderer)
@@ -103,7 +101,7 @@ async def _response(body: ResponseBody, request: Request, context: ServerContext
         longer = replace(items, own=[*items.own, *more], size=items.size + num_bytes)
         return await _read(body, longer, sealer, request, context, hosted)
 
-    own = items_to_store(items.own, head.id)
+    own = items_to_store((each.item for each in items.own), head.id)
     if head.conversation is not None:
         id = head.conversation["id"]
         await context.store.read(lambda each: grown(each, load_conversation(each, id, tenant), tenant, own, "input"))
@@ -164,18 +162,6 @@ async def _in_background(
     if not task.is_stream:
         return Response(first, headers=headers, media_type="application/json")
     return followed(context, response.id, tenant, -1, headers)
-
-
-def followed(context: ServerContext, response_id: str, tenant: str, after: int, headers: dict[str, str]) -> Response:
-    """The events of a background response as a stream."""
-    return EventStream(
-        follow(context, response_id, tenant, after, error_event),
-        lambda: b"",
-        error_event,
-        headers=headers,
-        ping_s=context.settings.sse_ping_s,
-        close=lambda: None,
-    )
 
 
 async def _kept(
@@ -303,41 +289,3 @@ def _fits(model: ServedModel, room: TokenRoom, chat: Chat) -> bool:
     except TextTooLongError:
         return False
     return len(token_ids) <= room.num_tokens
-
-
-def _head(body: ResponseBody, task: Task) -> ResponseObject:
-    """The response before its output: what the body chose, with the values that were used where it chose nothing."""
-    conversation = conversation_id(body)
-    choice, text = body.tool_choice, body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
-    return ResponseObject(
-        id=f"resp_{secrets.token_hex(24)}",
-        created_at=int(time.time()),
-        background=bool(body.background),
-        conversation=None if conversation is None else {"id": conversation},
-        instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
-        max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
-        model=task.name,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
-        reasoning=body.reasoning.model_dump(exclude_none=True) if body.reasoning else {},
-        safety_identifier=body.safety_identifier,
-        service_tier=task.service.tier,
-        store=body.store is not False,
-        temperature=task.sampling.temperature,
-        text={"format": {"type": "text"}, **text},
-        tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto",
-        tools=[_shown_tool(tool) for tool in body.tools or ()],
-        top_logprobs=body.top_logprobs or 0,
-        top_p=task.sampling.top_p,
-        truncation=body.truncation or "disabled",
-        user=body.user,
-    )
-
-
-def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
-    required = {"parameters": tool.parameters, "strict": tool.strict} if tool.type == "function" else {}
-    secrets_ = {"headers", "authorization"}  # for the tool's server only: they are neither shown nor stored
-    return {**tool.model_dump(exclude_none=True, exclude=secrets_), **required}

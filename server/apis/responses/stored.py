@@ -5,12 +5,13 @@ responses is read link by link. What is read for one request is bounded in items
 are needed. Writes check everything before they change anything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
 
+from weft.server.apis.responses.schema import OtherItem, ResponseItem
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.store.transaction import Row, Transaction
 
@@ -375,3 +376,44 @@ def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str)
         elif not id.startswith(REASONING_PREFIX):
             raise NotFoundError(f"{at}: the item {shown(id)} is not stored", param=at)
     return found
+
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+}
+_WITHOUT_STATUS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
+
+
+def items_to_store(items: Iterable[ResponseItem], response_id: str) -> list[dict[str, Any]]:
+    """The items in their full form: each with an id and a status, contents as lists of parts."""
+    return [_full(item, response_id, i) for i, item in enumerate(items)]
+
+
+def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
+    given = dict(item.members) if isinstance(item, OtherItem) else item.model_dump(exclude_none=True)
+    kind = given.setdefault("type", "message")
+    given.setdefault("id", item_id(_PREFIXES.get(kind, "item"), response_id, FIRST_INPUT + index))
+    if kind not in _WITHOUT_STATUS:
+        given.setdefault("status", "completed")
+    if kind == "message":
+        is_output = item.role == "assistant"
+        if isinstance(item.content, str):
+            given["content"] = [{"type": "output_text" if is_output else "input_text", "text": item.content}]
+        for part in given["content"] if is_output else ():
+            if part["type"] == "output_text":
+                part.setdefault("annotations", [])
+    if kind == "reasoning":
+        given.setdefault("summary", [])
+        if isinstance(item.content, str):
+            given["content"] = [{"type": "reasoning_text", "text": item.content}]
+    return given

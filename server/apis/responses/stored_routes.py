@@ -16,20 +16,15 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.responses.input import InputItem, input_items, items_to_store
+from weft.server.apis.responses.answers import CompactedResponse, CompactionItem
+from weft.server.apis.responses.background import followed
+from weft.server.apis.responses.input import InputItem, input_items
 from weft.server.apis.responses.options import read_include, with_included
 from weft.server.apis.responses.render import usage_of
-from weft.server.apis.responses.route import followed, read_chat
-from weft.server.apis.responses.schema import (
-    CompactBody,
-    CompactedResponse,
-    CompactionItem,
-    ReasoningOptions,
-    ResponseBody,
-    ResponseItem,
-)
+from weft.server.apis.responses.route import read_chat
+from weft.server.apis.responses.schema import CompactBody, ReasoningOptions, ResponseBody, ResponseItem
 from weft.server.apis.responses.sealing import Sealer
-from weft.server.apis.responses.stored import RESPONSE, id_of, item_id, load_response, stored_input
+from weft.server.apis.responses.stored import RESPONSE, id_of, item_id, items_to_store, load_response, stored_input
 from weft.server.apis.responses.stored import cancel as mark_cancelled
 from weft.server.errors import InternalError, InvalidRequestError, NotFoundError, shown
 from weft.server.generate.pipeline import complete
@@ -168,7 +163,7 @@ async def compact(body: CompactBody, request: Request, context: _Context) -> Res
     if not choice.text.strip():
         raise InternalError("the model wrote no summary of the input")
     id = f"resp_{secrets.token_hex(24)}"
-    kept = items_to_store([each for each in items if each.item.role == "user"], id)
+    kept = items_to_store((each.item for each in items if each.item.role == "user"), id)
     summary = CompactionItem(item_id("cmp", id, 0), sealer.seal("compaction", choice.text))
     answer = CompactedResponse(id, int(time.time()), [*kept, summary], usage_of(report.counts()))
     return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")

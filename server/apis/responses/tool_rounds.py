@@ -18,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 
 from weft.engine.wire.messages import FinishReason
+from weft.server.apis.responses.answers import McpTool, ResponseObject
 from weft.server.apis.responses.input import InputItem
 from weft.server.apis.responses.mcp_client import McpFailure, Outcome, call_tool, list_tools
 from weft.server.apis.responses.mcp_tools import (
@@ -31,7 +32,7 @@ from weft.server.apis.responses.mcp_tools import (
     read_servers,
 )
 from weft.server.apis.responses.render import ResponseRenderer
-from weft.server.apis.responses.schema import McpTool, ResponseBody, ResponseItem, ResponseObject
+from weft.server.apis.responses.schema import ResponseBody, ResponseItem
 from weft.server.apis.responses.tools import presentable
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import CallClosed, Counts, End, Event, PromptReport

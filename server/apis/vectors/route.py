@@ -1,20 +1,27 @@
 """The routes that turn texts into vectors, classes and scores: embeddings, pooling, classify, score and rerank."""
 
-from collections.abc import Callable
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.wire.params import PooledOutput, Pooling, VectorInfo
+from weft.engine.wire.params import PooledOutput, Pooling
 from weft.server.errors import InvalidRequestError, UnsupportedValueError
-from weft.server.generate.vectors import VectorCall, Vectors, cosine, embedding, hidden, values_of
+from weft.server.generate.vectors import (
+    VectorCall,
+    Vectors,
+    answer,
+    check_dimensions,
+    cosine,
+    embedding,
+    hidden,
+    values_of,
+    vector_info,
+)
 from weft.server.http.context import ServerContext, get_context
-from weft.server.models.served_model import ServedModel
 from weft.server.task.body import BodyRoute
-from weft.server.task.validation import check_range, ignored_header, require_task
+from weft.server.task.validation import check_range, require_task
 from weft.server.task.vectors import (
     MAX_INPUTS,
     Class,
@@ -85,7 +92,7 @@ async def classify(body: ClassifyBody, request: Request, context: Context) -> Re
     """The labels' probabilities for each input."""
     model = await context.check_model(request, body.model)
     require_task(model, "classify")
-    labels = _vector_info(model).labels
+    labels = vector_info(model).labels
     call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
     vectors = await call.vectors(as_list(body.input), Pooling(is_finished=body.use_activation), "classify")
 
@@ -163,7 +170,7 @@ async def _scores(
         pairs = zip(first if len(first) > 1 else [first[0]] * len(others), others, strict=True)
         size = sum(len(output.values) for output in others)
         return vectors, await context.workers.run(size, lambda: [cosine(a, b) for a, b in pairs])
-    labels = _vector_info(model).labels
+    labels = vector_info(model).labels
     if len(labels) != 1:
         message = f"scores need a classifier with one label, and {model.name} has {len(labels)}"
         raise UnsupportedValueError(message, param="model")
@@ -171,38 +178,6 @@ async def _scores(
     inputs: list[Input] = list(zip(whole, seconds, strict=True))
     vectors = await call.vectors(inputs, Pooling(is_finished=body.use_activation), id_prefix)
     return vectors, [values_of(output)[0] for output in vectors.outputs]
-
-
-def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
-    """Check the number of values that a body asks for.
-
-    Raises:
-        ApiError: The model has no such vectors.
-    """
-    info = _vector_info(model)
-    if dimensions is None or dimensions == info.size:
-        return dimensions
-    if not info.is_matryoshka:
-        message = f"dimensions must be {info.size}, for this model has no shorter vectors, got {dimensions}"
-        raise UnsupportedValueError(message, param="dimensions")
-    if info.dimensions and dimensions not in info.dimensions:
-        allowed = ", ".join(map(str, info.dimensions))
-        raise InvalidRequestError(f"dimensions must be one of {allowed}, got {dimensions}", param="dimensions")
-    return check_range("dimensions", dimensions, 1, info.size)
-
-
-def _vector_info(model: ServedModel) -> VectorInfo:
-    """What the vectors of a model are that makes some."""
-    info = model.engine_info.vectors
-    assert info is not None, "its task was checked"
-    return info
-
-
-async def answer(context: ServerContext, vectors: Vectors, build: Callable[[], msgspec.Struct]) -> Response:
-    """The response with the answer that `build` makes, in a thread if it is long."""
-    size = sum(len(output.values) for output in vectors.outputs)
-    content = await context.workers.run(size, lambda: msgspec.json.encode(build()))
-    return Response(content, headers=ignored_header(vectors.ignored), media_type="application/json")
 
 
 def _listed(vectors: Vectors, data: list[Embedding] | list[Hidden] | list[Class] | list[Score]) -> VectorList:

@@ -1,3 +1,4 @@
+import importlib
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -6,10 +7,9 @@ import msgspec
 import pytest
 import zmq
 
-from weft.engine.cache import event_replay
-from weft.engine.cache import events as event_publisher
-from weft.engine.cache.event_replay import EventReplay
-from weft.engine.cache.events import BlockRemoved, EventPublisher
+from weft.engine.cache import event_publisher
+from weft.engine.cache.event_publisher import EventPublisher, EventReplay
+from weft.engine.cache.events import BlockRemoved
 from weft.engine.wire.errors import ModelError
 
 
@@ -93,7 +93,7 @@ def replay_context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
 def test_what_may_be_sent_again_is_bounded_in_bytes(
     replay_context: "zmq.Context[zmq.Socket[bytes]]", address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_replay, "_MAX_BYTES", 100)
+    monkeypatch.setattr(event_publisher, "_MAX_BYTES", 100)
     replay = EventReplay(replay_context, address, 10)
     for number in range(5):
         replay.add(number.to_bytes(8, "big"), bytes(40))
@@ -104,7 +104,7 @@ def test_a_slow_client_of_the_replay_is_given_up(
     replay_context: "zmq.Context[zmq.Socket[bytes]]", address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes nothing of an answer that is longer than the queues; the next one is answered all the same."""
-    monkeypatch.setattr(event_replay, "_PATIENCE_MS", 10)
+    monkeypatch.setattr(event_publisher, "_PATIENCE_MS", 10)
     replay = EventReplay(replay_context, address, 5000)
     for number in range(5000):
         replay.add(number.to_bytes(8, "big"), bytes(10_000))
@@ -124,13 +124,13 @@ def test_a_replay_that_takes_too_long_ends(
 ) -> None:
     replay = EventReplay(replay_context, address, 10)
     replay.add(bytes(8), b"first")
-    monkeypatch.setattr(event_replay, "_ANSWER_S", -1.0)
+    monkeypatch.setattr(event_publisher, "_ANSWER_S", -1.0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.set(zmq.LINGER, 0)
         client.connect(address)
         client.send_multipart((b"", bytes(8)))
         assert not client.poll(100)
-        monkeypatch.setattr(event_replay, "_ANSWER_S", 30.0)
+        monkeypatch.setattr(event_publisher, "_ANSWER_S", 30.0)
         client.send_multipart((b"", bytes(8)))
         assert client.recv_multipart()[-1] == b"first"
 
@@ -144,4 +144,4 @@ def test_an_address_in_use_and_a_missing_package_are_named(
         EventPublisher(address, "", "tcp://192.0.2.1:5558")
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ModelError, match=r"^kv_events needs a package more: pip install 'weft\[events\]'$"):
-        EventPublisher(address, "")
+        importlib.reload(event_publisher)

@@ -19,8 +19,9 @@ from tests.engine.test_golden import (
 )
 from weft.engine import config as engine_config
 from weft.engine.describe.config import ModelFacts
+from weft.engine.layers.block import LoadedModel
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.start.model_choice import LoadedModel, plan_model, read_model
+from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.wire.messages import EngineOptions
 
 QUICK = ("phi3", "cohere2", "smollm3", "qwen3_moe", "deepseek_v3", "gpt2")

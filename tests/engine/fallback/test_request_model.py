@@ -12,7 +12,6 @@ from weft.engine.cache.specs import ModuleCache
 from weft.engine.fallback import parity
 from weft.engine.fallback.request_model import GoingOn, RequestModel
 from weft.engine.kernels.torch.caches import Context
-from weft.engine.start import model_choice
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
@@ -64,6 +63,6 @@ def test_the_log_says_that_it_is_slow_and_why(tmp_path: Path, caplog: pytest.Log
 
 
 def test_a_large_module_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_choice, "_MAX_COMPARED_BYTES", {"cpu": 0})
+    monkeypatch.setattr(parity, "_MAX_COMPARED_BYTES", {"cpu": 0})
     monkeypatch.setattr(parity, "_choose_way", None)
     assert load(write("gpt_neo", tmp_path)).going_on is GoingOn.ONE_BY_ONE

@@ -18,8 +18,8 @@ from weft.engine.gguf.folder import made_folder
 from weft.engine.gguf.tensors import GgufSource
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
+from weft.engine.models.cut import shard
 from weft.engine.models.loading import DecodedSource, load_weights
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.vector_model import find_task, read_vector_model
 from weft.engine.weights.reader import DenseReader, WeightRef

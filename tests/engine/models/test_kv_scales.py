@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.quantized_checkpoints import fp8_static, write, write_base
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
-from weft.engine.models.cut import Cut
+from weft.engine.describe.cut import Cut
+from weft.engine.models.cut import shard
 from weft.engine.models.loading import read_kv_scales
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.wire.errors import ModelError

@@ -8,7 +8,7 @@ import torch
 from tests.architectures.checkpoints import write
 from weft.engine.describe.config import load_model_config
 from weft.engine.describe.specs import AttentionSpec, DecoderSpec, PreNormSpec
-from weft.engine.models.sharding import shard, whole_parts
+from weft.engine.models.cut import shard, whole_parts
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.weights.reader import DenseReader, ExpertsRef, Run, TensorRef, WeightRef

@@ -14,6 +14,7 @@ from tests.architectures import checkpoints
 from tests.engine.fallback.checkpoints import write
 from weft.engine import config as engine_config
 from weft.engine.cache.specs import PagedKV
+from weft.engine.fallback import parity
 from weft.engine.start import model_choice, report
 from weft.engine.start.model_choice import ModelPlan, plan_model, read_model
 from weft.engine.start.startup import start
@@ -102,7 +103,7 @@ def test_a_large_model_is_not_compared(
         planned(options).load(tmp_path, lambda done, total: None)
         assert "answers the same over Weft's cache" in caplog.text
         caplog.clear()
-        monkeypatch.setattr(model_choice, "_MAX_COMPARED_BYTES", {"cpu": 1000})
+        monkeypatch.setattr(parity, "_MAX_COMPARED_BYTES", {"cpu": 1000})
         planned(options).load(tmp_path, lambda done, total: None)
     assert "is not compared" in caplog.text
     assert "answers the same" not in caplog.text

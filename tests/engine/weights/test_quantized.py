@@ -19,8 +19,8 @@ from tests.engine.models.test_sharding import put
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.models.cut import shard
 from weft.engine.models.loading import DecodedSource, load_weights
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start import model_choice, report
 from weft.engine.start.model_choice import plan_model, read_model, weights_note

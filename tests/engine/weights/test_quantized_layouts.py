@@ -11,8 +11,8 @@ from tests.architectures import checkpoints as architectures
 from tests.engine.weights.test_quantized import GPTQ, compare, reader
 from weft.engine.describe.config import load_model_config
 from weft.engine.fields import Fields
+from weft.engine.models.cut import shard
 from weft.engine.models.loading import DecodedSource, lacks_head
-from weft.engine.models.sharding import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.weights.quantization import read_quantization
 from weft.engine.weights.reader import ExpertsRef

@@ -58,7 +58,7 @@ def test_engines_are_started_with_their_shares(models_file: pathlib.Path) -> Non
     code = (
         "import os, pathlib, sys\n"
         "from weft.server.supervise import supervisor\n"
-        "from weft.server.settings import resolve\n"
+        "from weft.server.resolve import resolve\n"
         "def show(settings, *_):\n"
         "    print(*(settings.for_model(name).kv_cache_memory for name in settings.models), flush=True)\n"
         "    os._exit(0)\n"

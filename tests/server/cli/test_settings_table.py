@@ -1,5 +1,6 @@
 from weft.server.cli.tables import describe, describe_values, render_table
-from weft.server.settings import Settings, resolve
+from weft.server.resolve import resolve
+from weft.server.settings import Settings
 
 
 def test_description_shows_value_and_origin_but_no_secret() -> None:

@@ -29,7 +29,7 @@ from weft.engine.kernels.triton.packed import PackedMatrix
 from weft.engine.kernels.triton.products import PackedLinear
 from weft.engine.layers.block import Linear
 from weft.engine.layers.wrapped_linear import ActOrderLinear
-from weft.engine.models.sharding import shard
+from weft.engine.models.cut import shard
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.model_choice import weights_note
 from weft.engine.tune import components

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from weft.server.apis.responses.input import InputItem, input_messages, items_to_store
+from weft.server.apis.responses.input import InputItem, input_messages
 from weft.server.apis.responses.schema import OtherItem, ResponseItem
+from weft.server.apis.responses.stored import items_to_store
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -85,7 +86,7 @@ def test_an_item_is_stored_as_it_came() -> None:
     given = {"type": "web_search_call", "status": "odd", "action": {"a": None}}
     item = ResponseItem.model_validate(given)
     assert isinstance(item, OtherItem)
-    (stored,) = items_to_store([InputItem(item, "input[0]")], "resp_1")
+    (stored,) = items_to_store([item], "resp_1")
     assert stored == {**given, "id": stored["id"]}
 
 

@@ -17,7 +17,6 @@ from tests.chat_templates_for_tests import QWEN3
 from tests.server.apis.responses.test_api_responses import CALL, THOUGHT, WEATHER, events_of
 from weft.server.apis.responses import background
 from weft.server.apis.responses.background import follow
-from weft.server.apis.responses.render import error_event
 from weft.server.apis.responses.stored import DEAD_AFTER_S, RESPONSE, StoredResponse, cancel, load_response
 from weft.server.errors import EngineDiedError
 from weft.server.store.transaction import Transaction
@@ -292,7 +291,7 @@ def test_a_follower_reads_nothing_but_new_events(site: Any) -> None:
     last = b"event: response.completed\n"
 
     async def read() -> list[bytes]:
-        events = follow(context, "resp_1", "", 0, error_event)
+        events = follow(context, "resp_1", "", 0)
         found = [await anext(events)]
         waiting = asyncio.ensure_future(anext(events))
         while sum("BEGIN" in statement for statement in statements) < 3:
