@@ -107,9 +107,7 @@ def table(torch_s: float, found: dict[str, dict[str, float]]) -> Table:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.start", description=__doc__)
-    parser.add_argument(
-        "--model", action="append", default=[], help="beside the demo; may be repeated"
-    )
+    parser.add_argument("--model", action="append", default=[], help="beside the demo; may be repeated")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, help="a file for the figures; the tree must be of a commit")
     return parser.parse_args(arguments)

@@ -50,12 +50,12 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
     given |= {name: (value, "MODEL" if name == "model" else flag_name(name)) for name, value in flags.items()}
     for name in DOORS & given.keys():
         if not given[name][0]:
-            raise StartError(f"{given[name][1]}: input should not be empty")
+            raise StartError(f"{_where(name, given[name][1])}: input should not be empty")
     try:
         settings = Settings.model_validate({name: value for name, (value, _) in given.items()})
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        raise StartError(f"{given[name][1]}: {fault(error)}") from None
+        raise StartError(f"{_where(name, given[name][1])}: {fault(error)}") from None
     origins = {name: given[name][1] if name in given else "default" for name in FIELDS}
     if settings.api_keys_file is not None:
         keys = _read_keys(pathlib.Path(settings.api_keys_file).expanduser(), origins["api_keys_file"])
@@ -65,7 +65,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         if getattr(settings, name) is not None and getattr(settings, needed) is None:
             raise StartError(f"{origins[name]}: {name} needs {needed}")
     if set(settings.priority_keys) - {EVERYBODY, *settings.api_key}:
-        raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
+        raise StartError(
+            f"{_where('priority_keys', origins['priority_keys'])}: every key must be one of api_key or api_keys_file"
+        )
     if settings.models and (other := next((each for each in ("model", "served_model_name") if each in given), None)):
         raise StartError(f"{origins[other]}: {origins['models']} names the models; {other} is for a single one")
     _check_nodes(settings, origins)
@@ -83,16 +85,23 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
     return Resolved(settings, origins)
 
 
+def _where(name: str, origin: str) -> str:
+    """The origin of a setting, and its name where that does not say it: flags and variables do, lines do not."""
+    return origin if origin.startswith(("-", ENV_PREFIX, "MODEL")) else f"{origin}: {name}"
+
+
 def _check_nodes(settings: Settings, origins: Mapping[str, str]) -> None:
     """Refuse machines that have nothing to do."""
     number, size = settings.nnodes, settings.tensor_parallel_size * settings.pipeline_parallel_size
     if settings.node_rank >= number:
-        raise StartError(f"{origins['node_rank']}: must be less than nnodes, {number}, got {settings.node_rank}")
+        raise StartError(
+            f"{_where('node_rank', origins['node_rank'])}: must be less than nnodes, {number}, got {settings.node_rank}"
+        )
     if number == 1:
         return
     if size % number:
         product = "tensor_parallel_size times pipeline_parallel_size"
-        raise StartError(f"{origins['nnodes']}: must divide {product}, {size}, got {number}")
+        raise StartError(f"{_where('nnodes', origins['nnodes'])}: must divide {product}, {size}, got {number}")
     if settings.models:
         raise StartError(f"{origins['nnodes']}: several machines serve one model, and models names some")
 
@@ -164,6 +173,7 @@ def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise StartError(f"{path}:1: expected lines of the form 'setting: value'")
+    _refuse_repeats(path, root, has_dashes=True)
     given: dict[str, tuple[object, str]] = {}
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
@@ -175,3 +185,17 @@ def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
         if value is not None or name in DOORS:
             given[name] = (value, place)
     return given
+
+
+def _refuse_repeats(path: pathlib.Path, node: yaml.Node, *, has_dashes: bool = False) -> None:
+    """Raise StartError if a mapping has a key twice, of which YAML takes the last one in silence."""
+    first: dict[str, int] = {}
+    for each in node.value if isinstance(node, yaml.MappingNode | yaml.SequenceNode) else []:
+        key, inner = each if isinstance(each, tuple) else (None, each)
+        if key is not None:
+            name = str(key.value).replace("-", "_") if has_dashes else str(key.value)
+            line = key.start_mark.line + 1
+            if name in first:
+                raise StartError(f"{path}:{line}: {key.value} stands in line {first[name]} as well")
+            first[name] = line
+        _refuse_repeats(path, inner)

@@ -129,7 +129,8 @@ class ChatClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ChatError(f"cannot reach {self.url}: {error} (is it served? --url names another place)") from None
+            fault = "nobody listens there: start `weft serve`" if "refused" in str(error) else str(error)
+            raise ChatError(f"cannot reach {self.url}: {fault}, or name another place with --url") from None
         except httpx.HTTPError as error:
             raise ChatError(f"{self.url}: {str(error) or type(error).__name__}") from None
         except msgspec.DecodeError as error:

@@ -236,7 +236,9 @@ def plan(resolved: Resolved) -> None:
     raise typer.Exit(show_plan(_found(resolved.settings, is_plan=True)))
 
 
-_LOCAL = "http://127.0.0.1:8000"
+_PORT = os.environ.get("WEFT_PORT", "")
+_LOCAL = f"http://127.0.0.1:{_PORT if _PORT.isdecimal() else 8000}"
+"""Where `weft serve` listens, told no host."""
 _Url = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")]
 _Key = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")]
 

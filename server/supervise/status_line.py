@@ -153,8 +153,9 @@ class _Terminal:
         columns = os.get_terminal_size(1).columns or 80  # some terminals say 0
         line = fit(parts, columns)
         if (line, columns) != (self._drawn, self._columns):
+            wrapped = max(len(self._drawn) - 1, 0) // columns  # a terminal that grew narrower wraps what stands there
             self._drawn, self._columns = line, columns
-            self._write(_CLEAR + line)
+            self._write("\x1b[A" * wrapped + "\r\x1b[J" + line)
 
     def _write(self, text: str) -> None:
         sys.stdout.buffer.write(text.encode())

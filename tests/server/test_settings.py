@@ -102,9 +102,17 @@ def test_fault_names_where_and_what(flags: dict[str, object], environ: dict[str,
     ("text", "message"),
     [
         ("host: a\nprot: 1\n", "{}:2: no such setting: prot (did you mean port?)"),
-        ("port: many\n", "{}:1: input should be a valid integer, unable to parse string as an integer, got 'many'"),
-        ("port: 1\napi_key:\n", "{}:2: input should not be empty"),
-        ("api_key: []\n", "{}:1: input should not be empty"),
+        (
+            "port: many\n",
+            "{}:1: port: input should be a valid integer, unable to parse string as an integer, got 'many'",
+        ),
+        ("port: 1\napi_key:\n", "{}:2: api_key: input should not be empty"),
+        ("api_key: []\n", "{}:1: api_key: input should not be empty"),
+        ("host: a\nnode_rank: 1\n", "{}:2: node_rank: must be less than nnodes, 1, got 1"),
+        ("host: a\nport: 1\nhost: b\n", "{}:3: host stands in line 1 as well"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "{}:2: max_num_seqs stands in line 1 as well"),
+        ("models:\n  a-b: {model: x}\n  a_b: {model: y}\n  a-b: {model: z}\n", "{}:4: a-b stands in line 2 as well"),
+        ("{port: 1, port: 1}", "{}:1: port stands in line 1 as well"),
         ("- a\n", "{}:1: expected lines of the form 'setting: value'"),
         ("host: [\n", "{}:2: expected the node content, but found '<stream end>'"),
     ],
@@ -140,7 +148,7 @@ def test_kernels_are_a_mapping_or_text(tmp_path: pathlib.Path) -> None:
     for value in ("flash2", "sampler=", "=torch", "sampler=torch,"):
         with pytest.raises(StartError, match=r"^WEFT_KERNELS: input should be of the form component=candidate, with"):
             resolve({}, {"WEFT_KERNELS": value})
-    with pytest.raises(StartError, match=r"weft\.yaml:1: input should be a valid"):
+    with pytest.raises(StartError, match=r"weft\.yaml:1: kernels: input should be a valid"):
         resolve({}, {}, write(tmp_path, "kernels: {sampler: [torch]}\n"))
 
 

@@ -130,7 +130,7 @@ def test_models_without_a_server_says_what_else_it_could_mean() -> None:
     done = weft("models", "--url", url)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(f"weft: error: cannot reach {url}/v1: ")
-    assert "--url names another place" in done.stderr and "weft models --architectures" in done.stderr
+    assert "name another place with --url" in done.stderr and "weft models --architectures" in done.stderr
 
 
 def test_command_line_imports_neither_tensors_nor_the_web() -> None:
@@ -155,3 +155,9 @@ def test_plan_of_a_hub_id_fetches_its_configuration_and_nothing_else(tmp_path: p
     assert re.search(r"^at once +\d+ with 1,024 tokens each, \d+ with 4,096 tokens each \(never", done.stdout, re.M)
     names = {path.rpartition("/")[2] for _, path, _ in hub.asked if "/resolve/" in path}
     assert names == {"config.json", "generation_config.json"}
+
+
+@pytest.mark.parametrize(("port", "found"), [("9", "9"), ("many", "8000")])
+def test_clients_ask_where_a_server_of_this_environment_listens(port: str, found: str) -> None:
+    done = weft("chat", "--help", WEFT_PORT=port)
+    assert f"default: http://127.0.0.1:{found}]" in " ".join(done.stdout.split())

@@ -2,6 +2,9 @@
 
 import os
 import pathlib
+import shlex
+import shutil
+import subprocess
 import sys
 import time
 
@@ -146,3 +149,30 @@ def test_several_engines_are_one_line() -> None:
     assert described((0, together([first, second])))[-1] == "KV cache 25%"
     assert described((0, together([first, loading])))[0].startswith("loading weights [#####")
     assert described((0, together([Status()]))) == ["the engine starts"]
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="no terminal here that wraps lines when it grows narrower")
+def test_a_narrower_terminal_keeps_one_status_line(tmp_path: pathlib.Path) -> None:
+    StatusPage(tmp_path / "status").write(Status(epoch_id=1, is_ready=1, has_work=1, num_requests_running=3))
+    os.mkfifo(tmp_path / "lines")
+    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    writer = shlex.join([sys.executable, "-c", WRITER, str(tmp_path), str(tmp_path / "lines")])
+    sized = ["-d", "-x", "110", "-y", "24", "-e", f"PYTHONPATH={ROOT}", writer]
+    subprocess.run([*tmux, "new-session", *sized], check=True)
+
+    def seen() -> list[str]:
+        shown = subprocess.run([*tmux, "capture-pane", "-p"], check=True, capture_output=True, text=True).stdout
+        return [line for line in shown.splitlines() if line]
+
+    try:
+        with (tmp_path / "lines").open("w") as lines:
+            print("above", file=lines, flush=True)
+            for columns, last in ((110, "KV cache 0%"), (30, "3 running, 0 waiting"), (110, "KV cache 0%")):
+                subprocess.run([*tmux, "resize-window", "-x", str(columns), "-y", "24"], check=True)
+                deadline = time.monotonic() + 60
+                while not seen()[-1:] or not seen()[-1].endswith(last):
+                    assert time.monotonic() < deadline, seen()
+                    time.sleep(0.05)
+                assert len(seen()) == 2, seen()
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
