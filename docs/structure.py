@@ -13,13 +13,13 @@ FOLDERS = {
     "server": "The way into the `weft` command, settings and errors. `demo_model/` holds the bundled weights.",
     "server/text": "Chat template, tokenizer, detokenizer, stop strings.",
     "server/library": "Models that were fetched: names, downloads, what is there.",
-    "server/json_schema": "What a grammar can enforce of JSON schemas of any origin, and what it leaves out.",
+    "server/json_schema": "Loosens tools' JSON schemas until a grammar can enforce them, and tells what was left out.",
     "server/formats": "How models write reasoning and tool calls: one file for each family of formats.",
     "server/formats/families": "Formats that are like no other family's: Gemma 4, MiniMax M3, functionary.",
-    "server/models": "A served model: the client of its engine, its formats, its defaults.",
+    "server/models": "A served model: the client of its engine, its formats, its default sampling.",
     "server/store": "What outlives a request: a bounded database and files, shared by all server processes.",
     "server/http": "HTTP apart from any API: connections, access, streams, metrics, what every route shares.",
-    "server/task": "From a checked body to a task, in no API's words; wire types and readers that APIs share.",
+    "server/task": "From a checked body to a task, independent of the API; wire types and readers that APIs share.",
     "server/generate": "From a task to typed events: prompts, plan, choices, their parsing.",
     "server/apis/openai": "Completions, chat, tokens, and the list of models.",
     "server/apis/responses": "Responses and conversations, what is stored of them, and the tools of MCP servers.",
@@ -50,7 +50,7 @@ FOLDERS = {
     "engine/parts": "Each unusual part of a model whole: its layers, and how they are built.",
     "engine/models": "From a checkpoint to a decoder, and the cuts of ranks and stages.",
     "engine/lora": "Low-rank adapters (LoRA): their files, where they act in a model, and the rows that use them.",
-    "engine/kernels": "Which kernels compute a model; here what all of them share.",
+    "engine/kernels": "Which kernels compute a model.",
     "engine/kernels/torch": "Plain torch: the reference for tests, and what runs where nothing faster does.",
     "engine/kernels/cpu": "Weft's own kernels for bfloat16 on x86-64, in C.",
     "engine/kernels/triton": "Weft's own kernels for CUDA, in Triton: `X.py` calls `X_jit.py`.",
@@ -108,10 +108,12 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def render_folders(root: Path) -> str:
-    """Return what each folder is for, as a Markdown table; links are relative to docs/."""
-    counts = {folder: len(modules(root, folder)) for folder in FOLDERS}
-    rows = [f"| [`{folder}`](../{folder}) | {counts[folder]} | {purpose} |" for folder, purpose in FOLDERS.items()]
-    return "\n".join(["| folder | files | for |", "|---|---:|---|", *rows]) + "\n"
+    """Return what each folder is for and holds, as a Markdown table; links are relative to docs/."""
+    rows = []
+    for folder, purpose in FOLDERS.items():
+        names = ", ".join(dict.fromkeys(path.stem for path in modules(root, folder)))
+        rows.append(f"| [`{folder}`](../{folder}) | {purpose} | `{names}` |")
+    return "\n".join(["| folder | for | files |", "|---|---|---|", *rows]) + "\n"
 
 
 def render_reading_path(root: Path) -> str:

@@ -1,6 +1,6 @@
 """GGUF: tensors under the names of Hugging Face checkpoints, and groups of what llama.cpp's types pack in blocks.
 
-`server/gguf` has made a folder whose config.json says where every tensor lies, of which type it is, and what its
+`folder.py` has made a folder whose config.json says where every tensor lies, of which type it is, and what its
 converter changed. Layouts: github.com/ggml-org/llama.cpp, `ggml/src/ggml-common.h`.
 """
 
@@ -31,7 +31,7 @@ class GgufSource(CheckpointSource):
     """The tensors of GGUF files; those of block types are bytes (outputs, bytes of a row)."""
 
     def __init__(self, folder: Path, device: torch.device, *, unused: tuple[str, ...] = ()) -> None:
-        """See `CheckpointSource`; the folder is one that `server/gguf` has made."""
+        """See `CheckpointSource`; the folder is one that `folder.py` has made."""
         config = Fields.read(folder / "config.json").section("quantization_config")
         self._files = tuple(map(Path, config.texts("files")))
         for file, version in zip(self._files, config.texts("versions"), strict=True):
@@ -85,7 +85,7 @@ class GgufSource(CheckpointSource):
 
 
 def _version(file: Path) -> str:
-    """As `server/gguf` writes it."""
+    """As `folder.py` writes it."""
     try:
         stat = file.stat()
     except OSError as error:
