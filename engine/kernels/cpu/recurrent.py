@@ -1,4 +1,4 @@
-"""Native recurrent layers for the CPU, which change states in place; they wrap delta.c and recurrent.c."""
+"""Native recurrent layers for the CPU, which change states in place; they wrap recurrent.c."""
 
 import ctypes
 
