@@ -143,10 +143,7 @@ async def early_headers_while_loading(
 
 
 async def with_early_headers(
-    work: Coroutine[Any, Any, Response],
-    error: Callable[[ApiError], bytes],
-    ping_s: float,
-    framing: Framing = DATA_ONLY,
+    work: Coroutine[Any, Any, Response], error: Callable[[ApiError], bytes], ping_s: float, framing: Framing = DATA_ONLY
 ) -> Response:
     """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
 

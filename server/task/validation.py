@@ -288,11 +288,7 @@ ACCEPTED_IN_RESPONSES = frozenset(
 
 
 def ignored_fields(
-    body: BaseModel,
-    refused: Mapping[str, tuple[object, ...]],
-    *,
-    strict: bool,
-    accepted: Collection[str] = ACCEPTED,
+    body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool, accepted: Collection[str] = ACCEPTED
 ) -> list[str]:
     """Return the dotted names of the fields of this body that have no effect.
 

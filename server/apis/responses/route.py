@@ -222,12 +222,7 @@ async def _kept(
 
 
 async def _read(
-    body: ResponseBody,
-    items: InputItems,
-    sealer: Sealer,
-    request: Request,
-    context: ServerContext,
-    hosted: HostedTools,
+    body: ResponseBody, items: InputItems, sealer: Sealer, request: Request, context: ServerContext, hosted: HostedTools
 ) -> Task:
     model = await context.check_model(request, body.model)
     require_task(model, "generate")

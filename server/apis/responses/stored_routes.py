@@ -134,8 +134,7 @@ async def list_input_items(response_id: str, request: Request, context: _Context
 async def compact(body: CompactBody, request: Request, context: _Context) -> Response:
     """Summarise the items. The summary is as long as the context has room for, and at most `MAX_SUMMARY_TOKENS`."""
     asked = ResponseBody(
-        **{name: getattr(body, name) for name in CompactBody.model_fields},
-        reasoning=ReasoningOptions(effort="none"),
+        **{name: getattr(body, name) for name in CompactBody.model_fields}, reasoning=ReasoningOptions(effort="none")
     )
     model, tenant = await context.check_model(request, body.model), tenant_of(request)
     inputs = await input_items(asked, request, context)
