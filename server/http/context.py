@@ -9,8 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -115,6 +116,10 @@ async def get_context(request: Request) -> ServerContext:
     """The app's context. Used with Depends; async because Depends would call a plain function in a thread."""
     context: ServerContext = request.app.state.context
     return context
+
+
+Context = Annotated[ServerContext, Depends(get_context)]
+"""Of a handler: the app's context."""
 
 
 class Asks(Protocol):

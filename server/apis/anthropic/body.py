@@ -16,7 +16,7 @@ from weft.server.task.bodies import ChatCompletionBody, FunctionCall, Message, T
 from weft.server.task.messages import PART_SEPARATOR
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint
 from weft.server.task.schema import FunctionDefinition, ResponseFormat, ToolDefinition, foreign_text
-from weft.server.task.validation import check_range, required
+from weft.server.task.validation import Refused, check_range, required
 
 RENAMED: Mapping[str, str] = {
     r"^stop(?=$|\[)": "stop_sequences",
@@ -28,7 +28,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Beginnings of paths in the chat body, and what the caller calls them."""
 
-REFUSED_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
+REFUSED_IN_MESSAGES: Refused = {
     "mcp_servers": (None, []),
     "container": (None,),
     "thread": (None,),

@@ -18,7 +18,17 @@ from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.reasoning import Switch
 from weft.server.task.bodies import ContentPart, CustomCall, FunctionCall, Message, ToolCall
 from weft.server.task.template_options import checked_kwargs
-from weft.server.task.validation import check_range, required
+from weft.server.task.validation import NOTHING, OFF, Refused, check_range, required
+
+REFUSED_IN_SGLANG_DECISIONS: Refused = {
+    "images": (None, []),
+    "return_prompt_token_ids": OFF,
+}
+REFUSED_IN_SYSTEMONE: Refused = {
+    **REFUSED_IN_SGLANG_DECISIONS,
+    "temperature": NOTHING,
+    "prompt_format_version": NOTHING,
+}
 
 MAX_JSON_LEVELS = 32
 MAX_JSON_VALUES = 10_000

@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -23,6 +23,8 @@ from weft.server.apis.decisions import schema as wire
 from weft.server.apis.decisions.decide import decide
 from weft.server.apis.decisions.questions import (
     PROMPT_FORMAT_VERSION,
+    REFUSED_IN_SGLANG_DECISIONS,
+    REFUSED_IN_SYSTEMONE,
     Asked,
     Named,
     chat_of,
@@ -35,7 +37,7 @@ from weft.server.apis.decisions.questions import (
 from weft.server.errors import InvalidRequestError, UnprocessableError
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.generate.events import Counts
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.task.bodies import Message
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages
@@ -43,14 +45,7 @@ from weft.server.task.read_body import read_task
 from weft.server.task.request_options import find_breakpoints, uses_cache
 from weft.server.task.schema import CachedTokens, GenerationBody
 from weft.server.task.task import Chat, OutputWishes, Texts
-from weft.server.task.validation import (
-    REFUSED_EVERYWHERE,
-    REFUSED_IN_SGLANG_DECISIONS,
-    REFUSED_IN_SYSTEMONE,
-    as_missing_body,
-    ignored_fields,
-    ignored_header,
-)
+from weft.server.task.validation import REFUSED_EVERYWHERE, as_missing_body, ignored_fields, ignored_header
 from weft.server.text.chat_template import TemplateOptions
 
 
@@ -199,7 +194,6 @@ def _unprocessable() -> Generator[None, None, None]:
 
 
 router = APIRouter(route_class=BodyRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @router.post("/v1/decisions")

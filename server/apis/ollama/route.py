@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,7 +24,7 @@ from weft.server.errors import ApiError, UnsupportedParameterError
 from weft.server.generate.events import CallClosed, End, Event, Reasoning, Report, Text, WholeChoice
 from weft.server.generate.pipeline import respond
 from weft.server.generate.vectors import VectorCall, Vectors, answer, check_dimensions, values_of
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import ollama_error
 from weft.server.library.contents import Facts
@@ -119,7 +119,6 @@ API_VERSION = "0.12.0"
 
 router = APIRouter()
 body_router = APIRouter(route_class=AnyTypeRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @body_router.post("/api/chat")

@@ -3,13 +3,12 @@
 Other APIs of conversations convert their bodies to chat bodies, and build their tasks with `chat_task` too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from msgspec import UNSET
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -29,7 +28,7 @@ from weft.server.errors import InvalidRequestError, UnsupportedParameterError
 from weft.server.formats.detection import OutputFormats
 from weft.server.generate.events import End, Event, Reasoning, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
+from weft.server.http.context import Context, ServerContext, early_headers_while_loading
 from weft.server.http.sse import TextEvent, encode_event
 from weft.server.task import bodies as wire
 from weft.server.task.body import BodyRoute
@@ -40,7 +39,25 @@ from weft.server.task.structured_output import structure_of
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.template_options import read_thinking, template_options
 from weft.server.task.tool_use import tool_use
-from weft.server.task.validation import REFUSED_IN_CHAT, check_range, note_left_out, require_task
+from weft.server.task.validation import (
+    NOTHING,
+    OFF,
+    REFUSED_EVERYWHERE,
+    Refused,
+    check_range,
+    note_left_out,
+    require_task,
+)
+
+REFUSED_IN_CHAT: Refused = {
+    **REFUSED_EVERYWHERE,
+    "chat_template": NOTHING,
+    "echo": OFF,
+    "best_of": (None, 1),
+    "modalities": (None, ["text"]),
+    "audio": NOTHING,
+    "web_search_options": NOTHING,
+}
 
 
 async def chat_task(
@@ -49,7 +66,7 @@ async def chat_task(
     context: ServerContext,
     *,
     sent: BaseModel | None = None,
-    refused: Mapping[str, tuple[object, ...]] = REFUSED_IN_CHAT,
+    refused: Refused = REFUSED_IN_CHAT,
     breakpoints: Sequence[Breakpoint] | None = None,
 ) -> Task:
     """Check every field of a conversation, and build the task.
@@ -260,9 +277,7 @@ router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/chat/completions")
-async def create_chat_completion(
-    body: wire.ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def create_chat_completion(body: wire.ChatCompletionBody, request: Request, context: Context) -> Response:
     """Answer a conversation, streamed or whole."""
     return await early_headers_while_loading(_answer(body, request, context), body, context, stream_error)
 

@@ -1,8 +1,6 @@
 """The routes that turn texts into vectors, classes and scores: embeddings, pooling, classify, score and rerank."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,13 +17,12 @@ from weft.server.generate.vectors import (
     values_of,
     vector_info,
 )
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.task import vectors as wire
 from weft.server.task.body import BodyRoute
 from weft.server.task.validation import check_range, require_task
 
 router = APIRouter(route_class=BodyRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @router.post("/v1/embeddings")
