@@ -175,7 +175,7 @@ $(VENV)/.made:
 
 # The one variant that this machine runs best, and of it only what has changed. Without a compiler there is none, until
 # there is a compiler.
-$(VENV)/.kernels: $(wildcard $(KERNELS)/*.[ch]) $(KERNELS)/variants.py $(KERNELS)/variants.toml | $(VENV)/.made
+$(VENV)/.kernels: $(wildcard $(KERNELS)/c/*.c $(KERNELS)/c/include/*.h) $(KERNELS)/variants.py $(KERNELS)/variants.toml | $(VENV)/.made
 	@$(BIN)/python -P $(KERNELS)/variants.py && touch $@ || true
 
 $(VENV)/.torch: | $(VENV)/.made

@@ -6,20 +6,16 @@ from pydantic import BaseModel
 
 from weft.server.apis.anthropic.body import REFUSED_IN_MESSAGES
 from weft.server.apis.anthropic.schema import CountTokensBody, MessagesBody
+from weft.server.apis.decisions.questions import REFUSED_IN_SGLANG_DECISIONS, REFUSED_IN_SYSTEMONE
 from weft.server.apis.decisions.schema import DecisionBody, SglangBody, SystemOneBody
+from weft.server.apis.openai.chat import REFUSED_IN_CHAT
+from weft.server.apis.openai.completions import REFUSED_IN_COMPLETIONS
+from weft.server.apis.responses.options import ACCEPTED as ACCEPTED_IN_RESPONSES
+from weft.server.apis.responses.options import REFUSED as REFUSED_IN_RESPONSES
+from weft.server.apis.responses.options import REFUSED_IN_COMPACT
 from weft.server.apis.responses.schema import CompactBody, ConversationBody, ConversationUpdate, ItemsBody, ResponseBody
 from weft.server.task.bodies import ChatCompletionBody, CompletionBody
-from weft.server.task.validation import (
-    ACCEPTED,
-    ACCEPTED_IN_RESPONSES,
-    REFUSED_EVERYWHERE,
-    REFUSED_IN_CHAT,
-    REFUSED_IN_COMPACT,
-    REFUSED_IN_COMPLETIONS,
-    REFUSED_IN_RESPONSES,
-    REFUSED_IN_SGLANG_DECISIONS,
-    REFUSED_IN_SYSTEMONE,
-)
+from weft.server.task.validation import ACCEPTED, REFUSED_EVERYWHERE
 from weft.server.task.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]

@@ -30,22 +30,10 @@ from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.start.launch import follow_parent
 from weft.engine.start.startup import Started, start
 from weft.engine.wire import errors as logs
+from weft.engine.wire import messages as wire
 from weft.engine.wire.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
 from weft.engine.wire.errors import first_line
 from weft.engine.wire.machine import collect_rarely
-from weft.engine.wire.messages import (
-    FAULT_NAME,
-    SOCKET_NAME,
-    STATUS_NAME,
-    AbortRequest,
-    Accepted,
-    AddRequest,
-    EngineOptions,
-    Leave,
-    Rejected,
-    RejectReason,
-    ToEngine,
-)
 from weft.engine.wire.status_page import MAX_NAME_BYTES, Status, StatusPage
 
 logger = logging.getLogger(__name__)
@@ -63,14 +51,14 @@ _LOG_EVERY_S = 5.0
 class EngineProcess:
     """Connects sockets, engine, status page and crash record."""
 
-    def __init__(self, runtime_dir: pathlib.Path, options: EngineOptions) -> None:
+    def __init__(self, runtime_dir: pathlib.Path, options: wire.EngineOptions) -> None:
         """Load the model; servers can connect when this returns.
 
         Raises:
             ModelError: The model cannot be loaded.
         """
         self._record = CrashRecord(runtime_dir)
-        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._page = StatusPage(runtime_dir / wire.STATUS_NAME)
         is_first = not self._page.read().epoch_id
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
@@ -98,7 +86,7 @@ class EngineProcess:
         self._engine = started.engine
         if is_first:  # a later one must not end because of an adapter: who asks for it is told
             self._engine.pending.adapters.load_first(options.lora)
-        self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
+        self._link = ServerLink(runtime_dir / wire.SOCKET_NAME, started.info)
         self._tier = started.tier
         self._events = started.events
         self._num_blocks = started.info.num_blocks
@@ -145,30 +133,32 @@ class EngineProcess:
         if self._publisher is not None and self._events is not None:
             self._publisher.publish(self._events.take())
 
-    def _apply(self, connection: int, message: ToEngine | None) -> None:
+    def _apply(self, connection: int, message: wire.ToEngine | None) -> None:
         if message is None:
             self._engine.abort_connection(connection)
             self._left.update(key for key in self._fingerprints if key[0] == connection)
-        elif isinstance(message, AbortRequest):
+        elif isinstance(message, wire.AbortRequest):
             self._engine.abort(connection, message.request_id, message.index)
             self._left.add((connection, message.request_id))
-        elif isinstance(message, Leave):
+        elif isinstance(message, wire.Leave):
             self._is_leaving = True
         else:
             self._add(connection, message)
 
-    def _add(self, connection: int, add: AddRequest) -> None:
+    def _add(self, connection: int, add: wire.AddRequest) -> None:
         mark = fingerprint(add)
         try:
             if self._record.is_condemned(mark):
-                raise RejectedError(RejectReason.POISON, "this request ended the engine twice and is not run again")
+                raise RejectedError(
+                    wire.RejectReason.POISON, "this request ended the engine twice and is not run again"
+                )
             is_accepted = self._engine.add(connection, add, runs_alone=self._record.is_suspect(mark))
         except RejectedError as error:
-            self._link.put(connection, Rejected(add.request_id, error.reason, str(error)))
+            self._link.put(connection, wire.Rejected(add.request_id, error.reason, str(error)))
             return
         self._fingerprints[connection, add.request_id] = mark
         if is_accepted:
-            self._link.put(connection, Accepted(add.request_id))
+            self._link.put(connection, wire.Accepted(add.request_id))
         else:
             self._write_suspects()
 
@@ -177,9 +167,9 @@ class EngineProcess:
         for ready in self._engine.take_ready():
             connection, request_id, _ = ready.request.key
             if ready.fault is None:
-                self._link.put(connection, Accepted(request_id))
+                self._link.put(connection, wire.Accepted(request_id))
             else:
-                self._link.put(connection, Rejected(request_id, ready.reason, ready.fault))
+                self._link.put(connection, wire.Rejected(request_id, ready.reason, ready.fault))
                 self._left.add((connection, request_id))
         if self._engine.pending:  # other compilations may have begun
             self._write_suspects()
@@ -262,7 +252,7 @@ def _keys(steps: list[ScheduledStep]) -> set[tuple[int, int]]:
     return {s.request.key[:2] for step in steps for s in step.requests}
 
 
-def _announce(started: Started, options: EngineOptions) -> None:
+def _announce(started: Started, options: wire.EngineOptions) -> None:
     info = started.info
     logger.info("model        %s (%s)", pathlib.Path(options.model).name, info.architecture)
     logger.info("device       %s, %s, attention %s", info.device, info.dtype, info.attention_backend)
@@ -327,13 +317,13 @@ def main(runtime_dir: pathlib.Path) -> int:
     """Run the engine with the options that the supervisor writes to standard input."""
     if not follow_parent(os.getppid()):
         return 1
-    options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=wire.EngineOptions)
     logs.configure(options.log_format, "engine")
     try:
         process = EngineProcess(runtime_dir, options)
     except Exception as error:
         code = cannot_load(error)
-        (runtime_dir / FAULT_NAME).write_text(first_line(error))
+        (runtime_dir / wire.FAULT_NAME).write_text(first_line(error))
         return code
     collect_rarely()
     process.run()

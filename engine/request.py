@@ -18,19 +18,11 @@ from weft.engine.drafts import Drafting, TokenHistory
 from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
 from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits
 from weft.engine.sampling.scores import Pooler
-from weft.engine.wire.messages import (
-    TIER_WIDTH,
-    USUAL_CACHING,
-    AddRequest,
-    CachePolicy,
-    FinishReason,
-    ReasoningBudget,
-    RequestOutput,
-)
+from weft.engine.wire import messages as wire
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.params import SamplingParams
 
-Outputs = list[tuple[int, RequestOutput]]
+Outputs = list[tuple[int, wire.RequestOutput]]
 """Outputs, each with the connection that it goes to."""
 
 
@@ -60,7 +52,7 @@ class Continuation(Protocol):
     def give_way(self, keys: Container[RequestKey]) -> None:
         """Make room if none of the requests can go on; keys are those of the step that was just scheduled."""
 
-    def end(self, reason: FinishReason, message: str | None) -> Outputs:
+    def end(self, reason: wire.FinishReason, message: str | None) -> Outputs:
         """End all of the requests from the engine's side, with this reason for every choice."""
 
 
@@ -121,7 +113,7 @@ class Request:
     table_offset: int = 0
     adapter: Adapter | None = None
     adapter_slot: int = 0
-    caching: CachePolicy = USUAL_CACHING
+    caching: wire.CachePolicy = wire.USUAL_CACHING
     priority: int = 0
     num_lifts: int = 0
     deadline: float | None = None
@@ -146,7 +138,7 @@ class Request:
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
     token_counts: TokenCounts | None = None
-    reasoning_budget: ReasoningBudget | None = None
+    reasoning_budget: wire.ReasoningBudget | None = None
     reasoning: ReasoningProgress | None = None
     grammar: GrammarMatcher | None = None
     prediction: TokenHistory | None = None
@@ -199,7 +191,7 @@ class Request:
     @property
     def order(self) -> tuple[int, int, int]:
         """Sort key, lowest served first: tier and priority, then arrival, then choice."""
-        return (self.priority - self.num_lifts * TIER_WIDTH, self.arrival, self.key.choice)
+        return (self.priority - self.num_lifts * wire.TIER_WIDTH, self.arrival, self.key.choice)
 
     @property
     def needs_known_ids(self) -> bool:
@@ -240,7 +232,7 @@ class Request:
             grammar=self.grammar.copy() if self.grammar is not None else None,
         )
 
-    def append(self, token_id: int) -> FinishReason | None:
+    def append(self, token_id: int) -> wire.FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""
         self.token_ids.append(token_id)
         if self.token_counts is not None:
@@ -248,14 +240,14 @@ class Request:
         if self.reasoning is not None:
             self.reasoning.append(token_id)
         if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
-            return FinishReason.STOP
+            return wire.FinishReason.STOP
         if self.grammar is not None and self.grammar.is_stopped:
-            return FinishReason.STOP  # nothing but the end can follow, whatever min_tokens and ignore_eos say
-        return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+            return wire.FinishReason.STOP  # nothing but the end can follow, whatever min_tokens and ignore_eos say
+        return wire.FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
 
 
 def make_request(
-    add: AddRequest,
+    add: wire.AddRequest,
     *,
     connection: int,
     arrival: int,

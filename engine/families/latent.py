@@ -103,12 +103,7 @@ _V3 = {
 }
 _SARVAM = {**_V3, "n_routed_experts": 128, "n_group": 1, "topk_group": 1}
 _SARVAM_LATENT = {name: size for name, size in DEEPSEEK.items() if name != "q_lora_rank"}
-_GLM = {
-    "n_routed_experts": 64,
-    "moe_intermediate_size": 1536,
-    "num_experts_per_tok": 4,
-    "routed_scaling_factor": 1.8,
-}
+_GLM = {"n_routed_experts": 64, "moe_intermediate_size": 1536, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8}
 _GLM_LATENT = {**DEEPSEEK, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
 
 

@@ -82,12 +82,7 @@ class Beams:
     """
 
     def __init__(
-        self,
-        width: int,
-        max_tokens: int,
-        stop_ids: frozenset[int],
-        options: BeamOptions,
-        num_logprobs: int = 0,
+        self, width: int, max_tokens: int, stop_ids: frozenset[int], options: BeamOptions, num_logprobs: int = 0
     ) -> None:
         """Start with one empty beam. width and max_tokens are at least 1. num_logprobs alternatives are kept per id."""
         self.live = [Beam()]

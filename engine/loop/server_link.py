@@ -13,16 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from weft.engine.wire.messages import (
-    EngineInfo,
-    FrameReader,
-    FromEngine,
-    RequestOutput,
-    StepOutput,
-    ToEngine,
-    decode_to_engine,
-    encode,
-)
+from weft.engine.wire import messages as wire
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +27,21 @@ class ServerConnection:
         sock.setblocking(False)
         self.number = number
         self.sock = sock
-        self.reader = FrameReader()
+        self.reader = wire.FrameReader()
         self._unsent = bytearray()
-        self._outputs: dict[tuple[int, int], RequestOutput] = {}
+        self._outputs: dict[tuple[int, int], wire.RequestOutput] = {}
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
         return bool(self._unsent or self._outputs)
 
-    def put(self, message: FromEngine) -> None:
+    def put(self, message: wire.FromEngine) -> None:
         """Queue a small message."""
         self._flush_outputs()
-        self._unsent += encode(message)
+        self._unsent += wire.encode(message)
 
-    def put_output(self, output: RequestOutput) -> None:
+    def put_output(self, output: wire.RequestOutput) -> None:
         """Queue an output; merge it with the one still queued for the same choice."""
         queued = self._outputs.setdefault((output.request_id, output.index), output)
         if queued is not output:
@@ -73,14 +64,14 @@ class ServerConnection:
 
     def _flush_outputs(self) -> None:
         if self._outputs:
-            self._unsent += encode(StepOutput(list(self._outputs.values())))
+            self._unsent += wire.encode(wire.StepOutput(list(self._outputs.values())))
             self._outputs = {}
 
 
 class ServerLink:
     """Owner of the listening socket and of all connections."""
 
-    def __init__(self, path: pathlib.Path, info: EngineInfo) -> None:
+    def __init__(self, path: pathlib.Path, info: wire.EngineInfo) -> None:
         """Listen at path, in place of the socket of an earlier engine; send info to every server that connects."""
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -98,7 +89,7 @@ class ServerLink:
         """Whether anything waits for a server to read it."""
         return any(connection.has_unsent for connection in self._connections.values())
 
-    def poll(self, timeout: float | None) -> Iterator[tuple[int, ToEngine | None]]:
+    def poll(self, timeout: float | None) -> Iterator[tuple[int, wire.ToEngine | None]]:
         """Wait up to timeout seconds (None: for ever) for traffic, and yield (connection, message).
 
         None in place of a message means that the connection has ended.
@@ -122,14 +113,14 @@ class ServerLink:
                 self._close(connection)
                 yield connection.number, None
 
-    def put(self, number: int, message: FromEngine) -> None:
+    def put(self, number: int, message: wire.FromEngine) -> None:
         """Send or queue a small message; a connection that has ended is ignored."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.put(message)
             self._send(connection)
 
-    def put_outputs(self, outputs: list[tuple[int, RequestOutput]]) -> None:
+    def put_outputs(self, outputs: list[tuple[int, wire.RequestOutput]]) -> None:
         """Send a step's outputs: one message for each connection."""
         touched = set()
         for number, output in outputs:
@@ -148,11 +139,11 @@ class ServerLink:
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self.put(connection.number, self._info)
 
-    def _read(self, connection: ServerConnection) -> list[ToEngine]:
+    def _read(self, connection: ServerConnection) -> list[wire.ToEngine]:
         data = connection.sock.recv(_READ_BYTES)
         if not data:
             raise EOFError
-        return [decode_to_engine(body) for body in connection.reader.feed(data)]
+        return [wire.decode_to_engine(body) for body in connection.reader.feed(data)]
 
     def _send(self, connection: ServerConnection) -> None:
         try:

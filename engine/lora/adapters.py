@@ -21,22 +21,7 @@ from weft.engine.families.experts import Gating
 from weft.engine.layers.block import Block, Layer, Linear
 from weft.engine.layers.feed_forward import Activated, Experts
 from weft.engine.layers.kernels import LayerKernels
-from weft.engine.lora.adapted_layers import (
-    AdaptedActivation,
-    AdaptedBlocks,
-    AdaptedEmbedding,
-    AdaptedExperts,
-    AdaptedLinear,
-    AdapterStep,
-    Delta,
-    EmbeddingSite,
-    SavedLimits,
-    SavedSite,
-    SeparableExperts,
-    Site,
-    table,
-    without_adapters,
-)
+from weft.engine.lora import adapted_layers as layers
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
 from weft.engine.lora.targets import (
     Targets,
@@ -53,7 +38,7 @@ from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import find_adapter
 
-MakeSite = Callable[[WeightRef, int, int], Site]
+MakeSite = Callable[[WeightRef, int, int], layers.Site]
 """Makes the site of a matrix: the most deltas of an adapter there, and the bytes that all slots will take."""
 
 _TENSOR = re.compile(r"base_model\.model\.(.{1,400}?)\.(lora_(?:embedding_)?[AB]|base_layer|weight)(?:\.weight)?")
@@ -75,7 +60,7 @@ class Adapters:
         device: torch.device,
         dtype: torch.dtype,
         make: MakeSite,
-        saved: SavedLimits | None = None,
+        saved: layers.SavedLimits | None = None,
     ) -> None:
         """Begin without adapters and without sites, which `AdaptedKernels` asks for as it makes layers.
 
@@ -83,13 +68,13 @@ class Adapters:
             kept_rank: What sites pad the largest rank to.
             saved: For whole matrices of adapters; None: there may be none.
         """
-        self.step = AdapterStep(device)
+        self.step = layers.AdapterStep(device)
         self._targets, self._max_loras, self._max_rank, self._kept_rank = targets, max_loras, max_rank, kept_rank
         self._device = torch.empty(0, device=device).device  # with its index: another thread begins with the first GPU
         self._dtype, self._make, self._saved = dtype, make, saved
-        self._sites: list[tuple[WeightRef, tuple[str, ...], Site]] = []
+        self._sites: list[tuple[WeightRef, tuple[str, ...], layers.Site]] = []
         self._num_saved = saved.num_slots if saved else 0
-        self._saved_sites: list[tuple[WeightRef, str, SavedSite]] = []
+        self._saved_sites: list[tuple[WeightRef, str, layers.SavedSite]] = []
         self._reader = ThreadPoolExecutor(1, "adapters")
 
     @property
@@ -97,43 +82,43 @@ class Adapters:
         """Memory that adapters will take and that is not allocated yet."""
         return sum(site.num_reserved_bytes for _, _, site in self._sites)
 
-    def matrix_site(self, ref: WeightRef) -> Site:
+    def matrix_site(self, ref: WeightRef) -> layers.Site:
         """A place for adapters of the projections of a matrix."""
         return self._matrix(ref, ref.names)
 
-    def head_site(self, ref: WeightRef) -> Site:
+    def head_site(self, ref: WeightRef) -> layers.Site:
         """The same for an output head that shares the matrix of the embedding."""
         return self._matrix(ref, (self._targets.head,))
 
-    def expert_sites(self, ref: ExpertsRef) -> list[Site]:
+    def expert_sites(self, ref: ExpertsRef) -> list[layers.Site]:
         """A place for adapters of each expert; none if the checkpoint does not have experts one by one."""
         if not all("{}" in name for name in ref.matrix.names):
             return []
         named = (tuple(name.format(number) for name in ref.matrix.names) for number in range(ref.num_experts))
         return [self._matrix(replace(ref.matrix, names=names), names) for names in named]
 
-    def embedding_site(self, ref: WeightRef) -> Site:
+    def embedding_site(self, ref: WeightRef) -> layers.Site:
         """A place for adapters of an embedding, whose a has a column for each id."""
         turned = turned_embedding(ref)
         expander = self._make(replace(turned, in_features=self._max_rank, share=None), 1, 0)
-        site = EmbeddingSite(expander, self._max_rank, self._num_bytes(turned))
+        site = layers.EmbeddingSite(expander, self._max_rank, self._num_bytes(turned))
         return self._keep(turned, ref.names, self._replaceable(ref, ref.names, site))
 
-    def _matrix(self, ref: WeightRef, names: tuple[str, ...]) -> Site:
+    def _matrix(self, ref: WeightRef, names: tuple[str, ...]) -> layers.Site:
         num_deltas = sum(len(projection.runs) for projection in projections(ref, names))
         site = self._make(ref, num_deltas, self._num_bytes(ref))
         return self._keep(ref, names, self._replaceable(ref, names, site))
 
-    def _replaceable(self, ref: WeightRef, names: tuple[str, ...], site: Site) -> Site:
+    def _replaceable(self, ref: WeightRef, names: tuple[str, ...], site: layers.Site) -> layers.Site:
         """The site, with room for whole matrices if these may be in place of this one."""
         if self._saved is None or not {*names} <= self._targets.ends:
             return site
-        make = table if names == (self._targets.embedding,) else self._saved.make_head
-        saved = SavedSite(site, make, self._saved.num_slots * saved_bytes(ref, self._dtype))
+        make = layers.table if names == (self._targets.embedding,) else self._saved.make_head
+        saved = layers.SavedSite(site, make, self._saved.num_slots * saved_bytes(ref, self._dtype))
         self._saved_sites.append((ref, names[0], saved))
         return saved
 
-    def _keep(self, ref: WeightRef, names: tuple[str, ...], site: Site) -> Site:
+    def _keep(self, ref: WeightRef, names: tuple[str, ...], site: layers.Site) -> layers.Site:
         self._sites.append((ref, names, site))
         return site
 
@@ -244,7 +229,7 @@ class Adapters:
             name = str(self._dtype).removeprefix("torch.")
             raise ModelError(f"{tensor} holds values that are not finite numbers, or not in {name}{when}")
 
-    def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[Delta]:
+    def _deltas(self, ref: WeightRef, names: tuple[str, ...], pairs: Mapping[str, _Pair]) -> Iterator[layers.Delta]:
         """What the adapter adds to the outputs of a matrix: for each projection, one for each run of its outputs."""
         columns = slice(ref.share.first_input, ref.share.first_input + ref.in_features) if ref.share else slice(None)
         scales = torch.repeat_interleave(torch.tensor(ref.scales or (1.0,) * len(ref.sizes)), torch.tensor(ref.sizes))
@@ -254,7 +239,7 @@ class Adapters:
                 a = a[:, columns].to(self._device, self._dtype, copy=True)  # the file may be mapped
                 b = b[projection.rows] * scales[projection.places].unsqueeze(1)
                 for first, run in zip(projection.runs, b.split_with_sizes(projection.run_sizes), strict=True):
-                    yield Delta(first, a, run.to(self._device, self._dtype))
+                    yield layers.Delta(first, a, run.to(self._device, self._dtype))
 
 
 class AdaptedKernels:
@@ -277,17 +262,17 @@ class AdaptedKernels:
 
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         """See `LayerKernels`."""
-        return AdaptedLinear(self._kernels.linear(ref, reader), self._adapters.matrix_site(ref), self._step)
+        return layers.AdaptedLinear(self._kernels.linear(ref, reader), self._adapters.matrix_site(ref), self._step)
 
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """See `LayerKernels`."""
         layer = cast(Activated, self._kernels.gated(ref, reader, activation))
-        return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
+        return layers.AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
 
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """See `LayerKernels`."""
         layer = cast(Activated, self._kernels.ungated(ref, reader, activation))
-        return AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
+        return layers.AdaptedActivation(layer, self._adapters.matrix_site(ref), self._step)
 
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
         """See `LayerKernels`."""
@@ -295,19 +280,23 @@ class AdaptedKernels:
         first, second = (self._adapters.expert_sites(ref) for ref in (gate_up, down))
         if not (first and second):
             return experts
-        return AdaptedExperts(cast(SeparableExperts, experts), first, second, self._step)
+        return layers.AdaptedExperts(cast(layers.SeparableExperts, experts), first, second, self._step)
 
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
         """See `LayerKernels`."""
-        return AdaptedEmbedding(self._kernels.embedding(ref, reader), self._adapters.embedding_site(ref), self._step)
+        return layers.AdaptedEmbedding(
+            self._kernels.embedding(ref, reader), self._adapters.embedding_site(ref), self._step
+        )
 
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         """See `LayerKernels`; adapters of the embedding and of the head are different ones."""
         embedding, head = self._kernels.tied(ref, reader)
         sites = self._adapters.embedding_site(ref), self._adapters.head_site(ref)
-        return AdaptedEmbedding(embedding, sites[0], self._step), AdaptedLinear(head, sites[1], self._step)
+        return layers.AdaptedEmbedding(embedding, sites[0], self._step), layers.AdaptedLinear(
+            head, sites[1], self._step
+        )
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """See `LayerKernels`."""
-        plain = self._kernels.fuse([without_adapters(block) for block in blocks])
-        return [AdaptedBlocks(plain, self._kernels.fuse(blocks), self._step)] if blocks else blocks
+        plain = self._kernels.fuse([layers.without_adapters(block) for block in blocks])
+        return [layers.AdaptedBlocks(plain, self._kernels.fuse(blocks), self._step)] if blocks else blocks

@@ -32,18 +32,8 @@ from weft.engine.models.cut import ONLY_STAGE, Stage, shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.layer_inputs import beside
+from weft.engine.weights import methods
 from weft.engine.weights.groups import Groups
-from weft.engine.weights.methods import (
-    StoredWeight,
-    decode_awq,
-    decode_bitsandbytes,
-    decode_compressed_tensors,
-    decode_fp8,
-    decode_gptq,
-    decode_modelopt,
-    decode_mxfp4,
-    decode_torchao,
-)
 from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.reader import DenseReader, Part, Progress, TensorSource, WeightReader, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource, misshapen
@@ -223,15 +213,15 @@ def _position_embedding(spec: DecoderSpec, kernels: LayerKernels, reader: Weight
     return partial(F.embedding, weight=(positions + types[:, None]).flatten(0, 1))
 
 
-_DECODERS: Mapping[str, Callable[[StoredWeight], Groups | None]] = {
-    "fp8": decode_fp8,
-    "compressed-tensors": decode_compressed_tensors,
-    "gptq": decode_gptq,
-    "awq": decode_awq,
-    "mxfp4": decode_mxfp4,
-    "bitsandbytes": decode_bitsandbytes,
-    "torchao": decode_torchao,
-    "modelopt": decode_modelopt,
+_DECODERS: Mapping[str, Callable[[methods.StoredWeight], Groups | None]] = {
+    "fp8": methods.decode_fp8,
+    "compressed-tensors": methods.decode_compressed_tensors,
+    "gptq": methods.decode_gptq,
+    "awq": methods.decode_awq,
+    "mxfp4": methods.decode_mxfp4,
+    "bitsandbytes": methods.decode_bitsandbytes,
+    "torchao": methods.decode_torchao,
+    "modelopt": methods.decode_modelopt,
     "gguf": decode_gguf,
 }
 
@@ -255,7 +245,7 @@ class DecodedSource(TensorSource):
 
     @override
     def groups(self, name: str, shape: tuple[int, int], item: tuple[int, int] | None = None) -> Groups | None:
-        return self._decode(StoredWeight(self._checkpoint, self._quantization, self._device, name, shape, item))
+        return self._decode(methods.StoredWeight(self._checkpoint, self._quantization, self._device, name, shape, item))
 
     @override
     def fill(

@@ -187,10 +187,7 @@ def latent_attention_spec(
     queries, name = None, "q_proj" if sizes.query_latent is None else "q_a_proj"
     if sizes.query_latent is not None:
         matrix = WeightRef(
-            (f"{prefix}.q_b_proj",),
-            (sizes.queries,),
-            sizes.query_latent,
-            order=_order(heads, switches.is_interleaved),
+            (f"{prefix}.q_b_proj",), (sizes.queries,), sizes.query_latent, order=_order(heads, switches.is_interleaved)
         )
         queries = _norm(f"{prefix}.q_a_layernorm", sizes.query_latent, eps), matrix
     inputs = (f"{prefix}.{name}", f"{prefix}.kv_a_proj_with_mqa")

@@ -39,13 +39,7 @@ from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
-from weft.engine.start.model_choice import (
-    load_planned,
-    plan_largest,
-    plan_model,
-    read_model,
-    weights_note,
-)
+from weft.engine.start.model_choice import load_planned, plan_largest, plan_model, read_model, weights_note
 from weft.engine.start.vector_model import find_task, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
@@ -303,12 +297,7 @@ def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
 
 
 def _info(
-    epoch: str,
-    model_config: ModelFacts,
-    config: EngineConfig,
-    plan: MemoryPlan,
-    attention: str,
-    num_threads: int,
+    epoch: str, model_config: ModelFacts, config: EngineConfig, plan: MemoryPlan, attention: str, num_threads: int
 ) -> EngineInfo:
     return EngineInfo(
         epoch=epoch,

@@ -185,9 +185,7 @@ def _dense(folder: Path) -> Layer:
 
 
 def read_layer(
-    source: CheckpointSource,
-    name: str,
-    activation: Callable[[torch.Tensor], torch.Tensor] = _ACTIVATIONS["Identity"],
+    source: CheckpointSource, name: str, activation: Callable[[torch.Tensor], torch.Tensor] = _ACTIVATIONS["Identity"]
 ) -> Layer:
     """A linear layer of a head, in float32, with its bias if it has one."""
     weight, bias = source.read(f"{name}.weight").float(), None

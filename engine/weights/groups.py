@@ -218,7 +218,7 @@ def round_to_4_bits(weight: torch.Tensor) -> Groups:
     """In groups of 32 inputs with zero points.
 
     Of several ranges of a group, from its extremes inward, that with the least squared error is taken, and then the
-    line that fits its values best, as round_groups.c does on the CPU.
+    line that fits its values best, as pack_grouped.c does on the CPU.
     """
     num_outputs, num_inputs = weight.shape
     values = torch.empty_like(weight, dtype=torch.int8)

@@ -189,8 +189,7 @@ def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> Non
 
 _RAY = {
     "replicas": Annotated[
-        str,
-        typer.Option(metavar="N", default_factory=lambda: "1", help="Number of replicas; 1:4 lets load decide."),
+        str, typer.Option(metavar="N", default_factory=lambda: "1", help="Number of replicas; 1:4 lets load decide.")
     ],
     "cpus": Annotated[
         float,

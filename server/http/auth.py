@@ -59,13 +59,7 @@ class AuthMiddleware(HttpMiddleware):
     """Answers 401 without a known key; stores a known key in the request's state."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        keys: Sequence[str],
-        *,
-        admin_keys: Sequence[str],
-        open_paths: Set[str],
-        guard_metrics: bool,
+        self, app: ASGIApp, keys: Sequence[str], *, admin_keys: Sequence[str], open_paths: Set[str], guard_metrics: bool
     ) -> None:
         """Guard every path except `open_paths`, those of probes and, unless `guard_metrics`, /metrics."""
         super().__init__(app)

@@ -9,8 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -117,6 +118,10 @@ async def get_context(request: Request) -> ServerContext:
     return context
 
 
+Context = Annotated[ServerContext, Depends(get_context)]
+"""Of a handler: the app's context."""
+
+
 class Asks(Protocol):
     """A body, as far as `early_headers_while_loading` reads it."""
 
@@ -143,10 +148,7 @@ async def early_headers_while_loading(
 
 
 async def with_early_headers(
-    work: Coroutine[Any, Any, Response],
-    error: Callable[[ApiError], bytes],
-    ping_s: float,
-    framing: Framing = DATA_ONLY,
+    work: Coroutine[Any, Any, Response], error: Callable[[ApiError], bytes], ping_s: float, framing: Framing = DATA_ONLY
 ) -> Response:
     """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
 

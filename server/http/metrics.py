@@ -189,10 +189,7 @@ class Families:
             f"{prefix}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=registry
         )
         self.retries = Counter(
-            f"{prefix}request_retries",
-            "Requests that a client sent again.",
-            ["model_name", "retry"],
-            registry=registry,
+            f"{prefix}request_retries", "Requests that a client sent again.", ["model_name", "retry"], registry=registry
         )
 
 

@@ -14,21 +14,7 @@ from typing import Protocol, Self, cast
 
 import msgspec
 
-from weft.engine.wire.messages import (
-    SOCKET_NAME,
-    STATUS_NAME,
-    AbortRequest,
-    Accepted,
-    AddRequest,
-    EngineInfo,
-    FrameReader,
-    Rejected,
-    RequestOutput,
-    StepOutput,
-    ToEngine,
-    decode_from_engine,
-    encode,
-)
+from weft.engine.wire import messages as wire
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.errors import EngineDiedError, EngineLeftError, EngineUnavailableError, rejection
 
@@ -43,7 +29,7 @@ logger = logging.getLogger(__name__)
 class Generation(Protocol):
     """One accepted request with all its choices. It has one reader."""
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[wire.RequestOutput]:
         """Iterate over the outputs of the choices. While the reader is busy, outputs of a choice are merged.
 
         Ends once every choice has finished or was aborted.
@@ -64,7 +50,7 @@ class EngineClient(Protocol):
     """The engine as the server sees it."""
 
     @property
-    def info(self) -> EngineInfo | None:
+    def info(self) -> wire.EngineInfo | None:
         """What the engine reported in its handshake; None while no engine is connected."""
 
     def status(self) -> Status:
@@ -85,7 +71,7 @@ class EngineClient(Protocol):
             ModelFailedError: It cannot be loaded.
         """
 
-    async def generate(self, request: AddRequest) -> Generation:
+    async def generate(self, request: wire.AddRequest) -> Generation:
         """Send a request, and return once the engine has accepted it. Each request is sent once.
 
         If the waiting task is cancelled, the request is aborted.
@@ -109,8 +95,8 @@ class SocketEngineClient:
 
     def __init__(self, runtime_dir: pathlib.Path, *, on_demand: bool = False) -> None:
         """Open the status page in runtime_dir. Connects only inside `async with`, and on demand after `connect`."""
-        self._socket_path = str(runtime_dir / SOCKET_NAME)
-        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._socket_path = str(runtime_dir / wire.SOCKET_NAME)
+        self._page = StatusPage(runtime_dir / wire.STATUS_NAME)
         self._connection: _Connection | None = None  # None: not connected
         self._connecting: asyncio.Task[None] | None = None  # None: before `async with`
         self._has_met = asyncio.Event()
@@ -143,7 +129,7 @@ class SocketEngineClient:
         self._may_connect.set()
 
     @property
-    def info(self) -> EngineInfo | None:
+    def info(self) -> wire.EngineInfo | None:
         """See `EngineClient.info`."""
         return self._connection.info if self._connection else None
 
@@ -159,7 +145,7 @@ class SocketEngineClient:
 
     load = meet
 
-    async def generate(self, request: AddRequest) -> Generation:
+    async def generate(self, request: wire.AddRequest) -> Generation:
         """See `EngineClient.generate`."""
         if self.has_left:
             raise EngineLeftError()
@@ -201,19 +187,19 @@ class _Mailbox:
     Invariant: the connection keeps the mailbox exactly as long as `_running` is not empty and nothing has failed.
     """
 
-    def __init__(self, connection: "_Connection", request: AddRequest) -> None:
+    def __init__(self, connection: "_Connection", request: wire.AddRequest) -> None:
         self.accepted: asyncio.Future[None] = connection.loop.create_future()
         self._connection = connection
         self._request_id = request.request_id
         self._running = set(range(request.num_choices))
-        self._unread: dict[int, RequestOutput] = {}  # by choice, oldest first
+        self._unread: dict[int, wire.RequestOutput] = {}  # by choice, oldest first
         self._waiter: asyncio.Future[None] | None = None  # None: no reader is waiting
         self._error: Exception | None = None
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[wire.RequestOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> wire.RequestOutput:
         while not self._unread:
             if self._error is not None:
                 raise self._error
@@ -230,7 +216,7 @@ class _Mailbox:
         stopped = self._running if index is None else self._running & {index}
         if stopped and self._error is None:
             whole = stopped == self._running
-            self._connection.send(AbortRequest(self._request_id, None if whole else index))
+            self._connection.send(wire.AbortRequest(self._request_id, None if whole else index))
             if whole:
                 self._connection.forget(self._request_id)
         self._running = self._running - stopped
@@ -243,7 +229,7 @@ class _Mailbox:
     def close(self) -> None:
         self.abort()
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: wire.RequestOutput) -> None:
         """Store an output. If the choice has an unread one, merge the two."""
         index = output.index
         if index not in self._running:
@@ -259,7 +245,7 @@ class _Mailbox:
                 self._connection.forget(self._request_id)
         self._wake()
 
-    def reject(self, rejected: Rejected) -> None:
+    def reject(self, rejected: wire.Rejected) -> None:
         """Record that the engine rejected the request."""
         self._running.clear()
         if not self.accepted.done():
@@ -283,15 +269,15 @@ class _Connection(asyncio.Protocol):
     def __init__(self, on_handshake: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
         self._on_handshake = on_handshake
-        self.info: EngineInfo | None = None  # None: no handshake yet
+        self.info: wire.EngineInfo | None = None  # None: no handshake yet
         self.lost = asyncio.Event()
         self._transport: asyncio.WriteTransport | None = None  # None: not yet made, or lost
-        self._frames = FrameReader()
+        self._frames = wire.FrameReader()
         self._mailboxes: dict[int, _Mailbox] = {}
 
-    def add(self, request: AddRequest) -> _Mailbox:
+    def add(self, request: wire.AddRequest) -> _Mailbox:
         assert request.request_id not in self._mailboxes, "a request is sent once"
-        frame = encode(request)  # first: if encoding fails, no mailbox is left behind
+        frame = wire.encode(request)  # first: if encoding fails, no mailbox is left behind
         mailbox = _Mailbox(self, request)
         self._mailboxes[request.request_id] = mailbox
         self._write(frame)
@@ -300,8 +286,8 @@ class _Connection(asyncio.Protocol):
     def forget(self, request_id: int) -> None:
         self._mailboxes.pop(request_id, None)
 
-    def send(self, message: ToEngine) -> None:
-        self._write(encode(message))
+    def send(self, message: wire.ToEngine) -> None:
+        self._write(wire.encode(message))
 
     def _write(self, frame: bytes) -> None:
         if self._transport is not None:
@@ -335,17 +321,17 @@ class _Connection(asyncio.Protocol):
             mailbox.fail(before_accepted, while_running)
 
     def _receive(self, body: bytes) -> None:
-        message = decode_from_engine(body)
-        if isinstance(message, StepOutput):  # first: nearly all messages are
+        message = wire.decode_from_engine(body)
+        if isinstance(message, wire.StepOutput):  # first: nearly all messages are
             mailboxes = self._mailboxes
             for output in message.outputs:
                 if (mailbox := mailboxes.get(output.request_id)) is not None:
                     mailbox.put(output)
-        elif isinstance(message, Accepted):
+        elif isinstance(message, wire.Accepted):
             mailbox = self._mailboxes.get(message.request_id)
             if mailbox is not None and not mailbox.accepted.done():
                 mailbox.accepted.set_result(None)
-        elif isinstance(message, Rejected):
+        elif isinstance(message, wire.Rejected):
             mailbox = self._mailboxes.pop(message.request_id, None)
             if mailbox is not None:
                 mailbox.reject(message)

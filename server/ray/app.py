@@ -74,10 +74,7 @@ def build_app(
     if num_ranks(settings) > 1:  # those of a machine are children of one process
         bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
         strategy = "STRICT_PACK" if settings.nnodes == 1 else "STRICT_SPREAD"
-        replicas |= {
-            "placement_group_bundles": [bundle] * settings.nnodes,
-            "placement_group_strategy": strategy,
-        }
+        replicas |= {"placement_group_bundles": [bundle] * settings.nnodes, "placement_group_strategy": strategy}
     weft = serve.deployment(serve.ingress()(WeftReplica)).options(
         name="Weft",
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},

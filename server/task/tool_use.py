@@ -185,13 +185,7 @@ def _function(tool: ToolDefinition, at: str, left_out: list[str], *, strict: boo
 
 
 def custom_function(
-    name: str,
-    description: str | None,
-    grammar: GrammarDefinition | None,
-    at: str,
-    left_out: list[str],
-    *,
-    strict: bool,
+    name: str, description: str | None, grammar: GrammarDefinition | None, at: str, left_out: list[str], *, strict: bool
 ) -> FunctionDefinition:
     """A custom tool as a function.
 

@@ -197,74 +197,18 @@ MAX_REPORTED = 32
 MAX_REPORTED_CHARS = 2048
 """Most names in the header, and their length together. Proxies limit it."""
 
-_NOTHING: tuple[object, ...] = (None,)
-
-REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
-    "moderation": _NOTHING,
-    **{f"kv_transfer_params.remote_{name}": _NOTHING for name in ("engine_id", "block_ids", "host", "port")},
-}
+NOTHING: tuple[object, ...] = (None,)
+OFF: tuple[object, ...] = (None, False)
+Refused = Mapping[str, tuple[object, ...]]
 """Fields that are known but not honoured, each with the values that ask for nothing."""
 
-REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
-    **REFUSED_EVERYWHERE,
-    "chat_template": _NOTHING,
-    "echo": (None, False),
-    "best_of": (None, 1),
-    "modalities": (None, ["text"]),
-    "audio": _NOTHING,
-    "web_search_options": _NOTHING,
+REFUSED_EVERYWHERE: Refused = {
+    "moderation": NOTHING,
+    **{f"kv_transfer_params.remote_{name}": NOTHING for name in ("engine_id", "block_ids", "host", "port")},
 }
 
-REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
-    **REFUSED_EVERYWHERE,
-    "prediction": _NOTHING,
-    "thinking_token_budget": _NOTHING,
-    "reasoning_budget_tokens": _NOTHING,
-}
-REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
-    **REFUSED_EVERYWHERE,
-    "prompt": _NOTHING,
-    "prompt_cache_options.comparison_response_id": _NOTHING,
-    "access_programs": _NOTHING,
-    "image": _NOTHING,
-    "context_management": (None, []),
-    "background_options": _NOTHING,
-    "messages": _NOTHING,
-    "response_format": _NOTHING,
-    "reasoning_effort": _NOTHING,
-    "max_tokens": _NOTHING,
-    "max_completion_tokens": _NOTHING,
-    "n": (None, 1),
-    "prewarm": (None, False),
-    "kv_transfer_params": _NOTHING,
-    "prompt_logprobs": _NOTHING,
-    "logprob_token_ids": _NOTHING,
-    "return_token_ids": (None, False),
-    "return_prompt_text": (None, False),
-    "use_beam_search": (None, False),
-    "length_penalty": _NOTHING,
-    "early_stopping": _NOTHING,
-    "truncate_prompt_tokens": _NOTHING,
-    "stream_options.continuous_usage_stats": (None, False),
-}
-REFUSED_IN_COMPACT: Mapping[str, tuple[object, ...]] = {
-    "conversation": _NOTHING,
-    "image": _NOTHING,
-    "stream": (None, False),
-    "prompt_cache_options.prewarm": (None, False),
-}
-REFUSED_IN_SGLANG_DECISIONS: Mapping[str, tuple[object, ...]] = {
-    "images": (None, []),
-    "return_prompt_token_ids": (None, False),
-}
-REFUSED_IN_SYSTEMONE: Mapping[str, tuple[object, ...]] = {
-    **REFUSED_IN_SGLANG_DECISIONS,
-    "temperature": _NOTHING,
-    "prompt_format_version": _NOTHING,
-}
-REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
 
-_ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
+_ASKING_FORNOTHING: Refused = {"store": (None, False)}
 ACCEPTED = frozenset(
     {
         *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity"),
@@ -273,26 +217,10 @@ ACCEPTED = frozenset(
     }
 )
 """Fields that are validated and reported but have no effect."""
-ACCEPTED_IN_RESPONSES = frozenset(
-    {
-        "user",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "text.verbosity",
-        "reasoning.summary",
-        "reasoning.generate_summary",
-        "reasoning.mode",
-    }
-)
 
 
 def ignored_fields(
-    body: BaseModel,
-    refused: Mapping[str, tuple[object, ...]],
-    *,
-    strict: bool,
-    accepted: Collection[str] = ACCEPTED,
+    body: BaseModel, refused: Refused, *, strict: bool, accepted: Collection[str] = ACCEPTED
 ) -> list[str]:
     """Return the dotted names of the fields of this body that have no effect.
 
@@ -315,7 +243,7 @@ def ignored_fields(
         elif is_extra and strict:
             path = dotted_path(at)
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in accepted) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
+        elif (is_extra or generic in accepted) and value not in _ASKING_FORNOTHING.get(generic, NOTHING):
             ignored.append(dotted_path(at))
     return ignored
 

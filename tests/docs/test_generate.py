@@ -24,8 +24,10 @@ from weft.server.apis.ollama.body import (
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
 )
+from weft.server.apis.openai.chat import REFUSED_IN_CHAT
+from weft.server.apis.openai.completions import REFUSED_IN_COMPLETIONS
 from weft.server.task.bodies import ChatCompletionBody, CompletionBody
-from weft.server.task.validation import REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
+from weft.server.task.validation import REFUSED_EVERYWHERE, ignored_fields
 from weft.server.task.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 

@@ -5,9 +5,8 @@ and one renderer, and that neither asks for a line elsewhere.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from weft.server.errors import ApiError
 from weft.server.formats.parser import Tool
 from weft.server.generate.events import Event, Reasoning, Report, Text, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context
 from weft.server.task.request_options import Service
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.tool_use import ToolUse
@@ -54,9 +53,7 @@ def line(kind: str, text: object) -> bytes:
 
 
 @router.post("/lines/{way}")
-async def answer_in_lines(
-    way: str, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def answer_in_lines(way: str, request: Request, context: Context) -> Response:
     name, question = (await request.body()).decode().split(": ")
     weather = Tool("weather", {"type": "object", "properties": {}})
     task = Task(

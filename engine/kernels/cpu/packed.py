@@ -166,7 +166,7 @@ def _bits(least: int, group: int) -> int:
 
 
 def round_rows(library: NativeLibrary, weight: torch.Tensor, form: Form) -> GroupedRows:
-    """Round a bfloat16 matrix to 4 bits with offsets, or to 8 bits without; round_groups.c says how."""
+    """Round a bfloat16 matrix to 4 bits with offsets, or to 8 bits without; pack_grouped.c says how."""
     assert form.group == 32 and form.has_offset == (form.bits == 4)
     plain = weight.contiguous()
     num_outputs, num_inputs = plain.shape

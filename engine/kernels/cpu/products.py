@@ -232,12 +232,7 @@ class NativeSite(Site):
     """Keeps each adapter in the layout of adapters.c; its memory is allocated when the adapter comes."""
 
     def __init__(
-        self,
-        library: NativeLibrary,
-        memory: AdapterMemory,
-        in_features: int,
-        max_loras: int,
-        num_reserved_bytes: int,
+        self, library: NativeLibrary, memory: AdapterMemory, in_features: int, max_loras: int, num_reserved_bytes: int
     ) -> None:
         """Begin without adapters in slots 1 to max_loras; memory is that of all sites, which are filled in turn."""
         self.num_reserved_bytes = num_reserved_bytes

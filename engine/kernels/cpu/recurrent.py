@@ -1,4 +1,4 @@
-"""Native recurrent layers for the CPU, which change states in place; they wrap delta.c and recurrent.c."""
+"""Native recurrent layers for the CPU, which change states in place; they wrap recurrent.c."""
 
 import ctypes
 
@@ -8,17 +8,9 @@ from typing_extensions import override
 from weft.engine.kernels.cpu.layers import NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import Matrix
+from weft.engine.layers import recurrence
 from weft.engine.layers.block import StateStep
 from weft.engine.layers.feed_forward import softplus
-from weft.engine.layers.recurrence import (
-    CausalConvolution,
-    DeltaInputs,
-    DeltaRule,
-    SelectiveScan,
-    StateSpace,
-    StateSpaceScan,
-    delta_rule,
-)
 from weft.engine.parts.mamba import Mamba2Mixer
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -27,7 +19,7 @@ _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LANES, _MAX_SIZE, _MAX_KERNEL = 16, 256, 8
 
 
-class NativeDeltaRule(DeltaRule):
+class NativeDeltaRule(recurrence.DeltaRule):
     """Linear attention: the native kernel computes decodes, torch what it cannot compute, and steps with prompts."""
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -35,11 +27,11 @@ class NativeDeltaRule(DeltaRule):
         arguments = (*(_POINTER,) * 3, *(_SIZE,) * 4, *(_POINTER,) * 4, _SIZE, _POINTER, _POINTER)
         self._function = library.function("weft_delta_step", *arguments)
 
-    def __call__(self, inputs: DeltaInputs, states: StateStep, cache: int) -> torch.Tensor:
+    def __call__(self, inputs: recurrence.DeltaInputs, states: StateStep, cache: int) -> torch.Tensor:
         """See `DeltaRule`."""
         num_tokens, num_heads, value_dim = inputs.values.shape
         if num_tokens != states.is_new.size(0) or value_dim % _LANES:
-            return delta_rule(inputs, states, cache)
+            return recurrence.delta_rule(inputs, states, cache)
         queries, keys, values, log_decays, rates = (part.contiguous() for part in inputs)
         outputs, decays = torch.empty(num_tokens, num_heads, value_dim), log_decays.exp()
         self._function(
@@ -82,7 +74,7 @@ class _Space(ctypes.Structure):
     )
 
 
-class NativeConvolution(CausalConvolution):
+class NativeConvolution(recurrence.CausalConvolution):
     """A convolution of bfloat16 inputs."""
 
     def __init__(
@@ -110,10 +102,10 @@ class NativeConvolution(CausalConvolution):
         return outputs
 
 
-class NativeStateSpaceScan(StateSpaceScan):
+class NativeStateSpaceScan(recurrence.StateSpaceScan):
     """A state space over bfloat16 inputs."""
 
-    def __init__(self, library: NativeLibrary, space: StateSpace) -> None:
+    def __init__(self, library: NativeLibrary, space: recurrence.StateSpace) -> None:
         """Compute this one; `supports` must hold."""
         super().__init__(space)
         tensors = (tensor.data_ptr() for tensor in (space.decays, space.skips, space.time_bias))
@@ -123,7 +115,7 @@ class NativeStateSpaceScan(StateSpaceScan):
         self._function = library.function("weft_scan_state_space", _POINTER, _POINTER, *inputs, _POINTER)
 
     @staticmethod
-    def supports(space: StateSpace) -> bool:
+    def supports(space: recurrence.StateSpace) -> bool:
         """Whether the kernel can compute it."""
         return all(size % _LANES == 0 and size <= _MAX_SIZE for size in (space.head_dim, space.state_size))
 
@@ -139,7 +131,7 @@ class NativeStateSpaceScan(StateSpaceScan):
         return outputs
 
 
-class NativeSelectiveScan(SelectiveScan):
+class NativeSelectiveScan(recurrence.SelectiveScan):
     """A selective scan over bfloat16 inputs."""
 
     def __init__(

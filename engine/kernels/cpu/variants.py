@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 FOLDER: Final = Path(__file__).resolve().parent
+SOURCES: Final = FOLDER / "c"
 _DATA: Final[dict[str, Any]] = tomllib.loads((FOLDER / "variants.toml").read_text(encoding="utf-8"))
 _KEPT_S: Final = 30 * 24 * 3600  # what nobody asked for meanwhile leaves the cache
 
@@ -78,7 +79,7 @@ def preferred() -> list[str]:
 def source_digest() -> str:
     """Changes with every change of the source. A compiled variant knows it: `weft_source()`."""
     digest = hashlib.blake2b(repr([variant.flags for variant in VARIANTS.values()]).encode(), digest_size=16)
-    for file in sorted(FOLDER.glob("*.[ch]")):
+    for file in sorted(SOURCES.rglob("*.[ch]")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
@@ -154,9 +155,8 @@ class _Job:
     def run(self) -> str:
         """Compile, and return what the compiler says if it fails."""
         scratch = self.target.with_suffix(f".{os.getpid()}.o")
-        done = subprocess.run(
-            [*self.command, "-c", str(self.source), "-o", str(scratch)], capture_output=True, text=True
-        )
+        command = [*self.command, "-I", str(SOURCES / "include"), "-c", str(self.source), "-o", str(scratch)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
         scratch.replace(self.target)
@@ -180,7 +180,7 @@ class _Compiler:
 
     def jobs(self, variant: Variant, objects: Path) -> list[_Job]:
         """Every source file of a variant. The targets that exist are up to date."""
-        texts = {source: b"".join(_with_headers(source)) for source in sorted(FOLDER.glob("*.c"))}
+        texts = {source: b"".join(_with_headers(source)) for source in sorted(SOURCES.glob("*.c"))}
         length = sum(map(len, texts.values()))
         jobs = []
         for source, text in texts.items():
@@ -221,7 +221,7 @@ def _with_headers(source: Path) -> tuple[bytes, ...]:
     names = [source.name]
     while names:
         if (name := names.pop()) not in texts:
-            texts[name] = (FOLDER / name).read_bytes()
+            texts[name] = (source if name == source.name else SOURCES / "include" / name).read_bytes()
             names += re.findall(r'^#include "(.+)"', texts[name].decode(), re.MULTILINE)
     return tuple(texts[name] for name in sorted(texts))
 

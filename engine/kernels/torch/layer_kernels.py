@@ -176,11 +176,7 @@ class TorchExperts(Experts):
         return F.linear(inner, self.down[expert], None if self.down_bias is None else self.down_bias[expert])
 
 
-_NAMES = {
-    TorchLinear: "torch",
-    OnednnLinear: "torch with oneDNN",
-    TiledLinear: "torch in fixed tiles",
-}
+_NAMES = {TorchLinear: "torch", OnednnLinear: "torch with oneDNN", TiledLinear: "torch in fixed tiles"}
 
 
 class TorchKernels(LayerKernels):

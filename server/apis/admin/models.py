@@ -14,10 +14,9 @@ import pathlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -35,7 +34,7 @@ from weft.server.errors import (
     ModelNotFoundError,
     shown,
 )
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.model_entry import ModelName
 from weft.server.models.fleet import (
     ASK_EVERY_S,
@@ -95,7 +94,6 @@ LOOK_S = 0.03
 """Seconds between two looks at the states of the models."""
 _FOLDERS = WaitingThreads("adapter folders", 4)
 """Where folders of adapters are read: a disk that hangs keeps these from nobody but other admins."""
-Context = Annotated[ServerContext, Depends(get_context)]
 router = APIRouter(route_class=BodyRoute)
 
 

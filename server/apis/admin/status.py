@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from weft.engine.wire.status_page import SHOWN, Status
 from weft.server.errors import EngineRestartingError, ShuttingDownError
 from weft.server.formats.reasoning import reasoning_switch
-from weft.server.http.context import VERSION, ServerContext, get_context
+from weft.server.http.context import VERSION, Context, ServerContext
 
 
 class ThinkingSwitch(msgspec.Struct):
@@ -57,7 +57,7 @@ _switch = lru_cache(maxsize=1)(reasoning_switch)
 
 
 @router.get("/stats")
-async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def show_stats(context: Context) -> Response:
     """The model's abilities and one reading of the engine's status. Counters start with the engine."""
     served = context.default_model
     await served.engine_client.meet()
@@ -83,7 +83,7 @@ def engine_stats(status: Status) -> dict[str, float]:
 
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
-async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def health(context: Context) -> Response:
     """200 while the engine shows signs of life, else 503."""
     await _check_engines(context)
     return JSONResponse({"status": "ok"})
@@ -91,7 +91,7 @@ async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Res
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
-async def ready(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def ready(context: Context) -> Response:
     """200 while new requests are accepted, else 503."""
     if context.lifecycle.draining:
         raise ShuttingDownError("the server is shutting down")
@@ -124,7 +124,7 @@ async def _check_engines(context: ServerContext) -> None:
 
 
 @router.get("/metrics")
-async def show_metrics(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def show_metrics(context: Context) -> Response:
     """The metrics; every server process gives the same answer."""
     return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -10,22 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from weft.server.apis.anthropic.schema import (
-    Block,
-    CacheControl,
-    ClientTool,
-    CountTokensBody,
-    MessagesBody,
-    OtherBlock,
-    ServerTool,
-    Turn,
-)
+from weft.server.apis.anthropic import schema as wire
 from weft.server.errors import InvalidRequestError, ThreadsUnsupportedError, UnsupportedValueError, shown
 from weft.server.task.bodies import ChatCompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.messages import PART_SEPARATOR
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint
 from weft.server.task.schema import FunctionDefinition, ResponseFormat, ToolDefinition, foreign_text
-from weft.server.task.validation import check_range, required
+from weft.server.task.validation import Refused, check_range, required
 
 RENAMED: Mapping[str, str] = {
     r"^stop(?=$|\[)": "stop_sequences",
@@ -37,7 +28,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Beginnings of paths in the chat body, and what the caller calls them."""
 
-REFUSED_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
+REFUSED_IN_MESSAGES: Refused = {
     "mcp_servers": (None, []),
     "container": (None,),
     "thread": (None,),
@@ -69,7 +60,7 @@ class _Turns:
     breakpoints: list[Breakpoint] = field(default_factory=list)
     call_ids: set[str] = field(default_factory=set)
 
-    def mark(self, control: CacheControl | None, num_chars: int) -> None:
+    def mark(self, control: wire.CacheControl | None, num_chars: int) -> None:
         """Set a breakpoint in the next message that is added."""
         if control is not None:
             self.breakpoints.append(Breakpoint(len(self.messages), num_chars, _TTLS_S[control.ttl]))
@@ -78,11 +69,11 @@ class _Turns:
         """Whether the next message has a breakpoint."""
         return bool(self.breakpoints) and self.breakpoints[-1].message == len(self.messages)
 
-    def add_text(self, role: Any, content: str | Sequence[Block], at: str) -> None:
+    def add_text(self, role: Any, content: str | Sequence[wire.Block], at: str) -> None:
         """Add one message of text blocks."""
         self.messages.append(Message(role=role, content=self.text(content, at)))
 
-    def text(self, content: str | Sequence[Block], at: str) -> str:
+    def text(self, content: str | Sequence[wire.Block], at: str) -> str:
         """The text of a content, whose breakpoints belong to the next message."""
         if isinstance(content, str):
             return content
@@ -93,13 +84,13 @@ class _Turns:
         return text
 
 
-def count_conversation(body: CountTokensBody, *, strict: bool) -> Conversation:
+def count_conversation(body: wire.CountTokensBody, *, strict: bool) -> Conversation:
     """The conversation of a body that is only counted."""
     turns, left_out = _turns(body), _left_out(body, strict=strict)
     return Conversation(ChatCompletionBody(**_shared_fields(body, turns)), [], left_out)
 
 
-def conversation(body: MessagesBody, *, strict: bool) -> Conversation:
+def conversation(body: wire.MessagesBody, *, strict: bool) -> Conversation:
     """The conversation that a body asks to continue. If `strict`, what would be left out is refused.
 
     Raises:
@@ -129,9 +120,11 @@ def conversation(body: MessagesBody, *, strict: bool) -> Conversation:
     return Conversation(chat, sorted(turns.breakpoints, key=lambda each: (each.message, each.num_chars)), left_out)
 
 
-def _left_out(body: CountTokensBody, *, strict: bool) -> list[str]:
+def _left_out(body: wire.CountTokensBody, *, strict: bool) -> list[str]:
     """The paths of what has no use here, with the values, which a later version of the API may know."""
-    found = [(f"tools[{i}].type", tool.type) for i, tool in enumerate(body.tools or ()) if isinstance(tool, ServerTool)]
+    found = [
+        (f"tools[{i}].type", tool.type) for i, tool in enumerate(body.tools or ()) if isinstance(tool, wire.ServerTool)
+    ]
     if body.thinking is not None:
         if body.thinking.type not in ("enabled", "disabled", "adaptive"):
             found.append(("thinking.type", body.thinking.type))
@@ -147,7 +140,7 @@ def _left_out(body: CountTokensBody, *, strict: bool) -> list[str]:
     return [f"{path}={value}" for path, value in found]
 
 
-def _without_billing(system: str | Sequence[Block]) -> str | Sequence[Block]:
+def _without_billing(system: str | Sequence[wire.Block]) -> str | Sequence[wire.Block]:
     """The system prompt without the line for billing; a block of that line alone is dropped."""
     if isinstance(system, str):
         return _BILLING.sub("", system, count=1) if _BILLING.match(system) else system
@@ -161,7 +154,7 @@ def _without_billing(system: str | Sequence[Block]) -> str | Sequence[Block]:
     return kept
 
 
-def _turns(body: CountTokensBody) -> _Turns:
+def _turns(body: wire.CountTokensBody) -> _Turns:
     turns = _Turns()
     if system := _without_billing(body.system or ""):
         turns.add_text("system", system, "system")
@@ -179,31 +172,31 @@ def _turns(body: CountTokensBody) -> _Turns:
     return turns
 
 
-def _add_turn(turns: _Turns, turn: Turn, at: str) -> None:
+def _add_turn(turns: _Turns, turn: wire.Turn, at: str) -> None:
     if turn.role == "assistant":
         _add_assistant_turn(turns, turn.content if isinstance(turn.content, list) else [], turn.content, at)
     elif turn.content is None or isinstance(turn.content, str):
         turns.add_text(turn.role, turn.content or "", at)
     else:
-        texts: list[Block] = []
+        texts: list[wire.Block] = []
         for i, block in enumerate(turn.content):
             if block.type == "tool_result" and turn.role == "user":
                 _add_user_text(turns, turn, texts, at)
                 texts = []
                 _add_result(turns, block, f"{at}[{i}]")
-            elif block.type == "text" or isinstance(block, OtherBlock):
+            elif block.type == "text" or isinstance(block, wire.OtherBlock):
                 texts.append(block)
             else:
                 raise _unsupported(block, f"{at}[{i}]")
         _add_user_text(turns, turn, texts, at)
 
 
-def _add_user_text(turns: _Turns, turn: Turn, texts: Sequence[Block], at: str) -> None:
+def _add_user_text(turns: _Turns, turn: wire.Turn, texts: Sequence[wire.Block], at: str) -> None:
     if texts or not turn.content:
         turns.add_text(turn.role, texts, at)
 
 
-def _add_result(turns: _Turns, block: Block, at: str) -> None:
+def _add_result(turns: _Turns, block: wire.Block, at: str) -> None:
     text = (_ERROR_PREFIX if block.is_error else "") + turns.text(block.content or "", f"{at}.content")
     turns.mark(block.cache_control, len(text))
     tool_use_id = required(block.tool_use_id, f"{at}.tool_use_id")
@@ -213,13 +206,13 @@ def _add_result(turns: _Turns, block: Block, at: str) -> None:
     turns.messages.append(Message(role="tool", content=text, tool_call_id=tool_use_id))
 
 
-def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object, at: str) -> None:
+def _add_assistant_turn(turns: _Turns, blocks: Sequence[wire.Block], content: object, at: str) -> None:
     texts, thoughts, calls = [content] if isinstance(content, str) else [], [], []
     num_chars = 0  # of the texts and what joins them
     for i, block in enumerate(blocks):
         path = f"{at}[{i}]"
         match block.type:
-            case _ if block.type == "text" or isinstance(block, OtherBlock):
+            case _ if block.type == "text" or isinstance(block, wire.OtherBlock):
                 num_chars += len(PART_SEPARATOR) if texts else 0
                 texts.append(_block_text(block, path))
                 num_chars += len(texts[-1])
@@ -244,27 +237,27 @@ def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object,
     )
 
 
-def _call(block: Block, at: str) -> ToolCall:
+def _call(block: wire.Block, at: str) -> ToolCall:
     function = FunctionCall(name=required(block.name, f"{at}.name"), arguments=block.input)
     return ToolCall(id=required(block.id, f"{at}.id"), type="function", function=function)
 
 
-def _block_text(block: Block, at: str) -> str:
-    if isinstance(block, OtherBlock):
+def _block_text(block: wire.Block, at: str) -> str:
+    if isinstance(block, wire.OtherBlock):
         return foreign_text(block.type, block.members)
     if block.type != "text":
         raise _unsupported(block, at)
     return block.text or ""
 
 
-def _unsupported(block: Block, at: str) -> InvalidRequestError:
+def _unsupported(block: wire.Block, at: str) -> InvalidRequestError:
     if block.type in ("text", "thinking", "redacted_thinking", "tool_use", "tool_result"):
         message = f"{at}.type: a block of type {block.type!r} cannot stand here"
         return InvalidRequestError(message, param=f"{at}.type")
     return UnsupportedValueError(f"{at}: the model does not take blocks of type {shown(block.type)}", param=at)
 
 
-def _shared_fields(body: CountTokensBody, turns: _Turns) -> dict[str, Any]:
+def _shared_fields(body: wire.CountTokensBody, turns: _Turns) -> dict[str, Any]:
     """The members of a chat body that both endpoints fill."""
     last = turns.messages[-1]
     fields: dict[str, Any] = {
@@ -290,7 +283,7 @@ def _shared_fields(body: CountTokensBody, turns: _Turns) -> dict[str, Any]:
     return fields
 
 
-def _thinking(body: CountTokensBody) -> dict[str, Any]:
+def _thinking(body: wire.CountTokensBody) -> dict[str, Any]:
     effort = body.output_config.effort if body.output_config and body.output_config.effort in _EFFORTS else None
     thinking = body.thinking
     if thinking is None:
@@ -305,9 +298,9 @@ def _thinking(body: CountTokensBody) -> dict[str, Any]:
     return fields
 
 
-def _tools(tools: Sequence[ClientTool]) -> Iterator[ToolDefinition]:
+def _tools(tools: Sequence[wire.ClientTool]) -> Iterator[ToolDefinition]:
     for i, tool in enumerate(tools):
-        if isinstance(tool, ServerTool):
+        if isinstance(tool, wire.ServerTool):
             continue
         schema = required(tool.input_schema, f"tools[{i}].input_schema")
         function = FunctionDefinition(

@@ -12,10 +12,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,7 +38,7 @@ from weft.server.generate.events import (
     WholeChoice,
 )
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
+from weft.server.http.context import Context, ServerContext, early_headers_while_loading
 from weft.server.http.middleware import anthropic_error
 from weft.server.http.sse import Framing, TextEvent, encode_event
 from weft.server.task.body import BodyRoute
@@ -211,9 +211,7 @@ router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/messages")
-async def create_message(
-    body: MessagesBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def create_message(body: MessagesBody, request: Request, context: Context) -> Response:
     """Answer a conversation, streamed or whole."""
     answer, error = _answer(body, request, context), partial(stream_error, request_id=request.state.request_id)
     return await early_headers_while_loading(answer, body, context, error, FRAMING)
@@ -229,9 +227,7 @@ async def _answer(body: MessagesBody, request: Request, context: ServerContext) 
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(
-    body: CountTokensBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def count_tokens(body: CountTokensBody, request: Request, context: Context) -> Response:
     """Count the tokens of a conversation."""
     with renaming(RENAMED):
         size, strict = len(await request.body()), context.settings.strict_params

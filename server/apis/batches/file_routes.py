@@ -6,10 +6,10 @@ expire.
 
 import time
 from functools import partial
-from typing import Annotated, Any, BinaryIO, get_args
+from typing import Any, BinaryIO, get_args
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -35,7 +35,7 @@ from weft.server.errors import (
     shown,
 )
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import CLIENT_CLOSED, BodyRoute
 from weft.server.task.pages import json_answer, list_answer, read_page
@@ -49,7 +49,6 @@ UPLOAD_LIFE_S = 3600
 MAX_PARTS = 10_000
 """Most parts of an upload."""
 
-Context = Annotated[ServerContext, Depends(get_context)]
 
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)

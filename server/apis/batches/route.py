@@ -7,11 +7,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.batches.file_routes import Context, find_file
+from weft.server.apis.batches.file_routes import find_file
 from weft.server.apis.batches.files import BatchBody
 from weft.server.apis.batches.lines import ENDPOINTS, KIND, WINDOW_S, batch_json, batch_row, new_batch
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
+from weft.server.http.context import Context
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import BodyRoute
 from weft.server.task.pages import list_answer, read_page

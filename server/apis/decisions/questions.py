@@ -13,21 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.server.apis.decisions.schema import (
-    DecisionContent,
-    DecisionItem,
-    DecisionQuestion,
-    JsonText,
-    SglangBody,
-    SglangQuestion,
-    SystemOneBody,
-    SystemOneQuestion,
-)
+from weft.server.apis.decisions import schema as wire
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.reasoning import Switch
 from weft.server.task.bodies import ContentPart, CustomCall, FunctionCall, Message, ToolCall
 from weft.server.task.template_options import checked_kwargs
-from weft.server.task.validation import check_range, required
+from weft.server.task.validation import NOTHING, OFF, Refused, check_range, required
+
+REFUSED_IN_SGLANG_DECISIONS: Refused = {
+    "images": (None, []),
+    "return_prompt_token_ids": OFF,
+}
+REFUSED_IN_SYSTEMONE: Refused = {
+    **REFUSED_IN_SGLANG_DECISIONS,
+    "temperature": NOTHING,
+    "prompt_format_version": NOTHING,
+}
 
 MAX_JSON_LEVELS = 32
 MAX_JSON_VALUES = 10_000
@@ -38,7 +39,7 @@ _USER_PARTS = frozenset({"input_text", "input_json"})
 _PARTS = {"user": _USER_PARTS, "assistant": frozenset({"output_text", "refusal"})}
 
 
-def chat_of(given: str | Sequence[DecisionItem], param: str = "input") -> list[Message]:
+def chat_of(given: str | Sequence[wire.DecisionItem], param: str = "input") -> list[Message]:
     """The input as messages; `param` is its field.
 
     Raises:
@@ -75,7 +76,7 @@ def chat_of(given: str | Sequence[DecisionItem], param: str = "input") -> list[M
     return messages
 
 
-def instructions_of(content: DecisionContent, at: str) -> str:
+def instructions_of(content: wire.DecisionContent, at: str) -> str:
     """The text of a question; `at` is its path in the body. Raises as `chat_of`."""
     read = _content(content, at, _USER_PARTS)
     text = read if isinstance(read, str) else "\n".join(part.text or "" for part in read)
@@ -142,14 +143,14 @@ def _is_container(value: object) -> bool:
     return isinstance(value, list | dict)
 
 
-def _message(item: DecisionItem, at: str) -> Message:
+def _message(item: wire.DecisionItem, at: str) -> Message:
     if item.role is None or item.content is None:
         param = f"{at}.role" if item.role is None else f"{at}.content"
         raise InvalidRequestError(f"{param} is required", param=param)
     return Message(role=item.role, content=_content(item.content, f"{at}.content", _PARTS.get(item.role)))
 
 
-def _call(item: DecisionItem, call_id: str, at: str) -> ToolCall:
+def _call(item: wire.DecisionItem, call_id: str, at: str) -> ToolCall:
     name = required(item.name, f"{at}.name")
     if item.type == "function_call":
         call = FunctionCall(name=name, arguments=required(item.arguments, f"{at}.arguments"))
@@ -157,7 +158,7 @@ def _call(item: DecisionItem, call_id: str, at: str) -> ToolCall:
     return ToolCall(id=call_id, type="custom", custom=CustomCall(name=name, input=required(item.input, f"{at}.input")))
 
 
-def _content(content: DecisionContent, at: str, types: frozenset[str] | None = None) -> str | list[ContentPart]:
+def _content(content: wire.DecisionContent, at: str, types: frozenset[str] | None = None) -> str | list[ContentPart]:
     """A content for a chat. `types` are the parts that it may have; None: texts alone."""
     if isinstance(content, str):
         return content
@@ -201,7 +202,7 @@ class Asked:
     at: str
 
 
-def read_questions(questions: Sequence[DecisionQuestion]) -> list[Asked]:
+def read_questions(questions: Sequence[wire.DecisionQuestion]) -> list[Asked]:
     """The questions in OpenAI's shape.
 
     Raises:
@@ -222,7 +223,7 @@ def read_questions(questions: Sequence[DecisionQuestion]) -> list[Asked]:
     return asked
 
 
-def _read(question: DecisionQuestion, at: str) -> Asked:
+def _read(question: wire.DecisionQuestion, at: str) -> Asked:
     for member, kind in (("choices", "choice"), ("levels", "score")):
         if getattr(question, member) is not None and question.type != kind:
             message = f"{at}.{member} is only allowed for questions of type {kind}"
@@ -296,11 +297,11 @@ class Named:
     id: str
     type: str
     names: Sequence[str]
-    details: Sequence[JsonText | None]
+    details: Sequence[wire.JsonText | None]
     asked: Asked
 
 
-def read_sglang(body: SglangBody) -> list[Named]:
+def read_sglang(body: wire.SglangBody) -> list[Named]:
     """The questions in SGLang's shape.
 
     Raises:
@@ -322,7 +323,7 @@ def read_sglang(body: SglangBody) -> list[Named]:
     return named
 
 
-def _sglang(question: SglangQuestion, at: str) -> Named:
+def _sglang(question: wire.SglangQuestion, at: str) -> Named:
     members = {"choice": ("options",), "score": ("levels",), "yes_no": ("yes", "no")}
     for kind, names in members.items():
         for name in names:
@@ -341,12 +342,12 @@ def _sglang(question: SglangQuestion, at: str) -> Named:
             return _yes_no(question.id, "yes_no", text, (question.yes, question.no), at)
 
 
-def read_systemone(body: SystemOneBody) -> list[Named]:
+def read_systemone(body: wire.SystemOneBody) -> list[Named]:
     """The questions in System One's shape. Raises as `read_sglang`."""
     return [_systemone(name, question, f"questions.{name}") for name, question in body.questions.items()]
 
 
-def _systemone(name: str, question: SystemOneQuestion, at: str) -> Named:
+def _systemone(name: str, question: wire.SystemOneQuestion, at: str) -> Named:
     criteria = question.criteria
     text = text_of(question.instructions, f"{at}.instructions").strip()
     wanted = {"noul": dict | None, "choice": dict, "score": list}[question.type]
@@ -364,7 +365,7 @@ def _systemone(name: str, question: SystemOneQuestion, at: str) -> Named:
     return _yes_no(name, "noul", text, details, at)
 
 
-def _choice(name: str, text: str, criteria: Iterable[tuple[str, JsonText | None]], at: str, member: str) -> Named:
+def _choice(name: str, text: str, criteria: Iterable[tuple[str, wire.JsonText | None]], at: str, member: str) -> Named:
     pairs, seen = list(criteria), set[str]()
     for option, _ in pairs:
         not_blank(option, f"{at}.{member}")
@@ -377,17 +378,17 @@ def _choice(name: str, text: str, criteria: Iterable[tuple[str, JsonText | None]
     return Named(name, "choice", names, details, asked)
 
 
-def _score(name: str, text: str, levels: Sequence[JsonText], at: str, member: str) -> Named:
+def _score(name: str, text: str, levels: Sequence[wire.JsonText], at: str, member: str) -> Named:
     lines = [not_blank(text_of(level, f"{at}.{member}[{i}]"), f"{at}.{member}[{i}]") for i, level in enumerate(levels)]
     check_different([(str, _folded(line)) for line in lines], "levels", f"{at}.{member}")
     return Named(name, "score", [str(i) for i in range(len(levels))], levels, level_of(text, lines, at))
 
 
-def _yes_no(name: str, kind: str, text: str, details: Sequence[JsonText | None], at: str) -> Named:
+def _yes_no(name: str, kind: str, text: str, details: Sequence[wire.JsonText | None], at: str) -> Named:
     return Named(name, kind, YES_AND_NO, details, yes_or_no(text, [text_of(detail, at) for detail in details], at))
 
 
-def text_of(value: JsonText | None, at: str) -> str:
+def text_of(value: wire.JsonText | None, at: str) -> str:
     """A text, or JSON as text; empty for None."""
     return "" if value is None else value if isinstance(value, str) else compact_json(value, at)
 

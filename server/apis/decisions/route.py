@@ -9,19 +9,22 @@ import secrets
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.decisions import schema as wire
 from weft.server.apis.decisions.decide import decide
 from weft.server.apis.decisions.questions import (
     PROMPT_FORMAT_VERSION,
+    REFUSED_IN_SGLANG_DECISIONS,
+    REFUSED_IN_SYSTEMONE,
     Asked,
     Named,
     chat_of,
@@ -31,21 +34,10 @@ from weft.server.apis.decisions.questions import (
     text_of,
     thinking_off,
 )
-from weft.server.apis.decisions.schema import (
-    AnyDecisionBody,
-    Decision,
-    DecisionAnswer,
-    DecisionBody,
-    DecisionQuestion,
-    DecisionUsage,
-    JsonText,
-    SystemOneBody,
-    ValueProbability,
-)
 from weft.server.errors import InvalidRequestError, UnprocessableError
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.generate.events import Counts
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.task.bodies import Message
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages
@@ -53,19 +45,12 @@ from weft.server.task.read_body import read_task
 from weft.server.task.request_options import find_breakpoints, uses_cache
 from weft.server.task.schema import CachedTokens, GenerationBody
 from weft.server.task.task import Chat, OutputWishes, Texts
-from weft.server.task.validation import (
-    REFUSED_EVERYWHERE,
-    REFUSED_IN_SGLANG_DECISIONS,
-    REFUSED_IN_SYSTEMONE,
-    as_missing_body,
-    ignored_fields,
-    ignored_header,
-)
+from weft.server.task.validation import REFUSED_EVERYWHERE, as_missing_body, ignored_fields, ignored_header
 from weft.server.text.chat_template import TemplateOptions
 
 
 def render_decision(
-    questions: Sequence[DecisionQuestion],
+    questions: Sequence[wire.DecisionQuestion],
     scores: Sequence[Sequence[float]],
     counts: Counts,
     name: str,
@@ -80,13 +65,13 @@ def render_decision(
     """
     answers = [_answer_object(question, logs, least) for question, logs in zip(questions, scores, strict=True)]
     cached = CachedTokens(counts.cached_tokens, counts.cache_write_tokens)
-    usage = DecisionUsage(counts.prompt_tokens, cached, counts.prompt_tokens)
-    return msgspec.json.encode(Decision(answers, name, usage))
+    usage = wire.DecisionUsage(counts.prompt_tokens, cached, counts.prompt_tokens)
+    return msgspec.json.encode(wire.Decision(answers, name, usage))
 
 
-def _answer_object(question: DecisionQuestion, logs: Sequence[float], least: float) -> DecisionAnswer:
+def _answer_object(question: wire.DecisionQuestion, logs: Sequence[float], least: float) -> wire.DecisionAnswer:
     mass, shares = label_mass(logs), softmax(logs)
-    answer = DecisionAnswer(type=question.type, name=question.name, x_label_mass=mass)
+    answer = wire.DecisionAnswer(type=question.type, name=question.name, x_label_mass=mass)
     if mass < least:
         answer.type = "refusal"
     elif question.type == "predicate":
@@ -95,13 +80,13 @@ def _answer_object(question: DecisionQuestion, logs: Sequence[float], least: flo
         values = [choice.value for choice in question.choices or ()]
         answer.choice = values[shares.index(max(shares))]
         answer.confidence = choice_confidence(shares)
-        answer.probabilities = [ValueProbability(*pair) for pair in zip(values, shares, strict=True)]
+        answer.probabilities = [wire.ValueProbability(*pair) for pair in zip(values, shares, strict=True)]
     else:
         answer.score = expected_level(shares)
         answer.confidence = score_confidence(shares)
         labels = [level.label for level in question.levels or ()]
         answer.probabilities = [
-            ValueProbability(i, share, label) for i, (share, label) in enumerate(zip(shares, labels, strict=True))
+            wire.ValueProbability(i, share, label) for i, (share, label) in enumerate(zip(shares, labels, strict=True))
         ]
     return answer
 
@@ -209,17 +194,16 @@ def _unprocessable() -> Generator[None, None, None]:
 
 
 router = APIRouter(route_class=BodyRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @router.post("/v1/decisions")
-async def create_decision(body: AnyDecisionBody, request: Request, context: Context) -> Response:
+async def create_decision(body: wire.AnyDecisionBody, request: Request, context: Context) -> Response:
     """Answer questions about an input. The questions tell whether the shape is OpenAI's, SGLang's or System One's."""
     given = body.root
-    if isinstance(given, SystemOneBody):
+    if isinstance(given, wire.SystemOneBody):
         return await create_systemone(given, request, context)
     workers, size = context.workers, len(await request.body())
-    if isinstance(given, DecisionBody):
+    if isinstance(given, wire.DecisionBody):
         asked = await workers.run_light(size, read_questions, given.questions)
         least = context.settings.decision_refusal_below
         messages = await workers.run_light(size, chat_of, given.input)
@@ -232,7 +216,7 @@ async def create_decision(body: AnyDecisionBody, request: Request, context: Cont
     return await _answer_of_body(given, messages, asked, render, REFUSED_IN_SGLANG_DECISIONS, request, context)
 
 
-async def create_systemone(body: SystemOneBody, request: Request, context: Context) -> Response:
+async def create_systemone(body: wire.SystemOneBody, request: Request, context: Context) -> Response:
     """Answer questions about a state."""
     workers, size = context.workers, len(await request.body())
     with _unprocessable():
@@ -243,7 +227,7 @@ async def create_systemone(body: SystemOneBody, request: Request, context: Conte
     return await _answer_of_body(body, messages, asked, render, REFUSED_IN_SYSTEMONE, request, context)
 
 
-def _message_of(value: JsonText, at: str) -> list[Message]:
+def _message_of(value: wire.JsonText, at: str) -> list[Message]:
     return chat_of(text_of(value, at), at)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from weft.server.apis.openai.render import MIN_LOGPROB
 from weft.server.errors import ApiError, GrammarError
 from weft.server.generate.events import End, Event, Part, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import llama_cpp_error
 from weft.server.http.sse import encode_event
@@ -41,7 +41,7 @@ from weft.server.task.schema import (
 )
 from weft.server.task.schema import Text as WireText
 from weft.server.task.task import Task
-from weft.server.task.validation import renamed, renaming
+from weft.server.task.validation import Refused, renamed, renaming
 
 Bias = float | Literal[False]
 """What is added to a token's logit; false: the token never comes."""
@@ -159,7 +159,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Beginnings of paths in the completion body, and what the caller calls them."""
 
-REFUSED_IN_LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
+REFUSED_IN_LLAMA_CPP: Refused = {
     "mirostat": (None, 0),
     "typical_p": (None, 1),
     "dynatemp_range": (None, 0),
@@ -321,7 +321,6 @@ def _rates(num: int, seconds: float) -> tuple[int, float, float, float]:
 
 
 router = APIRouter(route_class=AnyTypeRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @router.post("/completion")

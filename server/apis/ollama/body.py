@@ -17,7 +17,7 @@ from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
 from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
-from weft.server.task.validation import check_range
+from weft.server.task.validation import Refused, check_range
 from weft.server.text.replayed import JsonText
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
@@ -208,15 +208,15 @@ RENAMED: Mapping[str, str] = {
     r"^reasoning_effort": "think",
 }
 """Beginnings of paths in the bodies made here, and what the caller calls them."""
-_OFF: Mapping[str, tuple[object, ...]] = {
+_OFF: Refused = {
     "options.mirostat": (None, 0),
     "options.typical_p": (None, 1),
     "options.tfs_z": (None, 1),
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
 }
-REFUSED_IN_OLLAMA_CHAT: Mapping[str, tuple[object, ...]] = {**_OFF, "messages[].images": (None, [])}
-REFUSED_IN_OLLAMA_GENERATE: Mapping[str, tuple[object, ...]] = {
+REFUSED_IN_OLLAMA_CHAT: Refused = {**_OFF, "messages[].images": (None, [])}
+REFUSED_IN_OLLAMA_GENERATE: Refused = {
     **_OFF,
     "images": (None, []),
     "context": (None, []),

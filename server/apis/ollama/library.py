@@ -11,17 +11,17 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.apis.ollama.body import FRAMING, ShowBody, time_text
 from weft.server.errors import ApiError, InvalidRequestError, ModelNotFoundError, NotAllowedError
 from weft.server.http.auth import listens_on_loopback
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.http.middleware import ollama_error
 from weft.server.http.sse import EventStream
 from weft.server.library import hub, library
@@ -41,7 +41,6 @@ _LOOKS = WaitingThreads("library", 4)
 _END = {"status": "success"}
 
 router = APIRouter(route_class=AnyTypeRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 class PullBody(ShowBody):

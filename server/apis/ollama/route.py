@@ -7,38 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.wire.params import Pooling
-from weft.server.apis.ollama.body import (
-    FRAMING,
-    REFUSED_IN_OLLAMA_CHAT,
-    REFUSED_IN_OLLAMA_GENERATE,
-    RENAMED,
-    MessageMember,
-    OllamaAnswer,
-    OllamaBody,
-    OllamaChatBody,
-    OllamaEmbedBody,
-    OllamaEmbedded,
-    OllamaEmbedding,
-    OllamaEmbeddingsBody,
-    OllamaGenerateBody,
-    ShowBody,
-    ToolCallFunction,
-    ToolCallMember,
-    chat_of,
-    chat_of_prompt,
-    check_context,
-    completion_of,
-    cut_options,
-    time_text,
-)
+from weft.server.apis.ollama import body as wire
 from weft.server.apis.ollama.library import card, cards_of_library, details, served_facts, shown_of_library
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
@@ -47,7 +24,7 @@ from weft.server.errors import ApiError, UnsupportedParameterError
 from weft.server.generate.events import CallClosed, End, Event, Reasoning, Report, Text, WholeChoice
 from weft.server.generate.pipeline import respond
 from weft.server.generate.vectors import VectorCall, Vectors, answer, check_dimensions, values_of
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import ollama_error
 from weft.server.library.contents import Facts
@@ -103,11 +80,11 @@ class OllamaRenderer:
                 self._end = event
         return b""
 
-    def _answer(self, text: str, thinking: str, calls: list[ToolCallMember]) -> OllamaAnswer:
-        answer = OllamaAnswer(model=self._model, created_at=time_text())
+    def _answer(self, text: str, thinking: str, calls: list[wire.ToolCallMember]) -> wire.OllamaAnswer:
+        answer = wire.OllamaAnswer(model=self._model, created_at=wire.time_text())
         shown: Any = answer
         if self._is_chat:
-            shown = answer.message = MessageMember(text)
+            shown = answer.message = wire.MessageMember(text)
         else:
             answer.response = text
         if thinking:
@@ -116,15 +93,15 @@ class OllamaRenderer:
             shown.tool_calls = calls
         return answer
 
-    def _call(self, call: CallClosed) -> ToolCallMember:
+    def _call(self, call: CallClosed) -> wire.ToolCallMember:
         try:
             arguments = msgspec.json.decode(call.arguments, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
             arguments = {}  # the output ended within it
         self._num_calls += 1
-        return ToolCallMember(ToolCallFunction(call.name, arguments, self._num_calls - 1))
+        return wire.ToolCallMember(wire.ToolCallFunction(call.name, arguments, self._num_calls - 1))
 
-    def _done(self, answer: OllamaAnswer, end: End) -> OllamaAnswer:
+    def _done(self, answer: wire.OllamaAnswer, end: End) -> wire.OllamaAnswer:
         counts = self._report.counts()
         prompt_ns, output_ns = (int(seconds * 1e9) for seconds in self._watch.read())
         answer.done, answer.done_reason = True, FINISH_WORDS[end.reason]
@@ -133,7 +110,7 @@ class OllamaRenderer:
         answer.eval_count, answer.eval_duration = counts.output_tokens, output_ns
         return answer
 
-    def _line(self, answer: OllamaAnswer) -> bytes:
+    def _line(self, answer: wire.OllamaAnswer) -> bytes:
         return msgspec.json.encode(answer) + b"\n"
 
 
@@ -142,52 +119,53 @@ API_VERSION = "0.12.0"
 
 router = APIRouter()
 body_router = APIRouter(route_class=AnyTypeRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @body_router.post("/api/chat")
-async def chat(body: OllamaChatBody, request: Request, context: Context) -> Response:
+async def chat(body: wire.OllamaChatBody, request: Request, context: Context) -> Response:
     """Answer a conversation, in JSON lines or whole."""
     model = await context.check_model(request, body.model)
     if not body.messages:
-        return _loaded(body, model, message=MessageMember())
-    with renaming(RENAMED):
+        return _loaded(body, model, message=wire.MessageMember())
+    with renaming(wire.RENAMED):
         size, max_len = len(await request.body()), model.engine_info.max_model_len
-        check_context(body, max_len, strict=context.settings.strict_params)
-        made = await context.workers.run_light(size, chat_of, body, model.defaults)
-        task = await chat_task(made, request, context, sent=body, refused=REFUSED_IN_OLLAMA_CHAT)
-        return await _respond(task, request, context, cut_options(body, max_len), is_chat=True)
+        wire.check_context(body, max_len, strict=context.settings.strict_params)
+        made = await context.workers.run_light(size, wire.chat_of, body, model.defaults)
+        task = await chat_task(made, request, context, sent=body, refused=wire.REFUSED_IN_OLLAMA_CHAT)
+        return await _respond(task, request, context, wire.cut_options(body, max_len), is_chat=True)
 
 
 @body_router.post("/api/generate")
-async def generate(body: OllamaGenerateBody, request: Request, context: Context) -> Response:
+async def generate(body: wire.OllamaGenerateBody, request: Request, context: Context) -> Response:
     """Answer a prompt, or continue it as it is, in JSON lines or whole."""
     model = await context.check_model(request, body.model)
     if not body.prompt and not body.suffix:
         return _loaded(body, model, response="")
-    with renaming(RENAMED):
-        max_len, refused = model.engine_info.max_model_len, REFUSED_IN_OLLAMA_GENERATE
-        check_context(body, max_len, strict=context.settings.strict_params)
+    with renaming(wire.RENAMED):
+        max_len, refused = model.engine_info.max_model_len, wire.REFUSED_IN_OLLAMA_GENERATE
+        wire.check_context(body, max_len, strict=context.settings.strict_params)
         if body.raw or body.suffix:
-            plain = completion_of(body, model.defaults)
+            plain = wire.completion_of(body, model.defaults)
             task = await completion_task(plain, request, context, sent=body, refused=refused, is_bounded=False)
         else:
-            task = await chat_task(chat_of_prompt(body, model.defaults), request, context, sent=body, refused=refused)
-        return await _respond(task, request, context, cut_options(body, max_len), is_chat=False)
+            task = await chat_task(
+                wire.chat_of_prompt(body, model.defaults), request, context, sent=body, refused=refused
+            )
+        return await _respond(task, request, context, wire.cut_options(body, max_len), is_chat=False)
 
 
 async def _respond(
     task: Task, request: Request, context: ServerContext, cut: Sequence[str], *, is_chat: bool
 ) -> Response:
-    task = replace(task, ignored=[*cut, *(renamed(name, RENAMED) for name in task.ignored)], names=RENAMED)
-    return await respond(task, request, context, partial(OllamaRenderer, task, is_chat=is_chat), FRAMING)
+    task = replace(task, ignored=[*cut, *(renamed(name, wire.RENAMED) for name in task.ignored)], names=wire.RENAMED)
+    return await respond(task, request, context, partial(OllamaRenderer, task, is_chat=is_chat), wire.FRAMING)
 
 
-def _loaded(body: OllamaBody, model: ServedModel, **empty: Any) -> Response:
+def _loaded(body: wire.OllamaBody, model: ServedModel, **empty: Any) -> Response:
     """The answer to a body that asks for nothing: clients load a model so, or unload it, which has no effect here."""
     reason = "unload" if body.keep_alive == 0 else "load"
     name = body.model or model.name
-    return _json(OllamaAnswer(model=name, created_at=time_text(), done=True, done_reason=reason, **empty))
+    return _json(wire.OllamaAnswer(model=name, created_at=wire.time_text(), done=True, done_reason=reason, **empty))
 
 
 @router.get("/api/tags")
@@ -212,7 +190,7 @@ async def list_running(context: Context) -> Response:
 
 
 @body_router.post("/api/show")
-async def show(body: ShowBody, request: Request, context: Context) -> Response:
+async def show(body: wire.ShowBody, request: Request, context: Context) -> Response:
     """What one model is and can do; of one in the library that is not served, what its files are."""
     if kept := await shown_of_library(context, body.model or body.name):
         return _json(kept)
@@ -231,7 +209,7 @@ async def show(body: ShowBody, request: Request, context: Context) -> Response:
                 f"{info.architecture}.context_length": info.max_model_len,
             },
             "capabilities": _capabilities(model),
-            "modified_at": time_text(context.created),
+            "modified_at": wire.time_text(context.created),
         }
     )
 
@@ -278,7 +256,7 @@ _RENAMED_IN_VECTORS = {r"^truncate_prompt_tokens": "truncate"}
 
 
 @body_router.post("/api/embed")
-async def embed(body: OllamaEmbedBody, request: Request, context: Context) -> Response:
+async def embed(body: wire.OllamaEmbedBody, request: Request, context: Context) -> Response:
     """The vector of each text, of length 1, as Ollama gives it."""
     start = time.perf_counter_ns()
     model = await context.check_model(request, body.model)
@@ -287,26 +265,26 @@ async def embed(body: OllamaEmbedBody, request: Request, context: Context) -> Re
     texts, may_cut = body.input or [], body.truncate is not False
     vectors = await _vectors(body, texts, pooling, request, context, model, may_cut=may_cut)
 
-    def build() -> OllamaEmbedded:
+    def build() -> wire.OllamaEmbedded:
         values = [values_of(output) for output in vectors.outputs]
         lasted = time.perf_counter_ns() - start
-        return OllamaEmbedded(vectors.name, values, lasted, 0, vectors.usage.prompt_tokens)
+        return wire.OllamaEmbedded(vectors.name, values, lasted, 0, vectors.usage.prompt_tokens)
 
     return await answer(context, vectors, build)
 
 
 @body_router.post("/api/embeddings")
-async def embeddings(body: OllamaEmbeddingsBody, request: Request, context: Context) -> Response:
+async def embeddings(body: wire.OllamaEmbeddingsBody, request: Request, context: Context) -> Response:
     """The vector of one text, as the model makes it."""
     model = await context.check_model(request, body.model)
     require_task(model, "embed")
     vectors = await _vectors(body, body.prompt or [], Pooling(), request, context, model, may_cut=True)
     values = [value for output in vectors.outputs for value in values_of(output)]
-    return await answer(context, vectors, lambda: OllamaEmbedding(values))
+    return await answer(context, vectors, lambda: wire.OllamaEmbedding(values))
 
 
 async def _vectors(
-    sent: OllamaEmbedBody | OllamaEmbeddingsBody,
+    sent: wire.OllamaEmbedBody | wire.OllamaEmbeddingsBody,
     texts: str | list[str],
     pooling: Pooling,
     request: Request,
@@ -319,7 +297,7 @@ async def _vectors(
     body = VectorBody(model=sent.model, truncate_prompt_tokens=-1 if may_cut else None)
     with renaming(_RENAMED_IN_VECTORS):
         inputs = prompted(as_list(texts), model, None, None) if texts else []
-        encoder = InputEncoder(model, body, "input" if isinstance(sent, OllamaEmbedBody) else "prompt")
+        encoder = InputEncoder(model, body, "input" if isinstance(sent, wire.OllamaEmbedBody) else "prompt")
         return await VectorCall(body, request, context, model, encoder, sent).vectors(inputs, pooling, "embd")
 
 

@@ -3,13 +3,12 @@
 Other APIs of conversations convert their bodies to chat bodies, and build their tasks with `chat_task` too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from msgspec import UNSET
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -29,18 +28,9 @@ from weft.server.errors import InvalidRequestError, UnsupportedParameterError
 from weft.server.formats.detection import OutputFormats
 from weft.server.generate.events import End, Event, Reasoning, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
+from weft.server.http.context import Context, ServerContext, early_headers_while_loading
 from weft.server.http.sse import TextEvent, encode_event
-from weft.server.task.bodies import (
-    AssistantMessage,
-    ChatCompletion,
-    ChatCompletionBody,
-    ChatCompletionChunk,
-    Choice,
-    ChoiceLogprobs,
-    ChunkChoice,
-    ChunkDelta,
-)
+from weft.server.task import bodies as wire
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages, text_of
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
@@ -49,16 +39,34 @@ from weft.server.task.structured_output import structure_of
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.template_options import read_thinking, template_options
 from weft.server.task.tool_use import tool_use
-from weft.server.task.validation import REFUSED_IN_CHAT, check_range, note_left_out, require_task
+from weft.server.task.validation import (
+    NOTHING,
+    OFF,
+    REFUSED_EVERYWHERE,
+    Refused,
+    check_range,
+    note_left_out,
+    require_task,
+)
+
+REFUSED_IN_CHAT: Refused = {
+    **REFUSED_EVERYWHERE,
+    "chat_template": NOTHING,
+    "echo": OFF,
+    "best_of": (None, 1),
+    "modalities": (None, ["text"]),
+    "audio": NOTHING,
+    "web_search_options": NOTHING,
+}
 
 
 async def chat_task(
-    body: ChatCompletionBody,
+    body: wire.ChatCompletionBody,
     request: Request,
     context: ServerContext,
     *,
     sent: BaseModel | None = None,
-    refused: Mapping[str, tuple[object, ...]] = REFUSED_IN_CHAT,
+    refused: Refused = REFUSED_IN_CHAT,
     breakpoints: Sequence[Breakpoint] | None = None,
 ) -> Task:
     """Check every field of a conversation, and build the task.
@@ -96,7 +104,7 @@ async def chat_task(
     )
 
 
-def _read_wishes(body: ChatCompletionBody, formats: OutputFormats, *, strict: bool) -> OutputWishes:
+def _read_wishes(body: wire.ChatCompletionBody, formats: OutputFormats, *, strict: bool) -> OutputWishes:
     """Read the fields about tools, structure and reasoning.
 
     Raises:
@@ -110,7 +118,7 @@ def _read_wishes(body: ChatCompletionBody, formats: OutputFormats, *, strict: bo
     return OutputWishes(use, structure_of(body), read_thinking(body, formats), prediction, left_out)
 
 
-def _max_tokens(body: ChatCompletionBody) -> int | None:
+def _max_tokens(body: wire.ChatCompletionBody) -> int | None:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens: int | None = getattr(body, name)
     if max_tokens is not None:
@@ -118,7 +126,7 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
     return max_tokens
 
 
-def shown_logprobs(body: ChatCompletionBody) -> int | None:
+def shown_logprobs(body: wire.ChatCompletionBody) -> int | None:
     """Number of most probable alternatives per token; None if logprobs were not requested."""
     top_logprobs = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
     if body.logprobs or body.logprob_token_ids:
@@ -164,7 +172,7 @@ class ChatRenderer(OpenAIRenderer):
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""
         answered = [self._whole_choice(choice) for choice in choices]
-        completion = ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
+        completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
         self._add_prompt(completion)
         completion.prompt_logprobs = self._prompt_logprobs()
         completion.kv_transfer_params = self._options.transfer
@@ -178,20 +186,20 @@ class ChatRenderer(OpenAIRenderer):
     def _new_choice(self, index: int) -> _BegunChoice:
         text_event = None
         if self._options.only_text_changes:
-            text_event = TextEvent(lambda text: self._chunk([ChunkChoice(index, ChunkDelta(content=text))]))
+            text_event = TextEvent(lambda text: self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))]))
         return _BegunChoice(index, CallStream(self._use) if self._use else None, text_event)
 
     def _written(self, choice: _BegunChoice, event: Event) -> bytes:
         if isinstance(event, Text):
             if choice.text_event is not None:
                 return choice.text_event.fill(event.text)
-            delta = ChunkDelta(content=event.text)
+            delta = wire.ChunkDelta(content=event.text)
             return self._delta_event(choice, delta, event.text, self._logprobs(event.tokens))
         match event:
             case Reasoning():
                 if not self._shows_reasoning:
                     return b""
-                delta = ChunkDelta(reasoning_content=event.text, reasoning=event.text)
+                delta = wire.ChunkDelta(reasoning_content=event.text, reasoning=event.text)
                 return self._delta_event(choice, delta, event.text)
             case TokenIds():
                 choice.token_ids += event.token_ids
@@ -203,16 +211,16 @@ class ChatRenderer(OpenAIRenderer):
                 return b"".join(self._delta_event(choice, delta, event[0]) for delta in choice.calls.deltas(event))
 
     def _role_event(self, index: int) -> bytes:
-        role = ChunkDelta(role="assistant", content="", refusal=None)
-        chunk = self._chunk([ChunkChoice(index, role)])
+        role = wire.ChunkDelta(role="assistant", content="", refusal=None)
+        chunk = self._chunk([wire.ChunkChoice(index, role)])
         chunk.obfuscation = self._obfuscation("")
         self._add_prompt(chunk)
         return encode_event(chunk)
 
     def _delta_event(
-        self, choice: _BegunChoice, delta: ChunkDelta, text: str, logprobs: ChoiceLogprobs | None = None
+        self, choice: _BegunChoice, delta: wire.ChunkDelta, text: str, logprobs: wire.ChoiceLogprobs | None = None
     ) -> bytes:
-        chunk_choice = ChunkChoice(choice.index, delta, logprobs)
+        chunk_choice = wire.ChunkChoice(choice.index, delta, logprobs)
         if self._options.token_ids:
             chunk_choice.token_ids, choice.token_ids = choice.token_ids, []
         chunk = self._chunk([chunk_choice])
@@ -223,7 +231,7 @@ class ChatRenderer(OpenAIRenderer):
         rest = choice.calls.rest() if choice.calls is not None else []
         events = [self._delta_event(choice, delta, "") for delta in rest]
         has_calls = choice.calls is not None and choice.calls.num_calls > 0
-        last = ChunkChoice(choice.index, ChunkDelta(), finish_reason=self._finish_word(end, has_calls))
+        last = wire.ChunkChoice(choice.index, wire.ChunkDelta(), finish_reason=self._finish_word(end, has_calls))
         last.stop_reason = UNSET if end.stop_reason is None else end.stop_reason
         if choice.token_ids:
             last.token_ids = choice.token_ids
@@ -236,13 +244,13 @@ class ChatRenderer(OpenAIRenderer):
             return "function_call" if self._use is not None and self._use.is_legacy else "tool_calls"
         return FINISH_WORDS[end.reason]
 
-    def _whole_choice(self, choice: WholeChoice) -> Choice:
-        message = AssistantMessage(choice.text)
+    def _whole_choice(self, choice: WholeChoice) -> wire.Choice:
+        message = wire.AssistantMessage(choice.text)
         if choice.reasoning and self._shows_reasoning:
             message.reasoning_content = message.reasoning = choice.reasoning
         if choice.calls and self._use is not None:
             add_calls(message, choice.calls, self._use)
-        answered = Choice(
+        answered = wire.Choice(
             choice.index,
             message,
             self._logprobs(choice.tokens, always=True),
@@ -253,30 +261,28 @@ class ChatRenderer(OpenAIRenderer):
             answered.token_ids = choice.token_ids
         return answered
 
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+    def _chunk(self, choices: list[wire.ChunkChoice]) -> wire.ChatCompletionChunk:
         counts = self._chunk_usage()
-        return ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
+        return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
-    def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> ChoiceLogprobs | None:
+    def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:
         """Log-probabilities of the tokens that are part of the text; None if there are none to show."""
         if self._options.logprobs is None:
             return None
         content = shown_tokens(tokens, self._options.logprobs, self._tokenizer)
-        return ChoiceLogprobs(content) if content or always else None
+        return wire.ChoiceLogprobs(content) if content or always else None
 
 
 router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/chat/completions")
-async def create_chat_completion(
-    body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def create_chat_completion(body: wire.ChatCompletionBody, request: Request, context: Context) -> Response:
     """Answer a conversation, streamed or whole."""
     return await early_headers_while_loading(_answer(body, request, context), body, context, stream_error)
 
 
-async def _answer(body: ChatCompletionBody, request: Request, context: ServerContext) -> Response:
+async def _answer(body: wire.ChatCompletionBody, request: Request, context: ServerContext) -> Response:
     task = await chat_task(body, request, context)
     renderer = partial(ChatRenderer, task, render_options(body, shown_logprobs(body)))
     return await respond(task, request, context, renderer)

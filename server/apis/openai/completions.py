@@ -3,13 +3,13 @@
 Other APIs of prompts convert their bodies to completion bodies, and build their tasks with `completion_task` too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, cast
+from typing import cast
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from msgspec import UNSET
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -27,7 +27,7 @@ from weft.server.apis.openai.render import (
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.events import End, Event, Part, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context
+from weft.server.http.context import Context, ServerContext, early_headers_while_loading
 from weft.server.http.sse import TextEvent, encode_event
 from weft.server.task.bodies import Completion, CompletionBody, CompletionChoice, CompletionLogprobs
 from weft.server.task.body import BodyRoute
@@ -35,8 +35,15 @@ from weft.server.task.fill_in import FillIn, fill_in
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
 from weft.server.task.structured_output import structure_of
 from weft.server.task.task import OutputWishes, Prompt, Task, Texts
-from weft.server.task.validation import REFUSED_IN_COMPLETIONS, check_range
+from weft.server.task.validation import NOTHING, REFUSED_EVERYWHERE, Refused, check_range
 from weft.server.text.text_tokenizer import TextTokenizer
+
+REFUSED_IN_COMPLETIONS: Refused = {
+    **REFUSED_EVERYWHERE,
+    "prediction": NOTHING,
+    "thinking_token_budget": NOTHING,
+    "reasoning_budget_tokens": NOTHING,
+}
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -47,7 +54,7 @@ async def completion_task(
     context: ServerContext,
     *,
     sent: BaseModel | None = None,
-    refused: Mapping[str, tuple[object, ...]] = REFUSED_IN_COMPLETIONS,
+    refused: Refused = REFUSED_IN_COMPLETIONS,
     is_bounded: bool = True,
 ) -> Task:
     """Check every field, and build the task.
@@ -286,9 +293,7 @@ router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/completions")
-async def create_completion(
-    body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def create_completion(body: CompletionBody, request: Request, context: Context) -> Response:
     """Continue one prompt or several, streamed or whole."""
     return await early_headers_while_loading(_answer(body, request, context), body, context, stream_error)
 

@@ -4,15 +4,15 @@ They need no network, and answer while the engine loads, too.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.apis.openai.agent_models import AgentModel, agent_models
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.http.middleware import asks_in_anthropics_way
 from weft.server.models.served_model import ServedModel
 from weft.server.task.pages import json_answer
@@ -85,7 +85,7 @@ router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(request: Request, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def list_models(request: Request, context: Context) -> Response:
     """Every model under each of its names."""
     await context.meet_engines()
     if asks_in_anthropics_way(request.scope):
@@ -96,9 +96,7 @@ async def list_models(request: Request, context: Annotated[ServerContext, Depend
 
 
 @router.get("/v1/models/{model_id:path}")
-async def retrieve_model(
-    model_id: str, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def retrieve_model(model_id: str, request: Request, context: Context) -> Response:
     """One model. A slash in the id may be percent-encoded or raw."""
     model = context.find_model(request, model_id)
     await model.engine_client.meet()

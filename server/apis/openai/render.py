@@ -16,16 +16,8 @@ from weft.server.errors import ApiError
 from weft.server.generate.events import Part, Report, Token
 from weft.server.http.context import VERSION
 from weft.server.http.sse import encode_event, error_event
+from weft.server.task import schema as wire
 from weft.server.task.bodies import TokenLogprob, TopLogprob
-from weft.server.task.schema import (
-    CachedTokens,
-    GenerationBody,
-    KvTransfer,
-    OutputTokens,
-    PromptLogprob,
-    PromptLogprobs,
-    Usage,
-)
 from weft.server.task.task import Task
 from weft.server.text.text_tokenizer import TextTokenizer
 
@@ -76,7 +68,7 @@ class RenderOptions:
     usage: bool
     usage_on_every_chunk: bool
     obfuscation: bool
-    transfer: KvTransfer | UnsetType = UNSET
+    transfer: wire.KvTransfer | UnsetType = UNSET
 
     @property
     def only_text_changes(self) -> bool:
@@ -84,7 +76,7 @@ class RenderOptions:
         return self.logprobs is None and not (self.token_ids or self.usage_on_every_chunk or self.obfuscation)
 
 
-def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
+def render_options(body: wire.GenerationBody, logprobs: int | None) -> RenderOptions:
     """Read the options from a body."""
     options, params = body.stream_options, body.kv_transfer_params
     return RenderOptions(
@@ -95,7 +87,7 @@ def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
         usage=bool(options and options.include_usage),
         usage_on_every_chunk=bool(options and options.continuous_usage_stats),
         obfuscation=bool(options and options.include_obfuscation),
-        transfer=KvTransfer() if params and params.do_remote_decode else UNSET,
+        transfer=wire.KvTransfer() if params and params.do_remote_decode else UNSET,
     )
 
 
@@ -134,18 +126,18 @@ class OpenAIRenderer(ABC):
     def _usage_chunk(self) -> msgspec.Struct:
         """The chunk with the usage and no choice."""
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> wire.Usage:
         """Usage so far, as OpenAI writes it."""
         counts = self._report.counts()
-        return Usage(
+        return wire.Usage(
             counts.prompt_tokens,
             counts.output_tokens,
             counts.prompt_tokens + counts.output_tokens,
-            CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
-            OutputTokens(counts.reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
+            wire.CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
+            wire.OutputTokens(counts.reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
         )
 
-    def _chunk_usage(self) -> Usage | UnsetType | None:
+    def _chunk_usage(self) -> wire.Usage | UnsetType | None:
         """The usage member of a chunk that is not the last: usage so far, null, or absent."""
         if self._options.usage_on_every_chunk:
             return self._usage()
@@ -162,7 +154,7 @@ class OpenAIRenderer(ABC):
         if self._options.prompt_text:
             shape.prompt_text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _prompt_logprobs(self, index: int = 0) -> PromptLogprobs | UnsetType:
+    def _prompt_logprobs(self, index: int = 0) -> wire.PromptLogprobs | UnsetType:
         """For each position of the prompt: the alternatives and the token itself."""
         count, report = self._options.prompt_logprobs, self._report.prompt_of(index)
         if count is None:
@@ -170,11 +162,11 @@ class OpenAIRenderer(ABC):
         pairs = zip(report.prompt.token_ids[1:], report.logprobs or (), strict=True)
         return [None, *(self._prompt_logprob(token_id, entry, count) for token_id, entry in pairs)]
 
-    def _prompt_logprob(self, token_id: int, entry: TokenLogprobs, count: int) -> dict[int, PromptLogprob]:
+    def _prompt_logprob(self, token_id: int, entry: TokenLogprobs, count: int) -> dict[int, wire.PromptLogprob]:
         ranks = {other_id: rank for rank, other_id in enumerate(entry.top_token_ids, 1)}
         logprobs = {token_id: entry.logprob, **dict(zip(entry.top_token_ids[:count], entry.top_logprobs, strict=False))}
         return {
-            i: PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), self._tokenizer.token_text(i))
+            i: wire.PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), self._tokenizer.token_text(i))
             for i, logprob in logprobs.items()
         }
 

@@ -4,10 +4,10 @@ The routes that end with /render give the ids that the engine would get. Routers
 has the longest beginning of a prompt in its cache.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +15,7 @@ from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.prompts import PromptEncoder, encode_chat
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.http.limits import Workers
 from weft.server.models.served_model import ServedModel
 from weft.server.task.bodies import ChatCompletionBody, CompletionBody, Message, Messages
@@ -26,7 +26,8 @@ from weft.server.task.task import Chat, Task
 from weft.server.task.template_options import checked_kwargs, prompt_end
 from weft.server.task.tool_use import tool_use
 from weft.server.task.validation import (
-    REFUSED_IN_TOKENIZE,
+    NOTHING,
+    Refused,
     check_range,
     check_token_ids,
     ignored_fields,
@@ -34,6 +35,8 @@ from weft.server.task.validation import (
     require_task,
 )
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
+
+REFUSED_IN_TOKENIZE: Refused = {"chat_template": NOTHING}
 
 MIN_COUNTED_TOKENS = 1 << 16
 """A text may have four times as many tokens as the context, and never fewer than this."""
@@ -87,9 +90,7 @@ router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/tokenize")
-async def tokenize(
-    body: TokenizeBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def tokenize(body: TokenizeBody, request: Request, context: Context) -> Response:
     """Count and return the tokens of a prompt or of messages."""
     size, workers = len(await request.body()), context.workers
     ignored = await workers.run_light(
@@ -137,9 +138,7 @@ async def _chat_ids(
 
 
 @router.post("/detokenize")
-async def detokenize(
-    body: DetokenizeBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def detokenize(body: DetokenizeBody, request: Request, context: Context) -> Response:
     """Return the text of token ids."""
     ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
     model = await context.check_model(request, body.model)
@@ -172,9 +171,7 @@ def _room(model: ServedModel) -> TokenRoom:
 
 
 @router.post("/v1/chat/completions/render")
-async def render_chat_completion(
-    body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def render_chat_completion(body: ChatCompletionBody, request: Request, context: Context) -> Response:
     """The prompt of a conversation."""
     task = await chat_task(body, request, context)
     (prompt,) = await _rendered(task, request, context)
@@ -182,9 +179,7 @@ async def render_chat_completion(
 
 
 @router.post("/v1/completions/render")
-async def render_completion(
-    body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def render_completion(body: CompletionBody, request: Request, context: Context) -> Response:
     """Every prompt of a completion, in a list."""
     task = await completion_task(body, request, context)
     return _response(await _rendered(task, request, context), task)

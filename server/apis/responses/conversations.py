@@ -3,10 +3,10 @@
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,7 +30,7 @@ from weft.server.apis.responses.stored import (
 )
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import BodyRoute
 from weft.server.task.pages import json_answer, read_page
@@ -38,7 +38,6 @@ from weft.server.task.validation import ignored_fields, ignored_header
 
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @body_router.post("/v1/conversations")

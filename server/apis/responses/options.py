@@ -20,9 +20,34 @@ from weft.server.task.read_body import MAX_LOGPROBS
 from weft.server.task.structured_output import Structure, json_structure
 from weft.server.task.task import OutputWishes, Task
 from weft.server.task.template_options import Thinking, checked_kwargs, prompt_end, thinking_of
-from weft.server.task.validation import check_range, required
+from weft.server.task.validation import NOTHING, OFF, REFUSED_EVERYWHERE, Refused, check_range, required
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
+
+_REFUSED = (
+    "prompt prompt_cache_options.comparison_response_id access_programs image background_options messages "
+    "response_format reasoning_effort max_tokens max_completion_tokens kv_transfer_params prompt_logprobs "
+    "logprob_token_ids length_penalty early_stopping truncate_prompt_tokens"
+)
+_OFF = "prewarm return_token_ids return_prompt_text use_beam_search stream_options.continuous_usage_stats"
+REFUSED: Refused = {
+    **REFUSED_EVERYWHERE,
+    **dict.fromkeys(_REFUSED.split(), NOTHING),
+    **dict.fromkeys(_OFF.split(), OFF),
+    "context_management": (None, []),
+    "n": (None, 1),
+}
+REFUSED_IN_COMPACT: Refused = {
+    **dict.fromkeys(("conversation", "image"), NOTHING),
+    **dict.fromkeys(("stream", "prompt_cache_options.prewarm"), OFF),
+}
+ACCEPTED = frozenset(
+    {
+        *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "text.verbosity"),
+        *("reasoning.summary", "reasoning.generate_summary", "reasoning.mode"),
+    }
+)
+"""Fields that are validated and reported but have no effect."""
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"

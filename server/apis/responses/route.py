@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +23,9 @@ from weft.server.apis.responses.input import (
 )
 from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
 from weft.server.apis.responses.options import (
+    ACCEPTED,
     ENCRYPTED,
+    REFUSED,
     is_prewarm,
     max_output_tokens,
     new_response,
@@ -43,21 +45,14 @@ from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
 from weft.server.generate.prompts import encode_chat, encode_now, num_prompt_tokens
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import ServerContext, early_headers_while_loading, get_context, with_early_headers
+from weft.server.http.context import Context, ServerContext, early_headers_while_loading, with_early_headers
 from weft.server.http.sse import EventStream
 from weft.server.models.served_model import ServedModel
 from weft.server.store.transaction import Transaction
 from weft.server.task.body import BodyRoute
 from weft.server.task.read_body import read_task
 from weft.server.task.task import Chat, OutputWishes, Task
-from weft.server.task.validation import (
-    ACCEPTED_IN_RESPONSES,
-    REFUSED_IN_RESPONSES,
-    ignored_fields,
-    ignored_header,
-    note_left_out,
-    require_task,
-)
+from weft.server.task.validation import ignored_fields, ignored_header, note_left_out, require_task
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
 
 router = APIRouter(route_class=BodyRoute)
@@ -68,9 +63,7 @@ MIN_COUNTED_TOKENS = 1 << 16
 
 
 @router.post("/v1/responses")
-async def create_response(
-    body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def create_response(body: ResponseBody, request: Request, context: Context) -> Response:
     """Answer a conversation: streamed, whole, or in the background."""
     response = _response(body, request, context)
     if body.stream and any(tool.type == "mcp" for tool in body.tools or ()):  # listing their servers takes time
@@ -111,9 +104,7 @@ async def _response(body: ResponseBody, request: Request, context: ServerContext
 
 
 @router.post("/v1/responses/input_tokens")
-async def count_input_tokens(
-    body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
-) -> Response:
+async def count_input_tokens(body: ResponseBody, request: Request, context: Context) -> Response:
     """Count the tokens that a response with this input would read."""
     model, size = await context.check_model(request, body.model), len(await request.body())
     require_task(model, "generate")
@@ -121,9 +112,9 @@ async def count_input_tokens(
         size,
         ignored_fields,
         body,
-        REFUSED_IN_RESPONSES,
+        REFUSED,
         strict=context.settings.strict_params,
-        accepted=ACCEPTED_IN_RESPONSES,
+        accepted=ACCEPTED,
     )
     items = await input_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
@@ -222,12 +213,7 @@ async def _kept(
 
 
 async def _read(
-    body: ResponseBody,
-    items: InputItems,
-    sealer: Sealer,
-    request: Request,
-    context: ServerContext,
-    hosted: HostedTools,
+    body: ResponseBody, items: InputItems, sealer: Sealer, request: Request, context: ServerContext, hosted: HostedTools
 ) -> Task:
     model = await context.check_model(request, body.model)
     require_task(model, "generate")
@@ -237,14 +223,14 @@ async def _read(
         body,
         request,
         context,
-        REFUSED_IN_RESPONSES,
+        REFUSED,
         input=chat,
         wishes=wishes,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=None,
         user=body.safety_identifier or body.user,
-        accepted=ACCEPTED_IN_RESPONSES,
+        accepted=ACCEPTED,
     )
     return replace(task, size=items.size)
 

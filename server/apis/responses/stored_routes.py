@@ -9,17 +9,16 @@ import secrets
 import time
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.apis.responses.answers import CompactedResponse, CompactionItem
 from weft.server.apis.responses.background import followed
 from weft.server.apis.responses.input import InputItem, input_items
-from weft.server.apis.responses.options import read_include, with_included
+from weft.server.apis.responses.options import ACCEPTED, REFUSED_IN_COMPACT, read_include, with_included
 from weft.server.apis.responses.render import usage_of
 from weft.server.apis.responses.route import read_chat
 from weft.server.apis.responses.schema import CompactBody, ReasoningOptions, ResponseBody, ResponseItem
@@ -29,11 +28,11 @@ from weft.server.apis.responses.stored import cancel as mark_cancelled
 from weft.server.errors import InternalError, InvalidRequestError, NotFoundError, shown
 from weft.server.generate.pipeline import complete
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Transaction
 from weft.server.task.body import BodyRoute
 from weft.server.task.read_body import read_task
-from weft.server.task.validation import ACCEPTED_IN_RESPONSES, REFUSED_IN_COMPACT, check_range, ignored_header
+from weft.server.task.validation import check_range, ignored_header
 
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)
@@ -46,11 +45,9 @@ INSTRUCTION = (
     "numbers, decisions, results of tools and open questions. Write only the summary."
 )
 
-_Context = Annotated[ServerContext, Depends(get_context)]
-
 
 @router.get("/v1/responses/{response_id}")
-async def retrieve(response_id: str, request: Request, context: _Context) -> Response:
+async def retrieve(response_id: str, request: Request, context: Context) -> Response:
     """The response as it is now, or the events of one that was made in the background."""
     query, tenant = request.query_params, tenant_of(request)
     is_stream = _flag(query.get("stream"), "stream")
@@ -72,7 +69,7 @@ async def retrieve(response_id: str, request: Request, context: _Context) -> Res
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete(response_id: str, request: Request, context: _Context) -> Response:
+async def delete(response_id: str, request: Request, context: Context) -> Response:
     """Delete a response. One that is being made in the background ends."""
     tenant = tenant_of(request)
     if not await context.store.write(lambda transaction: transaction.delete(RESPONSE, response_id, tenant)):
@@ -82,7 +79,7 @@ async def delete(response_id: str, request: Request, context: _Context) -> Respo
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel(response_id: str, request: Request, context: _Context) -> Response:
+async def cancel(response_id: str, request: Request, context: Context) -> Response:
     """Stop a response that is being made in the background. One that is done stays as it is."""
     tenant = tenant_of(request)
 
@@ -107,7 +104,7 @@ async def _stop(context: ServerContext, response_id: str) -> None:
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(response_id: str, request: Request, context: _Context) -> Response:
+async def list_input_items(response_id: str, request: Request, context: Context) -> Response:
     """The items that the response was made from, as far as they are stored, a page at a time."""
     query, tenant = request.query_params, tenant_of(request)
     limit = _number(query.get("limit"), "limit", 20, 1, MAX_PAGE)
@@ -131,11 +128,10 @@ async def list_input_items(response_id: str, request: Request, context: _Context
 
 
 @body_router.post("/v1/responses/compact")
-async def compact(body: CompactBody, request: Request, context: _Context) -> Response:
+async def compact(body: CompactBody, request: Request, context: Context) -> Response:
     """Summarise the items. The summary is as long as the context has room for, and at most `MAX_SUMMARY_TOKENS`."""
     asked = ResponseBody(
-        **{name: getattr(body, name) for name in CompactBody.model_fields},
-        reasoning=ReasoningOptions(effort="none"),
+        **{name: getattr(body, name) for name in CompactBody.model_fields}, reasoning=ReasoningOptions(effort="none")
     )
     model, tenant = await context.check_model(request, body.model), tenant_of(request)
     inputs = await input_items(asked, request, context)
@@ -157,7 +153,7 @@ async def compact(body: CompactBody, request: Request, context: _Context) -> Res
         logprobs=None,
         prompt_logprobs=None,
         user=None,
-        accepted=ACCEPTED_IN_RESPONSES,
+        accepted=ACCEPTED,
     )
     ((choice,), report) = await complete(replace(task, fits_context=True, size=inputs.size), request, context)
     if not choice.text.strip():

@@ -1,8 +1,6 @@
 """The routes that turn texts into vectors, classes and scores: embeddings, pooling, classify, score and rerank."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,51 +17,32 @@ from weft.server.generate.vectors import (
     values_of,
     vector_info,
 )
-from weft.server.http.context import ServerContext, get_context
+from weft.server.http.context import Context, ServerContext
+from weft.server.task import vectors as wire
 from weft.server.task.body import BodyRoute
 from weft.server.task.validation import check_range, require_task
-from weft.server.task.vectors import (
-    MAX_INPUTS,
-    Class,
-    ClassifyBody,
-    Embedding,
-    EmbeddingBody,
-    Hidden,
-    Input,
-    InputEncoder,
-    PoolingBody,
-    Ranked,
-    Ranking,
-    RerankBody,
-    Score,
-    ScoreBody,
-    VectorList,
-    as_list,
-    prompted,
-)
 
 router = APIRouter(route_class=BodyRoute)
-Context = Annotated[ServerContext, Depends(get_context)]
 
 
 @router.post("/v1/embeddings")
-async def create_embeddings(body: EmbeddingBody, request: Request, context: Context) -> Response:
+async def create_embeddings(body: wire.EmbeddingBody, request: Request, context: Context) -> Response:
     """The vector of each input."""
     model = await context.check_model(request, body.model)
     require_task(model, "embed")
-    inputs = prompted(as_list(body.input), model, body.prompt_name, body.input_type)
+    inputs = wire.prompted(wire.as_list(body.input), model, body.prompt_name, body.input_type)
     pooling = Pooling(dimensions=check_dimensions(body.dimensions, model), is_finished=body.normalize)
-    call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
+    call = VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
     vectors = await call.vectors(inputs, pooling, "embd")
 
-    def entries() -> list[Embedding]:
+    def entries() -> list[wire.Embedding]:
         return [embedding(index, output, body.encoding_format) for index, output in enumerate(vectors.outputs)]
 
     return await answer(context, vectors, lambda: _listed(vectors, entries()))
 
 
 @router.post("/pooling")
-async def pool(body: PoolingBody, request: Request, context: Context) -> Response:
+async def pool(body: wire.PoolingBody, request: Request, context: Context) -> Response:
     """The hidden states of all tokens of each input, or its vector."""
     model = await context.check_model(request, body.model)
     require_task(model, "embed", "classify")
@@ -76,10 +55,10 @@ async def pool(body: PoolingBody, request: Request, context: Context) -> Respons
         raise InvalidRequestError(f"{param} cannot be used with task token_embed", param=param)
     is_finished = body.normalize if own == "embed" else body.use_activation
     pooling = Pooling(is_per_token, check_dimensions(body.dimensions, model), is_finished)
-    call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
-    vectors = await call.vectors(as_list(body.input), pooling, "pool")
+    call = VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
+    vectors = await call.vectors(wire.as_list(body.input), pooling, "pool")
 
-    def entries() -> list[Hidden]:
+    def entries() -> list[wire.Hidden]:
         outputs = enumerate(vectors.outputs)
         return [hidden(index, output, body.encoding_format, is_per_token=is_per_token) for index, output in outputs]
 
@@ -88,17 +67,17 @@ async def pool(body: PoolingBody, request: Request, context: Context) -> Respons
 
 @router.post("/v1/classify")
 @router.post("/classify")
-async def classify(body: ClassifyBody, request: Request, context: Context) -> Response:
+async def classify(body: wire.ClassifyBody, request: Request, context: Context) -> Response:
     """The labels' probabilities for each input."""
     model = await context.check_model(request, body.model)
     require_task(model, "classify")
     labels = vector_info(model).labels
-    call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
-    vectors = await call.vectors(as_list(body.input), Pooling(is_finished=body.use_activation), "classify")
+    call = VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
+    vectors = await call.vectors(wire.as_list(body.input), Pooling(is_finished=body.use_activation), "classify")
 
-    def entry(index: int, output: PooledOutput) -> Class:
+    def entry(index: int, output: PooledOutput) -> wire.Class:
         probs = values_of(output)
-        return Class(index, labels[probs.index(max(probs))], probs, len(probs))
+        return wire.Class(index, labels[probs.index(max(probs))], probs, len(probs))
 
     entries = [entry(index, output) for index, output in enumerate(vectors.outputs)]
     return await answer(context, vectors, lambda: _listed(vectors, entries))
@@ -106,40 +85,40 @@ async def classify(body: ClassifyBody, request: Request, context: Context) -> Re
 
 @router.post("/v1/score")
 @router.post("/score")
-async def score(body: ScoreBody, request: Request, context: Context) -> Response:
+async def score(body: wire.ScoreBody, request: Request, context: Context) -> Response:
     """The score of each pair."""
     firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
     seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    check_range("the number of texts in text_2", len(seconds), 1, MAX_INPUTS, param="text_2")
+    check_range("the number of texts in text_2", len(seconds), 1, wire.MAX_INPUTS, param="text_2")
     if len(firsts) not in (1, len(seconds)):
         message = f"text_1 must hold one text or as many as text_2, which has {len(seconds)}, got {len(firsts)}"
         raise InvalidRequestError(message, param="text_1")
     vectors, scores = await _scores(body, request, context, firsts, seconds, "text_2", "score")
-    data = [Score(index, value) for index, value in enumerate(scores)]
+    data = [wire.Score(index, value) for index, value in enumerate(scores)]
     return await answer(context, vectors, lambda: _listed(vectors, data))
 
 
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
 @router.post("/rerank")
-async def rerank(body: RerankBody, request: Request, context: Context) -> Response:
+async def rerank(body: wire.RerankBody, request: Request, context: Context) -> Response:
     """The documents, the most relevant first."""
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    check_range("the number of documents", len(texts), 1, MAX_INPUTS, param="documents")
+    check_range("the number of documents", len(texts), 1, wire.MAX_INPUTS, param="documents")
     top_n = len(texts) if body.top_n is None else check_range("top_n", body.top_n, 1, None)
     if body.max_tokens_per_doc is not None:
         check_range("max_tokens_per_doc", body.max_tokens_per_doc, 1, None)
     vectors, scores = await _scores(body, request, context, [body.query], texts, "documents", "rerank")
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
     shown = [{"text": text} for text in texts] if body.return_documents else [None] * len(texts)
-    results = [Ranked(index, scores[index], shown[index]) for index in order]
+    results = [wire.Ranked(index, scores[index], shown[index]) for index in order]
     meta: dict[str, dict[str, str | int]] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-    ranking = Ranking(vectors.id, vectors.name, results, vectors.usage, meta)
+    ranking = wire.Ranking(vectors.id, vectors.name, results, vectors.usage, meta)
     return await answer(context, vectors, lambda: ranking)
 
 
 async def _scores(
-    body: ScoreBody | RerankBody,
+    body: wire.ScoreBody | wire.RerankBody,
     request: Request,
     context: ServerContext,
     firsts: list[str],
@@ -155,16 +134,16 @@ async def _scores(
     model = await context.check_model(request, body.model)
     require_task(model, "classify", "embed")
     is_embedder = model.engine_info.task == "embed"
-    encoder = InputEncoder(model, body, param, body.instruction, num_queries=len(firsts) if is_embedder else 0)
-    if isinstance(body, RerankBody):
+    encoder = wire.InputEncoder(model, body, param, body.instruction, num_queries=len(firsts) if is_embedder else 0)
+    if isinstance(body, wire.RerankBody):
         encoder.most_per_document = body.max_tokens_per_doc
     call = VectorCall(body, request, context, model, encoder)
     if is_embedder:
         if body.use_activation is not None:
             raise InvalidRequestError("use_activation needs a model for the task classify", param="use_activation")
         names = model.prompts.texts
-        queries = prompted(list(firsts), model, "query" if "query" in names else None, None)
-        documents = prompted(list(seconds), model, "document" if "document" in names else None, None)
+        queries = wire.prompted(list(firsts), model, "query" if "query" in names else None, None)
+        documents = wire.prompted(list(seconds), model, "document" if "document" in names else None, None)
         vectors = await call.vectors([*queries, *documents], Pooling(is_finished=True), id_prefix)
         first, others = vectors.outputs[: len(firsts)], vectors.outputs[len(firsts) :]
         pairs = zip(first if len(first) > 1 else [first[0]] * len(others), others, strict=True)
@@ -175,10 +154,12 @@ async def _scores(
         message = f"scores need a classifier with one label, and {model.name} has {len(labels)}"
         raise UnsupportedValueError(message, param="model")
     whole = firsts if len(firsts) > 1 else firsts * len(seconds)
-    inputs: list[Input] = list(zip(whole, seconds, strict=True))
+    inputs: list[wire.Input] = list(zip(whole, seconds, strict=True))
     vectors = await call.vectors(inputs, Pooling(is_finished=body.use_activation), id_prefix)
     return vectors, [values_of(output)[0] for output in vectors.outputs]
 
 
-def _listed(vectors: Vectors, data: list[Embedding] | list[Hidden] | list[Class] | list[Score]) -> VectorList:
-    return VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)
+def _listed(
+    vectors: Vectors, data: list[wire.Embedding] | list[wire.Hidden] | list[wire.Class] | list[wire.Score]
+) -> wire.VectorList:
+    return wire.VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from tests.engine.fake_runner import make_engine
-from weft.engine.loop import server_link
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
+from weft.engine.wire import messages
 from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -28,7 +28,6 @@ from weft.engine.wire.messages import (
 from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.errors import InvalidRequestError
-from weft.server.models import engine_client
 from weft.server.models.engine_client import Generation, SocketEngineClient
 
 INFO = EngineInfo("epoch", "Fake", 50, 100, (), "cpu", "float32", "none", 4, 32, 8, 64)
@@ -76,8 +75,8 @@ def wider_unions(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that another kind takes beside its struct: its name in the union, of which the decoders are made."""
     to_engine: Any = msgspec.msgpack.Decoder(WideAdd)
     from_engine: Any = msgspec.msgpack.Decoder(EngineInfo | Accepted | Rejected | WideStep)
-    monkeypatch.setattr(server_link, "decode_to_engine", to_engine.decode)
-    monkeypatch.setattr(engine_client, "decode_from_engine", from_engine.decode)
+    monkeypatch.setattr(messages, "decode_to_engine", to_engine.decode)
+    monkeypatch.setattr(messages, "decode_from_engine", from_engine.decode)
 
 
 class Serving:

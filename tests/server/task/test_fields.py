@@ -3,8 +3,10 @@ from typing import Any
 
 import pytest
 
+from weft.server.apis.openai.chat import REFUSED_IN_CHAT
+from weft.server.apis.openai.completions import REFUSED_IN_COMPLETIONS
+from weft.server.apis.openai.tokenize import REFUSED_IN_TOKENIZE
 from weft.server.task import validation as fields
-from weft.server.task.validation import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, REFUSED_IN_TOKENIZE
 
 ASKING: dict[str, Any] = {
     "response_format": {"type": "json_object"},

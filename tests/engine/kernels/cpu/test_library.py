@@ -66,11 +66,11 @@ def test_objects_of_another_source_are_left_out(
     assert load(library.variant) is not None
     load.cache_clear()
     changed = tmp_path / "source"
-    shutil.copytree(variants.FOLDER, changed, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    monkeypatch.setattr(variants, "FOLDER", changed)
+    shutil.copytree(variants.SOURCES, changed)
+    monkeypatch.setattr(variants, "SOURCES", changed)
     assert load(library.variant) is not None, "other times are no other source"
     load.cache_clear()
-    with (changed / "tiles.h").open("a") as header:
+    with (changed / "include" / "tiles.h").open("a") as header:
         header.write("/* another */\n")
     assert load(library.variant) is None
     assert "source has changed since; install Weft again" in caplog.text

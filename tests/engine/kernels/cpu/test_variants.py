@@ -22,8 +22,8 @@ SOURCES = {
     "one.c": '#include "both.h"\nint one(void) { return BOTH + 1; }\n',
     "two.c": '#include "outer.h"\nint two(void) { return BOTH + 2; }\n',
     "alone.c": "#include <stdint.h>\nint32_t alone(void) { return 9; }\n",
-    "outer.h": '#pragma once\n#include "both.h"\n',
-    "both.h": "#pragma once\nenum { BOTH = 40 };\n",
+    "include/outer.h": '#pragma once\n#include "both.h"\n',
+    "include/both.h": "#pragma once\nenum { BOTH = 40 };\n",
 }
 
 
@@ -31,10 +31,10 @@ SOURCES = {
 def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of sources, and an empty cache."""
     folder = tmp_path / "source"
-    folder.mkdir()
+    (folder / "include").mkdir(parents=True)
     for name, text in SOURCES.items():
         (folder / name).write_text(text)
-    monkeypatch.setattr(variants, "FOLDER", folder)
+    monkeypatch.setattr(variants, "SOURCES", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
@@ -86,9 +86,9 @@ def test_a_change_compiles_what_includes_it(source: Path, tmp_path: Path, capfd:
     assert compiled("portable", "avx2") == (0, 42)
     (source / "alone.c").write_text("int alone(void) { return 8; }\n")
     assert compiled("portable") == (2, 42), "the file, and the one that knows the source"
-    (source / "both.h").write_text("enum { BOTH = 60 };\n")
+    (source / "include" / "both.h").write_text("enum { BOTH = 60 };\n")
     assert compiled("portable") == (3, 62)
-    (source / "both.h").write_text(SOURCES["both.h"])
+    (source / "include" / "both.h").write_text(SOURCES["include/both.h"])
     (source / "alone.c").write_text(SOURCES["alone.c"])
     os.utime(source / "one.c")
     assert compiled("portable") == (0, 42), "it is found by content"

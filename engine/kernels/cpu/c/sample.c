@@ -7,7 +7,6 @@
 #include <stdbool.h>
 
 #include "pool.h"
-#include "scratch.h"
 #include "vectors.h"
 
 enum { CHUNK = 128, NO_TOKEN_ID = -1 };

@@ -21,11 +21,10 @@
  */
 #include <stdatomic.h>
 
-#include "attention_softmax.h"
+#include "attention.h"
 #include "kernels.h"
 #include "pool.h"
-#include "scratch.h"
-#include "transpose.h"
+#include "vectors.h"
 
 enum { WRITE_TOKENS = 16 }; /* tokens that a thread writes to the cache in one piece of work */
 

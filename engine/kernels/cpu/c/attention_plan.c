@@ -3,7 +3,6 @@
 
 #include "attention_plan.h"
 #include "pool.h"
-#include "scratch.h"
 
 enum { SPLIT_ROWS = 32 };            /* requests with at most this many rows are split into their chunks */
 enum { MAX_PART_BYTES = 128 << 20 }; /* most memory for the parts of all split requests */

@@ -13,7 +13,7 @@
 #ifndef WEFT_GROUPED_LAYOUT_H
 #define WEFT_GROUPED_LAYOUT_H
 
-#include "linear_run.h"
+#include "linear_job.h"
 
 enum { STEP = 64, FORM_BITS = 0xff, FORM_GROUP = 8, FORM_OFFSET = 16 };
 

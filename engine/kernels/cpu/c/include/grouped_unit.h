@@ -4,7 +4,7 @@
 #ifndef WEFT_GROUPED_UNIT_H
 #define WEFT_GROUPED_UNIT_H
 
-#include "grouped_tiles.h"
+#include "grouped_product.h"
 
 /* Some rows, as many as the function is made for, times COLUMNS_AT_ONCE panels, or FEW_COLUMNS. */
 typedef void MultiplyRows(const Job *job, const char *inputs, const char *const *panels, float *sums);

@@ -4,7 +4,7 @@
  * Both products of all experts take one call of the pool each. The bits of a row depend on no other row: each product
  * sums over k in its own order, and the experts of a row are added in the order in which they were chosen.
  */
-#include "linear_run.h"
+#include "linear_job.h"
 
 enum { MAX_PAIRS = 1 << 14 }; /* of a row and an expert in one pass, which limits the memory between the products */
 

@@ -7,6 +7,7 @@
 #ifndef WEFT_POOL_H
 #define WEFT_POOL_H
 
+
 #include <stdint.h>
 
 #pragma GCC visibility push(hidden) /* each shared object has its own threads */
@@ -33,5 +34,33 @@ int64_t take_piece(int thread);
 void run_loop(int64_t num_pieces, int64_t grain, Loop *loop, const void *context);
 
 #pragma GCC visibility pop
+
+/* Memory that a kernel keeps between calls. Calls come from one thread at a time, so each kernel needs only one. */
+
+#include <stdlib.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+typedef struct {
+    void *memory;
+    size_t num_bytes;
+} Scratch;
+
+/* At least num_bytes, aligned to cache lines, in huge pages if possible. Growing loses the contents. */
+static inline void *scratch_reserve(Scratch *scratch, size_t num_bytes) {
+    if (num_bytes > scratch->num_bytes) {
+        free(scratch->memory);
+        const size_t page = num_bytes < (1 << 20) ? 4096 : 2 << 20;
+        num_bytes = (num_bytes + page - 1) / page * page;
+        scratch->memory = aligned_alloc(page, num_bytes);
+        if (!scratch->memory) abort(); /* like torch; Linux overcommits, so this hardly happens */
+#if defined(MADV_HUGEPAGE)
+        if (page > 4096) madvise(scratch->memory, num_bytes, MADV_HUGEPAGE);
+#endif
+        scratch->num_bytes = num_bytes;
+    }
+    return scratch->memory;
+}
 
 #endif

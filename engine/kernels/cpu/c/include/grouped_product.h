@@ -177,4 +177,169 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
             memcpy(sums + row * BLOCK_COLUMNS + p * PANEL, totals[row][p], PANEL * sizeof(float));
 }
 
+/* Rows times panels of integers in groups, with AMX: the sums over a group are a product of tiles.
+ *
+ * Beside tiles, a core computes one float vector per cycle instead of two, but as many of integers: so sums are not
+ * converted (see BASE). Whatever the rows, the whole numbers are those of grouped_product.h, and so are the results. */
+
+#if defined(__AMX_INT8__)
+
+enum { BLOCK_INPUTS = 1024, BLOCK_BYTES = BLOCK_INPUTS * PANEL }; /* whose weights stay in the first-level cache */
+enum { PASS_ROWS = 256 };                                          /* whose sums stay in the second-level cache */
+enum { UNPACK_AHEAD = 2 };                                         /* groups */
+
+/* Where the weights of a group begin in a panel: with 6 bits, those of its step. */
+INLINE int64_t weights_at(Form form, int64_t group) {
+    const int64_t in_step = STEP / form.group, step = group / in_step * step_bytes(form);
+    return form.bits == 6 ? step : step + group % in_step * (form.group * PANEL * form.bits / 8);
+}
+
+INLINE int64_t scales_at(Form form, int64_t group) { return scale_place(form, 0, group * form.group); }
+
+/* Weights as bytes: 16 outputs and four inputs in each line of 64. If the form has a centre, they have a sign, and those of
+ * 4 bits are 16 times as large, which takes fewer instructions. */
+INLINE void unpack_line(const char *from, Form form, char *low_to, char *high_to) {
+    const Bytes bytes = load_bytes(from), above = (Bytes)((Dots)bytes << 4);
+    const Bytes low = form.bits == 8 ? bytes ^ 128 : form.has_offset ? bytes & 15 : (above & 240) ^ 128;
+    const Bytes high = form.has_offset ? bytes >> 4 : (bytes & 240) ^ 128;
+    __builtin_prefetch(from + AHEAD_BYTES, 0, 2);
+    memcpy(low_to, &low, sizeof low);
+    if (form.bits == 4) memcpy(high_to, &high, sizeof high);
+}
+
+/* The group of these lines of a step of 6 bits. */
+INLINE void unpack_six(const char *from, Form form, int first, char *to) {
+    const uint8_t centre = form.has_offset ? 0 : 32;
+#pragma GCC unroll 8
+    for (int line = 0; line < form.group / 4; line++, to += 64) {
+        const Bytes bytes = load_six(from, first + line) - centre;
+        if (first + line < 12) __builtin_prefetch(from + (first + line) * 64 + AHEAD_BYTES, 0, 2);
+        memcpy(to, &bytes, sizeof bytes);
+    }
+}
+
+INLINE void unpack_group(const char *panel, Form form, int64_t group, char *to) {
+    const char *from = panel + weights_at(form, group);
+    const int lines = form.group * form.bits / 32;
+    if (form.bits == 6) {
+        switch (group % (STEP / form.group)) {
+            case 0: unpack_six(from, form, 0, to); break;
+            case 1: unpack_six(from, form, form.group / 4, to); break;
+            case 2: unpack_six(from, form, 8, to); break;
+            case 3: unpack_six(from, form, 12, to); break;
+        }
+        return;
+    }
+#pragma GCC unroll 8
+    for (int line = 0; line < lines; line++) unpack_line(from + line * 64, form, to + line * 64, to + (lines + line) * 64);
+}
+
+/* A panel and some rows of inputs; `unpacked` are the weights as bytes from group `first` on. */
+typedef struct {
+    const char *inputs, *panel;
+    char *unpacked;
+    int64_t first, end;
+} Tiling;
+
+/* Sums over a group of 8 or 16 rows and 16 outputs are computed in two tiles by turns. A product takes 50 cycles and is
+ * stored two groups later; meanwhile others are scaled. */
+INLINE void start_product(const Tiling *call, Form form, int rows, int turn, int64_t group) {
+    const char *inputs = call->inputs + group * TILE_ROWS * group_bytes(form);
+    const char *weights = call->unpacked + (group - call->first) * form.group * PANEL;
+    if (form.bits == 8 && form.has_offset) weights = call->panel + weights_at(form, group);
+#define PRODUCT(SUMS, INPUTS, WEIGHTS)                  \
+    _tile_zero(SUMS);                                   \
+    _tile_loadd(INPUTS, inputs, form.group);            \
+    _tile_loadd(WEIGHTS, weights, 64);                  \
+    if (form.has_offset)                                \
+        _tile_dpbsud(SUMS, INPUTS, WEIGHTS);            \
+    else                                                \
+        _tile_dpbssd(SUMS, INPUTS, WEIGHTS);
+    if (rows == TILE_ROWS) {
+        if (turn) { PRODUCT(1, 2, 3) } else { PRODUCT(0, 2, 3) }
+    } else {
+        if (turn) { PRODUCT(5, 6, 7) } else { PRODUCT(4, 6, 7) }
+    }
+#undef PRODUCT
+}
+
+INLINE void store_product(int rows, int turn, Dots *dots) {
+    if (rows == TILE_ROWS) {
+        if (turn) _tile_stored(1, dots, sizeof *dots); else _tile_stored(0, dots, sizeof *dots);
+    } else {
+        if (turn) _tile_stored(5, dots, sizeof *dots); else _tile_stored(4, dots, sizeof *dots);
+    }
+    READS_MEMORY;
+}
+
+INLINE void add_sums(const Tiling *call, Form form, int rows, int64_t group, const Dots *dots, Sums *totals) {
+    const float factor = form.bits == 4 && !form.has_offset ? 0.0625f : 1.0f; /* see `unpack_line` */
+    const Scales scales = load_scales(call->panel + scales_at(form, group), form, factor);
+    const char *inputs = call->inputs + group * TILE_ROWS * group_bytes(form);
+    const float *of_rows = (const float *)(inputs + TILE_ROWS * form.group);
+    const Start *starts = (const Start *)(of_rows + TILE_ROWS);
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+        totals[row] = add_group(totals[row], dots[row] + BASE, scales, of_rows[row], starts[row], form);
+}
+
+/* Add to the sums of 8 or 16 rows the products of some groups of a panel. At the first rows the weights are unpacked. */
+INLINE void multiply_panel(const Tiling *call, Form form, int rows, int is_first, float *sums) {
+    const int is_unpacking = is_first && (form.bits < 8 || !form.has_offset);
+    _Alignas(64) Dots dots[2][TILE_ROWS];
+    Sums totals[TILE_ROWS];
+    for (int row = 0; row < rows; row++) totals[row] = call->first ? load_f32(sums + row * BLOCK_COLUMNS) : splat(0.0f);
+    for (int64_t next = call->first - UNPACK_AHEAD; next < call->end + 3;) {
+#pragma GCC unroll 2
+        for (int turn = 0; turn < 2; turn++, next++) {
+            const int64_t ahead = next + UNPACK_AHEAD;
+            if (is_unpacking && ahead < call->end)
+                unpack_group(call->panel, form, ahead, call->unpacked + (ahead - call->first) * form.group * PANEL);
+            if (next - 2 < call->end && next - 2 >= call->first) store_product(rows, turn, dots[turn]);
+            if (next < call->end && next >= call->first) start_product(call, form, rows, turn, next);
+            if (next - 3 < call->end && next - 3 >= call->first)
+                add_sums(call, form, rows, next - 3, dots[!turn], totals);
+        }
+    }
+    for (int row = 0; row < rows; row++) store_f32(sums + row * BLOCK_COLUMNS, totals[row]);
+}
+
+/* The sums of up to PASS_ROWS rows and the panels of a unit. */
+INLINE void multiply_pass(const Job *job, const char *inputs, int64_t rows, const char *const *panels, Form form,
+                          float *sums) {
+    _Alignas(64) char unpacked[BLOCK_BYTES];
+    const int64_t bytes_of_row = row_bytes(job->padded_k, form), num_groups = job->padded_k / form.group;
+    for (int64_t first = 0; first < num_groups; first += BLOCK_INPUTS / form.group) {
+        const int64_t left = num_groups - first, most = BLOCK_INPUTS / form.group;
+        for (int64_t p = 0; p < UNIT_PANELS; p++) {
+            Tiling call = {inputs, panels[p], unpacked, first, first + (left < most ? left : most)};
+            for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+                call.inputs = inputs + row * bytes_of_row;
+                float *to = sums + row * BLOCK_COLUMNS + p * PANEL;
+                if (rows - row <= TILE_ROWS / 2)
+                    multiply_panel(&call, form, TILE_ROWS / 2, row == 0, to);
+                else
+                    multiply_panel(&call, form, TILE_ROWS, row == 0, to);
+            }
+        }
+    }
+}
+
+/* A unit of any number of rows, as tiles. */
+INLINE void compute_tiles(const Job *job, const Unit *unit, Form form) {
+    _Alignas(64) float sums[PASS_ROWS * BLOCK_COLUMNS];
+    for (int64_t done = 0; done < unit->rows; done += PASS_ROWS) {
+        const int64_t left = unit->rows - done, rows = left < PASS_ROWS ? left : PASS_ROWS;
+        const char *inputs = (const char *)job->inputs + (unit->row + done) * row_bytes(job->padded_k, form);
+        multiply_pass(job, inputs, rows, unit->panels, form, sums);
+        finish_block(job, unit, unit->row + done, rows, sums);
+    }
+}
+
+#else
+
+INLINE void compute_tiles(const Job *job, const Unit *unit, Form form) { (void)job, (void)unit, (void)form; }
+
+#endif
+
 #endif

@@ -1,7 +1,7 @@
 /* Runs the layers of a decoder in one call. From Python each layer takes eight calls, and nothing runs between two. */
 #include "attention_plan.h"
 #include "kernels.h"
-#include "scratch.h"
+#include "pool.h"
 
 /* Mamba 2. Mirrored in engine/kernels/cpu/recurrent.py. */
 typedef struct {
