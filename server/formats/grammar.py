@@ -7,11 +7,12 @@ left, so free text and a literal after it must be one lazy lexeme, while free te
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from types import NoneType
 from typing import Any
 
 from weft.server.formats.parser import Mark, Tool
+from weft.server.json_schema.exclusive import is_closed, may_close
 
 MAX_DEPTH = 64
 """Most levels of a schema, because it is read by recursion."""
@@ -22,14 +23,13 @@ MAX_VALUES = 2**16
 INDEX = "\0"
 """Stands in texts of formats for the number of the call."""
 
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 """JSON is written as templates and Python write it, so that constrained output looks like theirs: with
 one space after colons and commas. A model that may choose its white space may never stop writing it."""
 
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
 _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
-_OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
@@ -62,10 +62,8 @@ def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[s
         SchemaError: It is nested too deeply or too large, or it is not a schema.
     """
     _check_size(schema)
-    # Schemas that apply together would exclude each other if each was closed.
-    may_close = not any("allOf" in part or {"$ref", "properties"} <= part.keys() for part in _objects(schema))
     style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
-    return {**_guided(schema, may_close), "x-guidance": style}
+    return {**_guided(schema, may_close(schema)), "x-guidance": style}
 
 
 def _check_size(value: object) -> None:
@@ -80,31 +78,23 @@ def _check_size(value: object) -> None:
         raise SchemaError(f"a schema must be at most {MAX_DEPTH} levels deep")
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-    for inner in _inner(value):
-        yield from _objects(inner)
-
-
 def _inner(value: Any) -> Collection[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def _guided(schema: Any, may_close: bool) -> Any:
+def _guided(schema: Any, closes: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     _check(schema)
     members = schema.get("properties")
     guided = {
-        key: _guided_part(key, value, may_close, has_members=members is not None)
+        key: _guided_part(key, value, closes, has_members=members is not None)
         for key, value in schema.items()
         if key not in _SCHEMA_ANNOTATIONS
     }
     if schema.get("format") in ("date", "date-time"):
         guided.setdefault("pattern", _REAL_DAY)
-    declares_all = members is not None and all(name in members for name in schema.get("required", ()))
-    if may_close and declares_all and not _OPEN & schema.keys():
+    if closes and is_closed(schema):
         guided["additionalProperties"] = False
     return guided
 
@@ -118,13 +108,13 @@ def _check(schema: dict[str, Any]) -> None:
         raise SchemaError("required must hold names")
 
 
-def _guided_part(key: str, value: Any, may_close: bool, *, has_members: bool) -> Any:
+def _guided_part(key: str, value: Any, closes: bool, *, has_members: bool) -> Any:
     if key in _NAMED and isinstance(value, dict):
-        return {name: _guided(part, may_close) for name, part in value.items()}
+        return {name: _guided(part, closes) for name, part in value.items()}
     if key in _SINGLE:
-        return _guided(value, may_close)
+        return _guided(value, closes)
     if key in _BRANCHES and isinstance(value, list):
-        return [_guided(part, may_close and not has_members) for part in value]
+        return [_guided(part, closes and not has_members) for part in value]
     return value
 
 

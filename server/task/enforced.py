@@ -80,7 +80,8 @@ def exact(schema: Schema, at: str, name: str = "", *, is_object: bool = False) -
     made = (loosened_arguments if is_object else loosened)(schema, is_exact=True)
     of_tool = f" (tool {shown(name)})" if name else ""
     if made.lost:
-        fault = made.wrong[0] if made.wrong else f"{made.lost[0]} cannot be enforced by a grammar"
+        why = ": its branches may have values in common" if made.lost[0].endswith(".oneOf") else ""
+        fault = made.wrong[0] if made.wrong else f"{made.lost[0]} cannot be enforced by a grammar{why}"
         raise JsonSchemaError(f"{at}{fault}{of_tool}", param=at)
     try:
         guided_schema(made.schema)

@@ -32,7 +32,8 @@ def test_only_objects_that_declare_members_and_say_nothing_of_others_are_closed(
     guided = guided_schema(schema)
     style = guided.pop("x-guidance")
     assert guided == closed
-    assert style == {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    assert style == {**spaces, "coerce_one_of": True}, "who calls it has looked at `oneOf`"
 
 
 @pytest.mark.parametrize(
