@@ -50,8 +50,8 @@ class _Outcome:
     until: float = math.inf
 
 
-_outcomes: OrderedDict[tuple[str, str | None], _Outcome] = OrderedDict()
-"""By the first grammar, which holds all schemas, and where the first of them stands in the body."""
+_outcomes: OrderedDict[tuple[EngineClient, str, str | None], _Outcome] = OrderedDict()
+"""By the model, the first grammar, which holds all schemas, and where the first of them stands in the body."""
 
 
 async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide) -> None:
@@ -64,7 +64,7 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
         ApiError: As `Answer.open` does. If the grammar is refused, the error names the field that asked for it.
     """
     grammar, begin = answer.guidance.grammar, time.monotonic()
-    key = grammar or "", _param(wishes)
+    key = client, grammar or "", _param(wishes)
     known = _outcomes.get(key)
     if known is not None and known.until < begin:
         known = None

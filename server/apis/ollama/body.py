@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
 from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
-from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
+from weft.server.task.schema import Int, Items, ResponseFormat, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import check_range
+from weft.server.text.declared import FORMAT_KINDS, format_form
 from weft.server.text.replayed import JsonText
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
@@ -33,7 +34,16 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Format = Annotated[Annotated[Literal["", "json"], Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
+class Format(ResponseFormat):
+    """A schema, which may have faults as those of tools, or a format in the form of another API."""
+
+    may_be_wrong = True
+
+
+def _format(value: object) -> object:
+    if isinstance(value, dict) and format_form(value).kind not in FORMAT_KINDS:
+        return {"json_schema": {"schema": value}}
+    return value or None if isinstance(value, str) else value
 
 
 WholeNumber = Annotated[Int, BeforeValidator(_whole)]
@@ -61,7 +71,7 @@ class OllamaBody(WireModel):
 
     model: Text | None = None
     stream: bool | None = None
-    format: Format | None = None
+    format: Annotated[Format | None, BeforeValidator(_format)] = None
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
 
@@ -287,11 +297,6 @@ def _shared_fields(body: OllamaBody, defaults: GenerationDefaults) -> dict[str, 
     spelled = {"repetition_penalty": "repeat_penalty"}
     given = {name: getattr(options, spelled.get(name, name)) for name in _USUAL_SAMPLING}
     num_predict = options.num_predict
-    format: dict[str, Any] | None = None
-    if isinstance(body.format, dict):
-        format = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.format}}
-    elif body.format:
-        format = {"type": "json_object"}
     return {
         "model": body.model,
         "stream": body.stream is not False,
@@ -302,7 +307,7 @@ def _shared_fields(body: OllamaBody, defaults: GenerationDefaults) -> dict[str, 
         "stop": options.stop or None,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
-        "response_format": format,
+        "response_format": body.format,
     }
 
 

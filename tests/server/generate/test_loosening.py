@@ -70,7 +70,7 @@ class FakeAnswer:
 
 
 def opened(
-    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, **how: Any
+    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, client: Any = None, **how: Any
 ) -> tuple[FakeAnswer, OutputWishes]:
     made = [wishes]
 
@@ -90,7 +90,7 @@ def opened(
     answer: Any = FakeAnswer(guidance(wishes), **how)
     if answers is not None:
         answers.append(answer)
-    asyncio.run(open_loosening(answer, None, wishes, guide))  # type: ignore[arg-type]
+    asyncio.run(open_loosening(answer, client, wishes, guide))
     return answer, made[-1]
 
 
@@ -207,6 +207,13 @@ def test_a_repaired_grammar_is_remembered() -> None:
         with pytest.raises(JsonSchemaError, match=r"tools\[0\]") as raised:
             opened(strict, answers=(answers := []))
         assert (len(answers[0].tried) > 0) == bool(num_tries), raised.value
+
+
+def test_what_one_model_refuses_another_may_take() -> None:
+    """Two models of one server shared the outcomes: their vocabularies are not the same."""
+    wishes = tools(BAD, {"type": "object", "properties": {"two_models": TEXT}})
+    tried = [len(opened(wishes, client=client)[0].tried) for client in ("one", "other", "one")]
+    assert tried[0] == tried[1] > tried[2] == 1
 
 
 def test_a_search_without_time_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
