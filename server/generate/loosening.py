@@ -50,8 +50,8 @@ class _Outcome:
     until: float = math.inf
 
 
-_outcomes: OrderedDict[tuple[EngineClient, str, str | None], _Outcome] = OrderedDict()
-"""By the model, the first grammar, which holds all schemas, and where the first of them stands in the body."""
+_outcomes: OrderedDict[tuple[EngineClient, str, tuple[tuple[str, bool], ...]], _Outcome] = OrderedDict()
+"""By model, first grammar, which holds all schemas, and where each of these stands and whether it is strict."""
 
 
 async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide) -> None:
@@ -64,7 +64,9 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
         ApiError: As `Answer.open` does. If the grammar is refused, the error names the field that asked for it.
     """
     grammar, begin = answer.guidance.grammar, time.monotonic()
-    key = client, grammar or "", _param(wishes)
+    units = [(tool.at, tool.is_strict) for tool in (wishes.use.tools if wishes.use else ())]
+    units += [(wishes.structure.param, wishes.structure.is_strict)] if wishes.structure else []
+    key = client, grammar or "", tuple(units)
     known = _outcomes.get(key)
     if known is not None and known.until < begin:
         known = None
@@ -148,15 +150,11 @@ def _free(wishes: OutputWishes) -> tuple[OutputWishes, list[str]]:
     return replace(wishes, use=use, structure=structure), lost
 
 
-def _param(wishes: OutputWishes) -> str | None:
-    """The field that asks for the grammar."""
-    return wishes.structure.param if wishes.structure else wishes.use.tools[0].at if wishes.use else None
-
-
 def named(error: GrammarError, wishes: OutputWishes, names: Mapping[str, str] = MappingProxyType({})) -> GrammarError:
     """The error, with the field that asked for the grammar, and what `names` make of it (see `renamed`)."""
     structure, use = wishes.structure, wishes.use
-    param = use.param if use and len(use.tools) > 1 and not structure else _param(wishes)
+    single = use.tools[0].at if use and len(use.tools) == 1 else use.param if use else None
+    param = structure.param if structure else single
     kind = JsonSchemaError if (structure.schema if structure else use) is not None else GrammarError
     param = renamed(param, names) if param else None
     return kind(f"{param}: {error.message}" if param else error.message, param=param)

@@ -5,7 +5,6 @@ values and members: one that both sides ask for as different things, or that one
 Takes schemas from `loosen`.
 """
 
-from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -16,19 +15,18 @@ _MAX_STEPS = 2**14
 _MAX_DEPTH = 12
 _KINDS = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
 """Of values; here a whole number is an integer only."""
-_ALTERNATIVES = ("anyOf", "oneOf")
-_OPEN = frozenset(
-    (*_ALTERNATIVES, "prefixItems", "additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties")
-)
+_OPEN = frozenset(("anyOf", "oneOf", "prefixItems", "additionalProperties", "patternProperties", "$ref"))
 """An object with one of these is not closed though it declares its members."""
 
 _Side = list[tuple[Schema, bool]]
 """Schemas that hold together, and whether each is closed."""
 
 
-def may_close(root: Any) -> bool:
+def may_close(part: Any) -> bool:
     """Whether objects of a schema may be closed: schemas that apply together would exclude each other."""
-    return not any("allOf" in part or {"$ref", "properties"} <= part.keys() for part in _objects(root))
+    if isinstance(part, dict) and ("allOf" in part or {"$ref", "properties"} <= part.keys()):
+        return False
+    return all(map(may_close, part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()))
 
 
 def is_closed(part: Schema) -> bool:
@@ -37,28 +35,17 @@ def is_closed(part: Schema) -> bool:
     return members is not None and not _OPEN & part.keys() and all(name in members for name in part.get("required", ()))
 
 
-def _objects(value: Any) -> Iterator[Schema]:
-    if isinstance(value, dict):
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _objects(inner)
-
-
 class Exclusion:
     """Compares the branches of one schema, with its definitions in `$defs`."""
 
     def __init__(self, root: Schema) -> None:
-        self._definitions: Schema = root.get("$defs", {})
-        self._may_close = may_close(root)
-        self._num_steps = 0
+        self._definitions, self._may_close, self._num_steps = root.get("$defs", {}), may_close(root), 0
 
     def holds(self, schema: Schema) -> bool:
         """Whether no value fits two branches of the `oneOf` of a schema inside the root."""
         base = {key: value for key, value in schema.items() if key != "oneOf"}
         closes = "properties" not in base
-        sides = [
-            [*self._side(base, 0, closes=False), *self._side(branch, 0, closes=closes)] for branch in schema["oneOf"]
-        ]
+        sides = [self._side(base, 0, closes=False) + self._side(part, 0, closes=closes) for part in schema["oneOf"]]
         return all(self._are_apart(a, b, 0) for a, b in combinations(sides, 2))
 
     def _side(self, part: Any, depth: int, *, closes: bool = True) -> _Side:
@@ -78,47 +65,33 @@ class Exclusion:
             return False
         for side, other in ((a, b), (b, a)):
             for i, (part, closed) in enumerate(side):
-                for key in _ALTERNATIVES:
-                    if key in part:
-                        rest = [*side[:i], ({k: v for k, v in part.items() if k != key}, closed), *side[i + 1 :]]
-                        ways = ([*rest, *self._side(way, depth)] for way in part[key])
-                        return all(self._are_apart(way, other, depth + 1) for way in ways)
-        kinds = _kinds(a) & _kinds(b)
-        listed, others = _listed(a), _listed(b)
-        self._num_steps += (len(listed or ()) + len(others or ())) // 64
-        if not kinds or (listed is not None and others is not None and _keys(listed).isdisjoint(_keys(others))):
+                if key := next((key for key in ("anyOf", "oneOf") if key in part), ""):
+                    rest = [*side[:i], ({k: v for k, v in part.items() if k != key}, closed), *side[i + 1 :]]
+                    ways = (rest + self._side(way, depth) for way in part[key])
+                    return all(self._are_apart(way, other, depth + 1) for way in ways)
+        (kinds, listed), (kinds_of_b, listed_of_b) = _values(a), _values(b)
+        self._num_steps += (len(listed or ()) + len(listed_of_b or ())) // 64
+        kinds &= kinds_of_b
+        if not kinds or (listed is not None and listed_of_b is not None and listed.isdisjoint(listed_of_b)):
             return True
         names = {name for part, _ in (*a, *b) for name in part.get("required", ())} if kinds == {"object"} else ()
         return any(self._are_apart(self._member(a, name), self._member(b, name), depth + 1) for name in names)
 
     def _member(self, side: _Side, name: str) -> _Side:
         """What must hold of a member."""
-        found: _Side = []
-        for part, closed in side:
-            if (given := part.get("properties", {}).get(name, not closed)) is not True:
-                found += self._side(given, 0)
-        return found
+        return [
+            each for part, closed in side for each in self._side(part.get("properties", {}).get(name, not closed), 0)
+        ]
 
 
-def _listed(side: _Side) -> list[Any] | None:
-    """The values that a side lists as the only ones."""
-    lists = [
-        [part["const"]] if "const" in part else part["enum"] for part, _ in side if {"const", "enum"} & part.keys()
-    ]
-    return min(lists, key=len, default=None)
-
-
-def _keys(values: list[Any]) -> set[tuple[str, object]]:
-    """What differs where values surely do."""
-    return {(kind_of(value), len(value) if isinstance(value, list | dict) else value) for value in values}
-
-
-def _kinds(side: _Side) -> frozenset[str]:
-    """What kinds of values a side allows."""
-    kinds, listed = _KINDS, _listed(side)
+def _values(side: _Side) -> tuple[frozenset[str], set[tuple[str, object]] | None]:
+    """What kinds of values a side allows, and what tells those apart that it lists; None: it lists none."""
+    kinds, listed = _KINDS, None
     for part, _ in side:
         named = {*types_in(part)} or kinds
-        kinds = kinds & (named | {"integer"} if "number" in named else named)
-    if listed is not None:
-        kinds &= set(map(kind_of, listed))
-    return kinds
+        kinds &= named | {"integer"} if "number" in named else named
+        if "const" in part or "enum" in part:
+            values = [part["const"]] if "const" in part else part["enum"]
+            listed = {(kind_of(value), len(value) if isinstance(value, list | dict) else value) for value in values}
+            kinds &= {kind for kind, _ in listed}
+    return kinds, listed

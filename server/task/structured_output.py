@@ -136,7 +136,7 @@ def json_structure(
 
 def schema_structure(schema: dict[str, Any], param: str, *, is_strict: bool, lost: Sequence[str] = ()) -> Structure:
     """The structure of a schema that a grammar can follow."""
-    return Structure({"json_schema": guided_schema(schema, is_lenient=not is_strict)}, param, schema, is_strict, lost)
+    return Structure({"json_schema": guided_schema(schema)}, param, schema, is_strict, lost)
 
 
 def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:

@@ -18,7 +18,7 @@ def obj(**properties: Any) -> dict[str, Any]:
 
 
 def compiles(made: Loosened) -> bool:
-    grammar = {"grammars": [{"json_schema": guided_schema(made.schema, is_lenient=True)}]}
+    grammar = {"grammars": [{"json_schema": guided_schema(made.schema)}]}
     return not LLMatcher.validate_grammar(json.dumps(grammar))
 
 
