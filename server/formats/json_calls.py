@@ -49,6 +49,13 @@ class JsonCalls(ToolFormat):
     syntax: Syntax
     layouts: tuple[Layout, ...]
 
+    @property
+    @override
+    def call_texts(self) -> Sequence[str]:
+        first = self.layouts[0]
+        texts = first.opening, first.before, first.middle, first.after, first.between, first.closing
+        return () if {INDEX, ID} & set("".join(texts)) else texts
+
     @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
         return JsonCallParser(self.syntax, tools)

@@ -133,6 +133,11 @@ class ToolFormat(ABC):
             re.search(sign, template) for sign in self.absent
         )
 
+    @property
+    def call_texts(self) -> Sequence[str]:
+        """The texts around calls, for a template that shows no calls (see `TextTokenizer`); none if they vary."""
+        return ()
+
     @abstractmethod
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
         """Make a parser for an output that may call these tools; everything that is not a call is content."""

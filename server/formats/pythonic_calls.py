@@ -179,6 +179,11 @@ class Pythonic(ToolFormat):
     after: str = "]"
     is_bare: bool = False
 
+    @property
+    @override
+    def call_texts(self) -> Sequence[str]:
+        return self.begin + self.before, "", "(", ")", self.between, self.after + self.end
+
     @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
         return _PythonicParser(self, tools)

@@ -36,6 +36,7 @@ class Answer:
     Attributes:
         prompts: What the engine reported about each prompt.
         lost: Paths of what the engine could not enforce of schemas.
+        named: Adds to an error the field that asked for the grammar.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Answer:
         """
         self.prompts = [PromptReport(prompt) for prompt in prompts]
         self.lost: list[str] = []
+        self.named: Callable[[GrammarError], GrammarError] = lambda error: error
         self._requests = requests
         self._choices = choices
         self._timer = timer
@@ -200,7 +202,7 @@ class Answer:
         if error is not None:
             if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # caused by the request itself
                 _log.error("the engine gave a request up: %s: %s", end.reason.name, output.message)
-            raise error
+            raise self.named(error) if isinstance(error, GrammarError) else error
         if output.finish_reason is None:
             self._generations[prompt_index].abort(output.index)
 

@@ -7,8 +7,9 @@ refuses. The outcome is remembered, for an agent sends the same tools with every
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 
@@ -22,6 +23,7 @@ from weft.server.models.engine_client import EngineClient
 from weft.server.task.enforced import fitted_tools, reported
 from weft.server.task.structured_output import schema_structure
 from weft.server.task.task import OutputWishes
+from weft.server.task.validation import renamed
 
 MAX_REMEMBERED = 64
 LATE_S = 300.0
@@ -48,8 +50,8 @@ class _Outcome:
     until: float = math.inf
 
 
-_outcomes: OrderedDict[tuple[str, str | None], _Outcome] = OrderedDict()
-"""By the first grammar, which holds all schemas, and where the first of them stands in the body."""
+_outcomes: OrderedDict[tuple[EngineClient, str, tuple[tuple[str, bool], ...]], _Outcome] = OrderedDict()
+"""By model, first grammar, which holds all schemas, and where each of these stands and whether it is strict."""
 
 
 async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide) -> None:
@@ -62,7 +64,9 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
         ApiError: As `Answer.open` does. If the grammar is refused, the error names the field that asked for it.
     """
     grammar, begin = answer.guidance.grammar, time.monotonic()
-    key = grammar or "", _param(wishes)
+    units = [(tool.at, tool.is_strict) for tool in (wishes.use.tools if wishes.use else ())]
+    units += [(wishes.structure.param, wishes.structure.is_strict)] if wishes.structure else []
+    key = client, grammar or "", tuple(units)
     known = _outcomes.get(key)
     if known is not None and known.until < begin:
         known = None
@@ -86,7 +90,7 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
         await answer.open(client)
     except GrammarError as error:
         _outcomes.pop(key, None)
-        raise _named(error, wishes) from None
+        raise named(error, wishes) from None
 
 
 async def _fitted(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide, begin: float) -> _Outcome:
@@ -117,7 +121,7 @@ async def _mended(
         return None if grammar is None else await answer.refusal(client, grammar)
 
     if await answer.refusal(client, _ANYTHING) is not None:  # it is no fault of the grammar
-        raise _named(error, wishes)
+        raise named(error, wishes)
     repair = Repair(wishes, refusal, begin)
     try:
         await repair.run()
@@ -128,7 +132,7 @@ async def _mended(
         wished, more = _free(wished)
         paths = [*paths, *more]
         if not paths or await refusal(wished) is not None:
-            raise _named(error, wishes)
+            raise named(error, wishes)
     until = time.monotonic() + LATE_S if repair.is_late else math.inf
     return _Outcome((await guide(wished)).grammar, paths, until=until)
 
@@ -146,14 +150,11 @@ def _free(wishes: OutputWishes) -> tuple[OutputWishes, list[str]]:
     return replace(wishes, use=use, structure=structure), lost
 
 
-def _param(wishes: OutputWishes) -> str | None:
-    """The field that asks for the grammar."""
-    return wishes.structure.param if wishes.structure else wishes.use.tools[0].at if wishes.use else None
-
-
-def _named(error: GrammarError, wishes: OutputWishes) -> GrammarError:
-    """The error, with the field that asked for the grammar."""
+def named(error: GrammarError, wishes: OutputWishes, names: Mapping[str, str] = MappingProxyType({})) -> GrammarError:
+    """The error, with the field that asked for the grammar, and what `names` make of it (see `renamed`)."""
     structure, use = wishes.structure, wishes.use
-    param = structure.param if structure else use.param if use else None
+    single = use.tools[0].at if use and len(use.tools) == 1 else use.param if use else None
+    param = structure.param if structure else single
     kind = JsonSchemaError if (structure.schema if structure else use) is not None else GrammarError
-    return kind(f"{param}: {error.message}", param=param)
+    param = renamed(param, names) if param else None
+    return kind(f"{param}: {error.message}" if param else error.message, param=param)

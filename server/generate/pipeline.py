@@ -19,7 +19,7 @@ from weft.engine.wire.messages import AddRequest, CachePolicy, Guidance, Pin, To
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Renderer, Report, WholeChoice
-from weft.server.generate.loosening import open_loosening
+from weft.server.generate.loosening import named, open_loosening
 from weft.server.generate.output_plan import OutputPlan, ParsedChoice, plan_output
 from weft.server.generate.prompts import PromptEncoder
 from weft.server.http.context import ServerContext
@@ -97,6 +97,7 @@ async def accepted(answer: Answer, task: Task, context: ServerContext) -> None:
         ApiError: It rejected a prompt, or nothing that it can follow is left of the grammar.
     """
     prompt, prediction = answer.prompts[0].prompt, answer.guidance.prediction_token_ids
+    answer.named = partial(named, wishes=task.wishes, names=task.names)
 
     def guide(wishes: OutputWishes) -> Guidance:
         return plan_output(replace(task, wishes=wishes), prompt.token_ids, prediction).guidance

@@ -5,13 +5,14 @@ too long. It refuses the whole grammar. So grammars with fewer tools, then with 
 as many each time. Everything is added in order, and what is refused beside the parts before it is freed.
 """
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 from weft.server.errors import JsonSchemaError, shown
 from weft.server.formats.parser import Tool
-from weft.server.json_schema.keywords import FREE_OBJECT
+from weft.server.json_schema.keywords import FREE_OBJECT, MAX_BOUND, MIN_BOUND
 from weft.server.json_schema.parts import LISTS, Path, freed, inner_parts, written
 from weft.server.task.enforced import reported
 from weft.server.task.structured_output import schema_structure
@@ -22,6 +23,14 @@ MORE_TRIES = 16
 """Most grammars that are tried, and how many more for each tool. What is not known to be accepted then becomes free."""
 MAX_S = 5.0
 """Longest search; a busy engine answers between two steps."""
+
+_REASONS = (
+    ("Unsatisfiable", "it leaves no value beside what else is asked there"),
+    ("range|regex parse", f"bounds must be 0, or {MIN_BOUND} to {MAX_BOUND:.0e} from 0"),
+    ("too many digits", f"multiples may be at most {2**32 - 1}, their points left out"),
+    ("take too much", "repeats, lengths and patterns of one text take too much together"),
+)
+"""What the library's faults mean, each by a word in it."""
 
 Refusal = Callable[[OutputWishes], Awaitable[str | None]]
 """Tells why the engine refuses the grammar of such wishes; None: it takes it."""
@@ -101,8 +110,8 @@ class Repair:
         paths = sorted(written(unit.parameters, path) for path in outer)
         if unit.is_strict:
             name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
-            message = f"{unit.at}{paths[0] if paths else ''}: {self._fault}{name}"
-            raise JsonSchemaError(message, param=unit.at)
+            at = f"{unit.at}{paths[0] if paths else ''}"
+            raise JsonSchemaError(f"{at} cannot be enforced by a grammar: {_reason(self._fault)}{name}", param=unit.at)
         free = FREE_OBJECT if index < self._num_tools else {}
         schema = freed(unit.parameters, parts) if parts else free
         self._units[index] = replace(unit, parameters=schema)
@@ -129,6 +138,11 @@ class Repair:
                 await self._add_parts(index, part, lost, waiting | set(later))
             else:
                 lost.add(part)
+
+
+def _reason(fault: str) -> str:
+    """A fault of a schema in words of schemas."""
+    return next((reason for words, reason in _REASONS if re.search(words, fault)), fault)
 
 
 async def _refused(num: int, fits: Callable[[int], Awaitable[bool]], *, is_refused: bool) -> AsyncIterator[int]:

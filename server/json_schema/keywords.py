@@ -31,7 +31,7 @@ _TYPES = {
     **dict.fromkeys(("none", "nil", "undefined", "nonetype"), "null"),
 }
 _KINDS: tuple[tuple[type, str], ...] = (
-    *((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"), (type(None), "null")),
+    *((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (type(None), "null")),
     *((list, "array"), (object, "object")),
 )
 _FORMATS = frozenset(("date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
@@ -39,9 +39,10 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 FREE_OBJECT: Schema = {"type": "object", "additionalProperties": True}
 """Any arguments; a tool whose schema is empty takes none."""
-_MAX_BOUND = 9 * 10**18
+MAX_BOUND = 9 * 10**18
 """Largest bound of a number that a grammar can hold: about that of 64 bits."""
-_MIN_BOUND = 1e-50
+MIN_BOUND = 1e-50
+"""The bound nearest to 0 besides 0."""
 _MAX_MULTIPLE = 2**16
 """Largest `multipleOf`, its point left out. The time of masks grows with it: 4 s for a million."""
 _MAX_LENGTH = 2**31
@@ -68,9 +69,11 @@ class Notes:
         """Note that a keyword is left out."""
         self.lost.append(f"{at}.{key}")
 
-    def refuse(self, at: str, key: str, value: object) -> None:
-        """Note that a keyword is left out because its value means nothing."""
-        self.wrong.append(f"{at}.{key} cannot be {json.dumps(value)[:80]}")
+    def refuse(self, at: str, key: str, value: object, beside: Schema | None = None) -> None:
+        """Note that a keyword is left out because its value means nothing, or nothing beside others."""
+        others = [f"{name} {json.dumps(other)[:80]}" for name, other in (beside or {}).items() if name != key]
+        text = " beside " + ", ".join(others) if others else ""
+        self.wrong.append(f"{at}.{key} cannot be {json.dumps(value)[:80]}{text}")
         self.lose(at, key)
 
 
@@ -113,7 +116,7 @@ def read_values(given: Schema, out: Schema, notes: Notes, at: str) -> None:
         notes.refuse(at, "enum", values)
     listed = [out["const"]] if "const" in out else out.get("enum")
     if listed is not None and "type" in out and not any(_has_type(value, types_in(out)) for value in listed):
-        notes.refuse(at, "type", out.pop("type"))
+        notes.refuse(at, "type", out.pop("type"), out)
 
 
 def _is_deep(value: object, levels: int) -> bool:
@@ -121,10 +124,15 @@ def _is_deep(value: object, levels: int) -> bool:
     return levels == 0 or any(_is_deep(part, levels - 1) for part in inner if isinstance(part, dict | list))
 
 
-def _has_type(value: object, names: Iterable[str]) -> bool:
+def kind_of(value: object) -> str:
+    """The type of a value in JSON; that of a whole number is integer."""
     kind = next(name for python_type, name in _KINDS if isinstance(value, python_type))
-    is_whole = isinstance(value, int | float) and kind == "number" and value == value // 1
-    return kind in names or (is_whole and "integer" in names)
+    return "integer" if isinstance(value, float) and value.is_integer() else kind
+
+
+def _has_type(value: object, names: Iterable[str]) -> bool:
+    kind = kind_of(value)
+    return kind in names or (kind == "integer" and "number" in names)
 
 
 def read_bounds(given: Schema, out: Schema, notes: Notes, at: str) -> None:
@@ -146,7 +154,7 @@ def read_bounds(given: Schema, out: Schema, notes: Notes, at: str) -> None:
             found[exclusive] = found.pop(plain)
     if found and not _leave_a_number(found, is_integer=out.get("type") == "integer"):
         for key in found:
-            notes.refuse(at, key, given.get(key))
+            notes.refuse(at, key, given.get(key), {**found, "type": out.get("type", "number")})
         found = {}
     out.update(found)
     _read_multiple(given, out, notes, at)
@@ -163,7 +171,7 @@ def _number(value: object) -> float | None:
 
 
 def _is_held(number: float) -> bool:
-    return -_MAX_BOUND <= number <= _MAX_BOUND and (number == 0 or abs(number) >= _MIN_BOUND)
+    return -MAX_BOUND <= number <= MAX_BOUND and (number == 0 or abs(number) >= MIN_BOUND)
 
 
 def _range(found: dict[str, float], *, is_integer: bool) -> tuple[float, float]:
@@ -217,7 +225,8 @@ def read_lengths(given: Schema, out: Schema, notes: Notes, at: str) -> None:
         found = {key: size for key, size in sizes.items() if size is not None}
         if least in found and most in found and found[least] > found[most]:
             for key in (least, most):
-                notes.refuse(at, key, found.pop(key))
+                notes.refuse(at, key, found[key], found)
+            found = {}
         out.update(found)
 
 

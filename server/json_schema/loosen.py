@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from weft.server.json_schema.exclusive import Exclusion
 from weft.server.json_schema.keywords import (
     FREE_OBJECT,
     Notes,
@@ -78,6 +79,8 @@ def loosened(schema: Schema, *, is_exact: bool = False) -> Loosened:
         result = target if isinstance(target, dict) else {}
     if walk.definitions:
         result = {**result, "$defs": walk.definitions}
+    exclusion = Exclusion(result)
+    walk.notes.lost += [f"{at}.oneOf" for part, at in walk.choices if not exclusion.holds(part)]
     return Loosened(result, walk.notes.lost, walk.notes.wrong)
 
 
@@ -113,6 +116,7 @@ class _Walk:
         self.notes = Notes(is_exact)
         self._max_depth = MAX_EXACT_NESTING if is_exact else MAX_NESTING
         self.definitions: dict[str, Any] = {}
+        self.choices: list[tuple[Schema, str]] = []  # with `oneOf`, and where
         self._references = References(root)
         self._names: dict[str, str] = {}  # of the definitions, by the path of what they define
         self._waiting: list[tuple[str, Any, str]] = []
@@ -228,7 +232,7 @@ class _Walk:
                 found.append(name)
         is_closed = out.get("additionalProperties") is False and "patternProperties" not in out
         for name in [name for name in found if is_closed and name not in members]:
-            self.notes.refuse(at, "required", name)
+            self.notes.refuse(at, "required", name, {"properties": [*members], "additionalProperties": False})
             found.remove(name)
         for name in found:
             if members.get(name) is False:
@@ -248,7 +252,7 @@ class _Walk:
         if items is not None:
             out["items"] = self.read(items, f"{at}.items", depth + 1)
         if out.get("items") is False and out.get("minItems", 0) > len(out.get("prefixItems", ())):
-            self.notes.refuse(at, "minItems", out.pop("minItems"))
+            self.notes.refuse(at, "minItems", out.pop("minItems"), {"items": False})
 
     def _branches_of(self, given: Schema, out: Schema, at: str, depth: int) -> None:
         for key in ("anyOf", "oneOf", "allOf"):
@@ -260,6 +264,7 @@ class _Walk:
                 read = [self.read(part, f"{at}.{key}[{i}]", depth + 2) for i, part in enumerate(parts)]
             if read and not (all if key != "allOf" else any)(part is False for part in read):
                 out[key] = read
+                self.choices += [(out, at)] if key == "oneOf" else []
             else:
                 self.notes.refuse(at, key, parts)
 

@@ -138,6 +138,7 @@ def served_model(
     prompts = read_vector_prompts(pathlib.Path(settings.model)) if settings.model else NO_PROMPTS
     template = tokenizer.template_source(has_tools=True)
     formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
+    tokenizer.call_texts = formats.tools.call_texts if formats.tools else ()
     name = settings.served_model_name[0]
     return ServedModel(name, engine_client, tokenizer, formats, defaults, prompts=prompts, on_demand=on_demand)
 

@@ -25,7 +25,7 @@ from weft.server.task.schema import (
     WireModel,
     fewer,
 )
-from weft.server.text.replayed import CallId, JsonText, Reasoning, read_parts, read_result
+from weft.server.text.replayed import CallId, JsonText, Reasoning, read_call, read_parts, read_result, read_turns
 
 
 class CacheBreakpoint(WireModel):
@@ -79,7 +79,7 @@ class Message(WireModel):
     refusal: Text | None = None
     reasoning_content: Reasoning = None
     reasoning: Reasoning = None
-    tool_calls: Items[ToolCall] | None = None
+    tool_calls: Items[Annotated[ToolCall, BeforeValidator(read_call)]] | None = None
     function_call: FunctionCall | None = None
     tool_call_id: CallId | None = None
     audio: dict[str, Any] | None = None
@@ -89,7 +89,10 @@ class Message(WireModel):
     def _in_any_form(cls, content: object, info: ValidationInfo) -> object:
         if isinstance(content, list) and any(isinstance(each, ContentPart) for each in content):
             return content  # of another API, which has read it
-        return read_result(content) if info.data.get("role") in ("tool", "function") else read_parts(content)
+        role = info.data.get("role")
+        return (
+            read_result(content) if role in ("tool", "function") else read_parts(content, is_answer=role == "assistant")
+        )
 
 
 class Prediction(WireModel):
@@ -122,7 +125,7 @@ Metadata = Annotated[
 class ChatCompletionBody(GuidedBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: Messages
+    messages: Annotated[Messages, BeforeValidator(read_turns)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None

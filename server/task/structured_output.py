@@ -74,7 +74,8 @@ def _response_format(wanted: ResponseFormat) -> Structure:
         return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
     named = required(wanted.json_schema, "response_format.json_schema")
     schema = {"type": "object"} if named.schema_ is None else named.schema_
-    return json_structure(schema, f"response_format{wanted.schema_at}", is_lenient=not named.strict)
+    at = f"response_format{wanted.schema_at}"
+    return json_structure(schema, at, is_lenient=not named.strict, may_be_wrong=wanted.may_be_wrong)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:
@@ -111,11 +112,14 @@ def _fields(
         yield Structure({"gbnf" if is_gbnf else "lark_grammar": grammar}, f"{at}grammar")
 
 
-def json_structure(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
+def json_structure(
+    schema: dict[str, Any], param: str, *, is_lenient: bool = False, may_be_wrong: bool = False
+) -> Structure:
     """The structure of a JSON schema, which stands at `param` in the body.
 
     Args:
         is_lenient: Leave out what a grammar cannot express.
+        may_be_wrong: Then also leave out what means nothing.
 
     Raises:
         JsonSchemaError: The schema cannot be followed, or is none.
@@ -123,7 +127,7 @@ def json_structure(schema: dict[str, Any], param: str, *, is_lenient: bool = Fal
     if not is_lenient:
         return schema_structure(exact(schema, param), param, is_strict=True)
     made = loosened(schema)
-    if made.wrong:
+    if made.wrong and not may_be_wrong:
         raise JsonSchemaError(f"{param}{made.wrong[0]}", param=param)
     [schema] = fitted([made.schema], [True])
     lost = [*made.lost, *([] if schema is made.schema else [freed(schema)])]
@@ -132,7 +136,7 @@ def json_structure(schema: dict[str, Any], param: str, *, is_lenient: bool = Fal
 
 def schema_structure(schema: dict[str, Any], param: str, *, is_strict: bool, lost: Sequence[str] = ()) -> Structure:
     """The structure of a schema that a grammar can follow."""
-    return Structure({"json_schema": guided_schema(schema, is_lenient=not is_strict)}, param, schema, is_strict, lost)
+    return Structure({"json_schema": guided_schema(schema)}, param, schema, is_strict, lost)
 
 
 def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:

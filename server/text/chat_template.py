@@ -99,6 +99,7 @@ class ChatTemplate:
         variables: Mapping[str, object],
         *,
         repairs: bool = True,
+        call_texts: Sequence[str] = (),
     ) -> str:
         """Return the prompt text.
 
@@ -113,7 +114,7 @@ class ChatTemplate:
         self._probe()
         try:
             outcome, prompt = self._call(
-                RENDER, MAX_SECONDS, list(messages), add_generation_prompt, dict(variables), repairs
+                RENDER, MAX_SECONDS, list(messages), add_generation_prompt, dict(variables), repairs, list(call_texts)
             )
         except TemplateLimitError as error:
             raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from None

@@ -11,6 +11,7 @@ Nothing here knows a template, and nothing is called for a chat that its templat
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -22,10 +23,12 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 _REASONING_NAMES: Final = ("reasoning_content", "thinking", "reasoning")
 
 
-def ways(messages: list[Message]) -> Iterator[tuple[str, list[Message]]]:
+def ways(messages: list[Message], call_texts: Sequence[str] = ()) -> Iterator[tuple[str, list[Message]]]:
     """Yield what was done, in words, and the messages then; not the messages as they are, and none of them twice."""
-    seen = [messages]
-    for calls, show_calls in _CALLS.items():
+    seen, as_text = [messages], dict(_AS_TEXT)
+    if call_texts:
+        as_text = {"calls are in the text, as the model writes them": partial(_calls_written, call_texts), **_AS_TEXT}
+    for calls, show_calls in {**_CALLS, **as_text}.items():
         for turns, arrange in _TURNS.items():
             for system, place in _SYSTEM.items():
                 repaired = arrange(place(show_calls(messages)))
@@ -172,22 +175,35 @@ def _one_call_apart(messages: list[Message]) -> list[Message]:
 
 def _calls_as_text(messages: list[Message]) -> list[Message]:
     """Calls as JSON in the text of their turn, results as turns of the user: what a model without tools can read."""
+    result = _calls_written(_AS_JSON, messages)
+    return [{"role": "user", "content": each.get("content")} if each["role"] == "tool" else each for each in result]
+
+
+def _calls_written(texts: Sequence[str], messages: list[Message]) -> list[Message]:
+    """Calls in the text of their turn, with these texts around them (see `TextTokenizer`)."""
+    opening, before, middle, after, between, closing = texts
     result: list[Message] = []
     for message in messages:
         if calls := message.get("tool_calls"):
-            written = "\n".join(json.dumps(_shown_call(call), ensure_ascii=False) for call in calls)
+            functions = [(call["function"]["name"], call["function"].get("arguments")) for call in calls]
+            parts = [f"{before}{name}{middle}{_arguments(given, middle)}{after}" for name, given in functions]
             message = {name: value for name, value in message.items() if name != "tool_calls"}
+            written = opening + between.join(parts) + closing
             message = _with_content(message, _joined(message.get("content"), written))
-        elif message["role"] == "tool":
-            message = {"role": "user", "content": message.get("content")}
         result.append(message)
     return result
 
 
-def _shown_call(call: Message) -> Message:
-    return {name: call["function"].get(name) for name in ("name", "arguments")}
+def _arguments(given: Any, middle: str) -> str:
+    """Arguments as JSON, or, in a bracket, as keywords of Python."""
+    if middle != "(" or not isinstance(given, dict):
+        return given if middle == "(" and isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    values = [(name, json.dumps(value, ensure_ascii=False)) for name, value in given.items()]
+    return ", ".join(f"{name}={_IN_PYTHON.get(value, value)}" for name, value in values)
 
 
+_AS_JSON: Final = "", '{"name": "', '", "arguments": ', "}", "\n", ""
+_IN_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 _SYSTEM: Final[dict[str, Repair]] = {
     "": _same,
     "later system messages are in turns of the user": _later_system_in_user,
@@ -204,8 +220,8 @@ _CALLS: Final[dict[str, Repair]] = {
     "text beside calls is a turn before them": _content_apart,
     "parallel calls are turns of their own": _one_call_a_turn,
     "parallel calls and the text beside them are turns of their own": _one_call_apart,
-    "calls are JSON text, and results are turns of the user": _calls_as_text,
 }
+_AS_TEXT: Final[dict[str, Repair]] = {"calls are JSON text, and results are turns of the user": _calls_as_text}
 
 
 def tools_told(messages: Sequence[Message], tools: Sequence[object]) -> list[Message]:

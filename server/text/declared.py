@@ -109,8 +109,10 @@ def unhosted(kind: str, path: str, *, strict: bool) -> str:
 _SIGNS = frozenset({"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items"})
 """An object with one of these is a schema."""
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
-_KINDS = {"text": "text", "json_object": "json_object", "json": "json_object", "json_schema": "json_schema"}
+FORMAT_KINDS = {"text": "text", "json_object": "json_object", "json": "json_object", "json_schema": "json_schema"}
 _ABOUT = ("name", "description", "strict")
+_HOLDERS = ("json_schema", "schema", "value")
+"""Members that hold a schema, or, with some frameworks, a format once more."""
 
 
 class FormatForm(NamedTuple):
@@ -144,27 +146,34 @@ def format_form(given: dict[str, Any] | str) -> FormatForm:
     """Read a format."""
     if isinstance(given, str):
         given = {"type": given}
-    kind, wrapper = given.get("type"), _parsed(given.get("json_schema"))
-    has_schema = wrapper is not None or given.get("schema") is not None
-    if has_schema and (kind is None or kind == "json"):
+    kind = given.get("type")
+    if kind in (None, "json") and (given.get("json_schema") is not None or given.get("schema") is not None):
         kind = "json_schema"
     elif _is_schema(given):
         return FormatForm("json_schema", {"schema": given}, "", {})
-    if not isinstance(kind, str) or kind not in _KINDS or kind == "text" or not isinstance(wrapper, dict | None):
+    others = {key: value for key, value in given.items() if key not in ("type", *_ABOUT)}
+    if not isinstance(kind, str) or kind not in FORMAT_KINDS or kind == "text":
         return FormatForm(given.get("type"), {}, "", {key: value for key, value in given.items() if key != "type"})
-    holder, at = (given, "") if wrapper is None else (wrapper, ".json_schema")
-    members = {key: holder[key] for key in _ABOUT if key in holder}
-    key = next((key for key in ("schema", "value") if holder.get(key) is not None), "")
-    if key:
-        members["schema"], at = _parsed(holder[key]), f"{at}.{key}"
-    elif wrapper is not None and _SIGNS & wrapper.keys():
-        members["schema"] = wrapper
-    elif wrapper is None or kind != "json_schema":
-        return FormatForm(_KINDS[kind], {}, "", {key: given[key] for key in given if key not in ("type", *_ABOUT)})
-    if _KINDS[kind] == "json_object" and members["schema"] == {}:
-        return FormatForm("json_object", {}, "", {})
-    used = ("type", "json_schema", *(("schema", "value", *_ABOUT) if wrapper is None else ()))
-    return FormatForm("json_schema", members, at, {key: given[key] for key in given if key not in used})
+    members = {key: given[key] for key in _ABOUT if key in given}
+    at, inner, last = "", given, ""
+    while not (at and _is_schema(inner)) and (key := next((key for key in _HOLDERS if inner.get(key) is not None), "")):
+        value = _parsed(inner[key])
+        if key == "json_schema" and not isinstance(value, dict):
+            break
+        members |= {name: inner[name] for name in inner if at and name not in ("type", key)}
+        at, inner, last = f"{at}.{key}", value, key
+        others.pop(key, None)
+        if not isinstance(value, dict):
+            break
+    if last == "json_schema" and _SIGNS.isdisjoint(inner):
+        members |= inner  # it only has a name, or what is not known
+    elif at:
+        members["schema"] = inner
+    elif kind == "json_schema":
+        members = {}
+    if FORMAT_KINDS[kind] == "json_object" and members.get("schema", {}) == {}:
+        return FormatForm("json_object", {}, "", others)
+    return FormatForm("json_schema", members, at, others)
 
 
 def _is_schema(given: dict[str, Any]) -> bool:

@@ -2,9 +2,15 @@
 
 Conversations come through frameworks and proxies, and a refused turn ends them, so each form that has one meaning is
 read. What is read has the forms of OpenAI's API. Anything else stays as it is: the schemas say what is wrong with it.
+
+    {"type": "function_call", "call_id", "name", "arguments"}   a call: an item of the Responses API
+    {"type": "tool_use", "id", "name", "input"}                 a block of Anthropic's
+    {"type": "tool-call", "toolCallId", "toolName", "input"}    a part of Vercel's
+    {"name", "args", "id"}                                      LangChain's
 """
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -51,9 +57,17 @@ def reasoning_text(value: object, depth: int = 8) -> str | None:
     return None
 
 
-def read_parts(content: object) -> object:
-    """Content as it is, but texts among its parts are parts too, and reasoning is of one type."""
-    return [_part(each) for each in content] if isinstance(content, list) else content
+def read_parts(content: object, *, is_answer: bool = False) -> object:
+    """Content as it is, but texts among its parts are parts too, and reasoning is of one type.
+
+    What another server did in its answer is shown as JSON.
+    """
+    parts = [_part(each) for each in content] if isinstance(content, list) else []
+    if is_answer:
+        parts = [
+            each if _is_shown_as_part(each, REASONING_PART) or not _is_part(each) else _as_json(each) for each in parts
+        ]
+    return parts if isinstance(content, list) else content
 
 
 def _part(part: Any) -> Any:
@@ -70,20 +84,24 @@ def _part(part: Any) -> Any:
 def read_result(result: object) -> object:
     """The result of a tool: what is neither a text nor parts is shown as JSON."""
     if isinstance(result, list) and (not result or any(_is_part(each) for each in result)):
-        return [_part(each) if _is_shown_as_part(each) else {"type": "text", "text": json_of(each)} for each in result]
+        return [_part(each) if _is_shown_as_part(each) else _as_json(each) for each in result]
     return json_of(result)
+
+
+def _as_json(part: object) -> dict[str, str]:
+    return {"type": "text", "text": json_of(part)}
 
 
 def _is_part(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
-def _is_shown_as_part(value: Any) -> bool:
-    """Whether it is a part of a known type, even one that a model of texts cannot be shown."""
+def _is_shown_as_part(value: Any, *others: str) -> bool:
+    """Whether it is a part of a known type or one of the others, even one that a model of texts cannot be shown."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str):
         return False
-    return kind in TEXT_PARTS or kind == "refusal" or kind.startswith(_UNSEEN_PREFIXES)
+    return kind in TEXT_PARTS or kind in ("refusal", *others) or kind.startswith(_UNSEEN_PREFIXES)
 
 
 def read_block(kind: str, block: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +134,77 @@ def read_nested_choice(choice: object) -> object:
         case {"type": ("function" | "custom") as kind, "name": name, **rest} if kind not in rest:
             return {"type": kind, kind: {"name": name}}
     return read_choice(choice)
+
+
+_CALLS = ("function_call", "custom_tool_call", "tool_use", "tool-call", "tool_call")
+_RESULTS = ("function_call_output", "custom_tool_call_output", "tool_result", "tool-result")
+_IDS = ("call_id", "tool_use_id", "toolCallId", "tool_call_id", "id")
+
+
+def _first(value: dict[str, Any], *names: str) -> Any:
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def _type(value: object) -> object:
+    return value.get("type") if isinstance(value, dict) else None
+
+
+def _calls_of(turn: dict[str, Any]) -> list[Any]:
+    calls = turn.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def read_call(call: Any) -> Any:
+    """A call as chat has it."""
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        return {**call, "type": "function"}
+    if not isinstance(call, dict) or not isinstance(name := _first(call, "name", "toolName"), str):
+        return call
+    is_custom = call.get("type") == "custom_tool_call"
+    kind, member = ("custom", "input") if is_custom else ("function", "arguments")
+    given = _first(call, "arguments", "input", "args")
+    return {"id": _first(call, *_IDS), "type": kind, kind: {"name": name, member: given}}
+
+
+def _turn_of_result(result: dict[str, Any]) -> dict[str, Any]:
+    output = _first(result, "output", "content", "result")
+    if isinstance(output, dict) and "value" in output:  # Vercel's says of which type it is
+        output = output["value"]
+    return {"role": "tool", "tool_call_id": _first(result, *_IDS[:-1]), "content": output}
+
+
+def read_turns(turns: object) -> object:
+    """Turns as chat has them. Calls and reasoning that are items of their own become one turn."""
+    if not isinstance(turns, list):
+        return turns
+    read: list[Any] = []
+    is_open = False  # the last turn was made of items
+    for turn in turns:
+        kind = _type(turn) if isinstance(turn, dict) and turn.get("role") is None else None
+        is_item = kind == "reasoning" or kind in _CALLS
+        if is_item:
+            made = {"reasoning_content": reasoning_text(turn)} if kind == "reasoning" else {"tool_calls": [turn]}
+            turn = {"role": "assistant", **made}
+        if is_open and isinstance(turn, dict) and turn.get("role") == "assistant":
+            read[-1] = {**read[-1], **turn, "tool_calls": [*_calls_of(read[-1]), *_calls_of(turn)] or None}
+        else:
+            read += [_turn_of_result(turn)] if kind in _RESULTS else _split(turn)
+        is_open = is_item
+    return read
+
+
+def _split(turn: Any) -> Sequence[Any]:
+    """A turn without the calls and results among its parts, and these."""
+    content = turn.get("content") if isinstance(turn, dict) else None
+    parts = content if isinstance(content, list) else []
+    calls = [part for part in parts if _type(part) in _CALLS]
+    results = [_turn_of_result(part) for part in parts if _type(part) in _RESULTS]
+    if not (calls or results):
+        return [turn]
+    rest = [part for part in parts if _type(part) not in (*_CALLS, *_RESULTS)]
+    if turn.get("role") == "assistant":
+        return [{**turn, "content": rest or None, "tool_calls": [*_calls_of(turn), *calls]}, *results]
+    return [*results, *([{**turn, "content": rest}] if rest else [])]
 
 
 JsonText = Annotated[str, BeforeValidator(json_of)]

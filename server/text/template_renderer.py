@@ -42,6 +42,7 @@ class TemplateRenderer:
         self._changes_lists = not LIST_CHANGES.isdisjoint(names)
         self.names = names | {"role", *_REASONING_NAMES}
         self.notes: list[str] = []
+        self._call_texts: Sequence[str] = ()
         self._knows_developer = "developer" in source
 
     def render(
@@ -50,6 +51,7 @@ class TemplateRenderer:
         add_generation_prompt: bool,
         variables: Mapping[str, object],
         repairs: bool,
+        call_texts: Sequence[str] = (),
     ) -> str:
         """Return the prompt text.
 
@@ -62,7 +64,7 @@ class TemplateRenderer:
             RefusedError: The template refuses the messages, or fails; what it said of the messages as they are.
             MemoryError: There is too little.
         """
-        self.notes = []
+        self.notes, self._call_texts = [], call_texts
         given, forms = with_tools(variables, self.variables), self.forms
         seen = {"documents": None, **given, "add_generation_prompt": add_generation_prompt}
         seen |= {} if given.get("tools") else forms.no_tools
@@ -115,7 +117,7 @@ class TemplateRenderer:
     ) -> str | None:
         """The first prompt that shows everything, else the first of all; None: the template refuses every way."""
         why = str(refused) if refused else "the chat template leaves out a part of these messages"
-        for done, repaired in ways(messages):
+        for done, repaired in ways(messages, self._call_texts):
             try:
                 tried = self._render(repaired, seen)
             except RefusedError:

@@ -43,7 +43,14 @@ class Detokenizer(Protocol):
 
 
 class TextTokenizer(Protocol):
-    """A vocabulary with its chat template."""
+    """A vocabulary with its chat template.
+
+    Attributes:
+        call_texts: What the model writes around calls, for a template that shows none: opening, before, middle, after,
+            between, closing, as in a `Layout`. Set once, when the format is known.
+    """
+
+    call_texts: Sequence[str]
 
     @property
     def bos_token_id(self) -> int | None:

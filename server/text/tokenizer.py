@@ -67,6 +67,7 @@ class Tokenizer:
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._shield = Shield([token.content for token in added.values() if token.special])
         self._table = read_token_table(backend, frozenset(token.content for token in added.values()))
+        self.call_texts: Sequence[str] = ()
         self._newline_ids = self._ids("\n", add_special_tokens=False)
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=0))
         self.bos_token_id = self._named_id("bos_token")
@@ -162,7 +163,8 @@ class Tokenizer:
             tag = secrets.token_hex(8) + " "
             final = marked_messages[-1]
             marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
-        rendered = template.render(marked_messages, options.add_generation_prompt, variables, repairs=options.repairs)
+        shown = marked_messages, options.add_generation_prompt, variables
+        rendered = template.render(*shown, repairs=options.repairs, call_texts=self.call_texts)
         return marked.cut(_before(rendered, tag) if options.continue_final_message else rendered)
 
     def encode_rendered(self, pieces: list[str], room: TokenRoom | None = None) -> list[int]:

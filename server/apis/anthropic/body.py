@@ -299,11 +299,10 @@ def _thinking(body: wire.CountTokensBody) -> dict[str, Any]:
 
 
 def _tools(tools: Sequence[wire.ClientTool]) -> Iterator[ToolDefinition]:
-    for i, tool in enumerate(tools):
+    for tool in tools:
         if isinstance(tool, wire.ServerTool):
             continue
-        schema = required(tool.input_schema, f"tools[{i}].input_schema")
         function = FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=schema, strict=tool.strict
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
         )
         yield ToolDefinition(type="function", function=function)

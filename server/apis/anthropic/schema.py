@@ -92,7 +92,7 @@ class ClientTool(WireModel):
         form = tool_form(value)
         if not form.is_called:
             return ServerTool(type=form.kind, name="", cache_control=value.get("cache_control"))
-        if form.kind == "function" and value.keys() - {"name", "description", "cache_control"}:
+        if form.kind == "function":
             inner = {key: given for key, given in form.inner.items() if key != "parameters"}
             value = {**form.outer, **inner, "input_schema": form.inner.get("parameters", {})}
         return handler(value)

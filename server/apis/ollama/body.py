@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
-from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, FunctionCall, Message, ToolCall
-from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, TextOrTexts, ToolDefinition, WireModel
-from weft.server.task.validation import Refused, check_range
-from weft.server.text.replayed import JsonText
+from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, Message, ToolCall
+from weft.server.task.schema import Int, Items, ResponseFormat, Text, TextOrTexts, ToolDefinition, WireModel
+from weft.server.task.validation import Refused, check_range, required
+from weft.server.text.declared import FORMAT_KINDS, format_form
+from weft.server.text.replayed import Reasoning, read_turns
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
 
@@ -33,7 +34,16 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Format = Annotated[Annotated[Literal["", "json"], Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
+class Format(ResponseFormat):
+    """A schema, which may have faults as those of tools, or a format in the form of another API."""
+
+    may_be_wrong = True
+
+
+def _format(value: object) -> object:
+    if isinstance(value, dict) and format_form(value).kind not in FORMAT_KINDS:
+        return {"json_schema": {"schema": value}}
+    return value or None if isinstance(value, str) else value
 
 
 WholeNumber = Annotated[Int, BeforeValidator(_whole)]
@@ -61,7 +71,7 @@ class OllamaBody(WireModel):
 
     model: Text | None = None
     stream: bool | None = None
-    format: Format | None = None
+    format: Annotated[Format | None, BeforeValidator(_format)] = None
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
 
@@ -69,33 +79,20 @@ class OllamaBody(WireModel):
     keep_alive: float | Text | None = None
 
 
-class CalledFunction(WireModel):
-    """The function of an earlier call."""
-
-    name: Text
-    arguments: Annotated[JsonText, WithJsonSchema({"type": "object", "additionalProperties": True})] | None = None
-
-
-class EarlierCall(WireModel):
-    """A call of an earlier turn."""
-
-    function: CalledFunction
-
-
-class OllamaMessage(WireModel):
+class OllamaMessage(Message):
     """One turn. A tool's turn names the tool, or follows the calls in their order."""
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Text | None = None
-    thinking: Text | None = None
-    tool_calls: Items[EarlierCall] | None = None
+    thinking: Reasoning = None
     tool_name: Text | None = None
 
 
 class OllamaChatBody(OllamaBody):
     """The body of POST /api/chat. Without messages it only asks whether the model is there."""
 
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    messages: (
+        Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), BeforeValidator(read_turns)]
+        | None
+    ) = None
     tools: Items[ToolDefinition] | None = None
 
 
@@ -287,11 +284,6 @@ def _shared_fields(body: OllamaBody, defaults: GenerationDefaults) -> dict[str, 
     spelled = {"repetition_penalty": "repeat_penalty"}
     given = {name: getattr(options, spelled.get(name, name)) for name in _USUAL_SAMPLING}
     num_predict = options.num_predict
-    format: dict[str, Any] | None = None
-    if isinstance(body.format, dict):
-        format = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.format}}
-    elif body.format:
-        format = {"type": "json_object"}
     return {
         "model": body.model,
         "stream": body.stream is not False,
@@ -302,7 +294,7 @@ def _shared_fields(body: OllamaBody, defaults: GenerationDefaults) -> dict[str, 
         "stop": options.stop or None,
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
-        "response_format": format,
+        "response_format": body.format,
     }
 
 
@@ -318,18 +310,19 @@ def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
     open_calls: OrderedDict[str, str] = OrderedDict()  # id -> name; a dict is slow to find its first key
     ids_of: defaultdict[str | None, deque[str]] = defaultdict(deque)  # name -> ids of its open calls
     num_calls = 0
-    for each in given:
+    for i, each in enumerate(given):
         calls = []
-        for call in each.tool_calls or ():
-            function = FunctionCall(name=call.function.name, arguments=call.function.arguments or "{}")
-            calls.append(ToolCall(id=f"call_{num_calls}", function=function))
-            open_calls[f"call_{num_calls}"] = call.function.name
-            ids_of[call.function.name].append(f"call_{num_calls}")
+        for j, call in enumerate(each.tool_calls or ()):
+            function = required(call.function, f"messages[{i}].tool_calls[{j}].function")
+            calls.append(ToolCall(id=call.id or f"call_{num_calls}", function=function))
+            open_calls[calls[-1].id or ""] = function.name
+            ids_of[function.name].append(calls[-1].id or "")
             num_calls += 1
-        message: dict[str, Any] = {"role": each.role, "content": each.content or ""}
+        id, reasoning = each.tool_call_id, each.reasoning_content if each.thinking is None else each.thinking
+        message: dict[str, Any] = {"role": each.role, "content": each.content or "", "reasoning_content": reasoning}
         if each.role == "tool":
             ids = ids_of[each.tool_name] or ids_of[next(iter(open_calls.values()), None)]
-            message |= {"tool_call_id": ids.popleft() if ids else "call_0", "name": each.tool_name}
-            open_calls.pop(message["tool_call_id"], None)
-        messages.append(Message(**message, reasoning_content=each.thinking, tool_calls=calls or None))
+            id = id or (ids.popleft() if ids else "call_0")
+            open_calls.pop(id, None)
+        messages.append(Message(**message, tool_call_id=id, name=each.tool_name or each.name, tool_calls=calls or None))
     return messages

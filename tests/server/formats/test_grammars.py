@@ -276,9 +276,3 @@ def test_arguments_are_held_to_their_schema_as_answers_are() -> None:
     grammar = f"start: {lark.arguments(tool)}"
     assert accepts("demo", grammar, '{"a": 1}')
     assert not accepts("demo", grammar, '{"a": 1, "b": 2}')
-
-
-def test_what_cannot_be_enforced_is_left_out_unless_the_tool_is_strict() -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    assert '"lenient": true' in lark.arguments(Tool("f", parameters))
-    assert "lenient" not in lark.arguments(Tool("f", parameters, is_strict=True))

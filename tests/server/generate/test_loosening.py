@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from weft.engine.guidance.matcher import one_line
 from weft.engine.guidance.meeting import check_meeting
 from weft.engine.wire.messages import MAX_GRAMMAR_BYTES, Guidance
 from weft.server.errors import GrammarError, JsonSchemaError
@@ -58,7 +59,9 @@ class FakeAnswer:
 
     async def refusal(self, client: Any, text: str) -> str | None:
         self.tried.append(text)
-        fault = "too complex" if self._refuses_all else meeting_fault(text) or LLMatcher.validate_grammar(text)
+        fault = (
+            "too complex" if self._refuses_all else meeting_fault(text) or one_line(LLMatcher.validate_grammar(text))
+        )
         return f"the grammar cannot be used: {fault}" if fault else None
 
     async def open(self, client: Any) -> None:
@@ -67,7 +70,7 @@ class FakeAnswer:
 
 
 def opened(
-    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, **how: Any
+    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, client: Any = None, **how: Any
 ) -> tuple[FakeAnswer, OutputWishes]:
     made = [wishes]
 
@@ -87,7 +90,7 @@ def opened(
     answer: Any = FakeAnswer(guidance(wishes), **how)
     if answers is not None:
         answers.append(answer)
-    asyncio.run(open_loosening(answer, None, wishes, guide))  # type: ignore[arg-type]
+    asyncio.run(open_loosening(answer, client, wishes, guide))
     return answer, made[-1]
 
 
@@ -206,6 +209,13 @@ def test_a_repaired_grammar_is_remembered() -> None:
         assert (len(answers[0].tried) > 0) == bool(num_tries), raised.value
 
 
+def test_what_one_model_refuses_another_may_take() -> None:
+    """Two models of one server shared the outcomes: their vocabularies are not the same."""
+    wishes = tools(BAD, {"type": "object", "properties": {"two_models": TEXT}})
+    tried = [len(opened(wishes, client=client)[0].tried) for client in ("one", "other", "one")]
+    assert tried[0] == tried[1] > tried[2] == 1
+
+
 def test_a_search_without_time_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy engine answers late: each turn of an agent waited for the whole time of a search."""
     many = tools(BAD, {"type": "object", "properties": {"made_again": TEXT}})
@@ -234,8 +244,36 @@ def test_a_strict_tool_is_refused_by_its_path() -> None:
     with pytest.raises(JsonSchemaError) as raised:
         opened(tools(GOOD, BAD, is_strict=True))
     assert raised.value.param == "tools[1].parameters"
-    assert raised.value.message.startswith("tools[1].parameters.properties.b.allOf: the grammar cannot be used: ")
-    assert raised.value.message.endswith("(tool 'f1')")
+    at = "tools[1].parameters.properties.b.allOf"
+    why = "it leaves no value beside what else is asked there"
+    assert raised.value.message == f"{at} cannot be enforced by a grammar: {why} (tool 'f1')"
+
+
+@pytest.mark.parametrize(
+    ("part", "path", "why"),
+    [
+        ({"type": "number", "minimum": 1e300}, "minimum", "bounds must be 0, or 1e-50 to 9e+18 from 0"),
+        ({"type": "number", "maximum": -1e20}, "maximum", "bounds must be 0, or 1e-50 to 9e+18 from 0"),
+        ({"type": "integer", "minimum": -(2**63)}, "minimum", "bounds must be 0, or 1e-50 to 9e+18 from 0"),
+        ({"type": "number", "exclusiveMinimum": 5e-324}, "exclusiveMinimum", "bounds must be"),
+        ({"type": "number", "multipleOf": 1e-20}, "multipleOf", "multiples may be at most 4294967295"),
+        ({"type": "integer", "multipleOf": 10**30}, "multipleOf", "multiples may be at most 4294967295"),
+        (EMPTY, "allOf", "it leaves no value beside what else is asked there"),
+        (
+            {"type": "string", "minLength": 2000, "pattern": "^(ab|cd)+$"},
+            "pattern",
+            "of one text take too much together",
+        ),
+    ],
+)
+def test_what_only_the_library_refuses_is_said_in_words_of_schemas(part: Any, path: str, why: str) -> None:
+    """Ranges of Rust were shown, and a dump of its expression."""
+    schema = {"type": "object", "properties": {"a": TEXT, "b": part}, "required": ["b"]}
+    for wishes in (tools(schema, is_strict=True), OutputWishes(structure=json_structure(schema, "format"))):
+        with pytest.raises(JsonSchemaError) as raised:
+            opened(wishes)
+        assert f"{raised.value.param}.properties.b.{path} cannot be enforced by a grammar: " in raised.value.message
+        assert why in raised.value.message and "Regex" not in raised.value.message
 
 
 def test_what_is_strict_stays_beside_what_is_not() -> None:
@@ -268,4 +306,4 @@ def test_an_answer_that_is_free_is_still_json() -> None:
 def test_refusals_without_an_end_end() -> None:
     with pytest.raises(GrammarError) as raised:
         opened(tools(BAD), refuses_all=True)
-    assert raised.value.message == "tools: the grammar cannot be used: too complex"
+    assert raised.value.message == "tools[0].parameters: the grammar cannot be used: too complex"

@@ -18,7 +18,7 @@ def obj(**properties: Any) -> dict[str, Any]:
 
 
 def compiles(made: Loosened) -> bool:
-    grammar = {"grammars": [{"json_schema": guided_schema(made.schema, is_lenient=True)}]}
+    grammar = {"grammars": [{"json_schema": guided_schema(made.schema)}]}
     return not LLMatcher.validate_grammar(json.dumps(grammar))
 
 
@@ -169,6 +169,26 @@ def test_what_means_nothing_is_told_from_what_cannot_be_enforced(asked: Any, is_
     made = loosened(obj(x=asked))
     assert made.lost != []
     assert [text.startswith(".properties.x") for text in made.wrong] == [True] * (len(made.lost) if is_wrong else 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"minLength": 5, "maxLength": 1}, "minLength cannot be 5 beside maxLength 1"),
+        ({"minItems": "5", "maxItems": 1.0}, "minItems cannot be 5 beside maxItems 1"),
+        ({"minimum": 5, "maximum": 1}, 'minimum cannot be 5 beside maximum 1, type "number"'),
+        ({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2},
+         'exclusiveMinimum cannot be 1 beside exclusiveMaximum 2, type "integer"'),
+        ({"type": "string", "enum": [5]}, 'type cannot be "string" beside enum [5]'),
+        ({"type": "array", "items": False, "minItems": 5}, "minItems cannot be 5 beside items false"),
+        ({"required": ["a"], "properties": {"b": {}}, "additionalProperties": False},
+         'required cannot be "a" beside properties ["b"], additionalProperties false'),
+        ({"minLength": -0.5}, "minLength cannot be -0.5"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_beside_another_keyword_names_that(asked: Any, text: str) -> None:
+    """A bound that is fine alone was said to be no bound at all."""
+    assert loosened(obj(x=asked)).wrong[0] == f".properties.x.{text}"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def read(format: Any) -> Structure | None:
     return structure_of(ChatCompletionBody.model_validate({"messages": [], "response_format": format}))
 
 
-FORMS: list[tuple[Any, str]] = [
+FORMS: list[tuple[Any, str]] = [  # a format, and where its schema is
     ({"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}, ".json_schema.schema"),
     ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, ".json_schema.schema"),
     ({"type": "json_schema", "json_schema": {"name": "my answer: 1/2!", "schema": SCHEMA}}, ".json_schema.schema"),
@@ -32,7 +32,16 @@ FORMS: list[tuple[Any, str]] = [
     ({"schema": SCHEMA}, ".schema"),
     (SCHEMA, ""),
     ({**SCHEMA, "type": ["object"]}, ""),
-]
+    # wrapped twice
+    ({"json_schema": {"json_schema": {"name": "n", "schema": SCHEMA}}}, ".json_schema.json_schema.schema"),
+    ({"type": "json_schema", "json_schema": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+     ".json_schema.json_schema.schema"),
+    ({"type": "json_schema", "json_schema": {"name": "n", "json_schema": SCHEMA}}, ".json_schema.json_schema"),
+    ({"type": "json_schema", "json_schema": {"name": "n", "schema": {"schema": SCHEMA}}}, ".json_schema.schema.schema"),
+    ({"type": "json_schema", "schema": {"name": "n", "schema": json.dumps(SCHEMA)}}, ".schema.schema"),
+    ({"type": "json_object", "schema": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+     ".schema.json_schema.schema"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("format", "at"), FORMS)
@@ -54,9 +63,19 @@ def test_any_object(format: Any) -> None:
 
 def test_what_is_strict_stays_strict() -> None:
     for format in ({"type": "json_schema", "strict": True, "schema": SCHEMA},
-                   {"type": "json_schema", "json_schema": {"strict": True, "schema": SCHEMA}}):  # fmt: skip
+                   {"type": "json_schema", "json_schema": {"strict": True, "schema": SCHEMA}},
+                   {"type": "json_schema", "strict": True, "json_schema": {"schema": SCHEMA}},
+                   {"json_schema": {"strict": True, "json_schema": {"name": "n", "schema": SCHEMA}}}):  # fmt: skip
         structure = read(format)
         assert structure is not None and structure.is_strict
+
+
+@pytest.mark.parametrize("wrapper", [{"name": "n", "parameters": SCHEMA}, {"schemas": SCHEMA}])
+def test_a_schema_that_is_not_found_is_reported(site: Any, wrapper: Any) -> None:
+    """The answer was free, and nobody was told."""
+    name = next(name for name in wrapper if name != "name")
+    reply = site.chat(response_format={"type": "json_schema", "json_schema": wrapper})
+    assert (reply.status, reply.headers["x-ignored-params"]) == (200, f"response_format.json_schema.{name}")
 
 
 def test_text_is_text() -> None:

@@ -1,12 +1,19 @@
 import json
 import logging
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import chat_templates_for_tests as templates
-from weft.server.text.chat_template import ChatTemplate, ChatTemplateError
+from tests.tokenizers_for_tests import byte_level, write_checkpoint
+from weft.server.formats.json_calls import GRANITE, HERMES, KIMI_K2
+from weft.server.formats.parser import Kind, Tool, ToolFormat
+from weft.server.formats.pythonic_calls import LFM2, OLMO3
+from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, TemplateOptions
 from weft.server.text.conversation_repairs import shows_all, ways
+from weft.server.text.tokenizer import Tokenizer
 
 # In the manner of Qwen 3.5, of Mistral's of 2025, of Llama 3.1, of Mistral Nemo, of LFM 2 and of gpt-oss.
 _SYSTEM_FIRST = (
@@ -217,3 +224,49 @@ def test_reasoning_stays_with_the_calls_when_text_is_apart() -> None:
     turn = {"role": "assistant", "content": "AAA", "reasoning_content": "RRR", "tool_calls": calls}
     repaired = dict(ways([turn]))["text beside calls is a turn before them"]
     assert repaired == [{"role": "assistant", "content": "AAA"}, {**turn, "content": ""}]
+
+
+_AS_IT_IS = _SYSTEM_FIRST.replace("{{ m.content }}", "{{ m.content }};")
+FORMS = [
+    (LFM2, '<|tool_call_start|>[f(x="X1", y=True, z=[1, null]), g(x="X2")]<|tool_call_end|>'),
+    (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {"x": "X1", "y": true, "z": [1, null]}}, '
+              '{"name": "g", "arguments": {"x": "X2"}}]'),
+    (HERMES, '<tool_call>\n{"name": "f", "arguments": {"x": "X1", "y": true, "z": [1, null]}}\n</tool_call>\n'
+             '<tool_call>\n{"name": "g", "arguments": {"x": "X2"}}\n</tool_call>'),
+    (OLMO3, '<function_calls>\nf(x="X1", y=True, z=[1, null])\ng(x="X2")\n</function_calls>'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "written"), FORMS, ids=lambda each: getattr(each, "name", ""))
+def test_calls_that_a_template_does_not_show_are_in_the_models_own_form(format: ToolFormat, written: str) -> None:
+    """Templates of LFM2 and Granite 3 leave calls to the content; a model of tools saw its own calls as other JSON."""
+    messages = _chat("u:A a:TXT+f1+g2 t1:R t2:S")
+    messages[1]["tool_calls"][0]["function"]["arguments"] |= {"y": True, "z": [1, None]}
+    prompt = ChatTemplate(_AS_IT_IS).render(messages, True, {}, call_texts=format.call_texts)
+    assert prompt == f"<user>A;<assistant>TXT\n\n{written};<tool>R;<tool>S;"
+    tools = [Tool("f", {"type": "object"}), Tool("g", {"type": "object"})]
+    assert [kind for kind, _ in format.parser(tools).feed(written + " ")].count(Kind.CALL) == 2
+
+
+def test_calls_with_an_id_in_them_have_no_form_of_their_own() -> None:
+    assert not KIMI_K2.call_texts
+
+
+def test_cut_arguments_stay_as_they_were_written() -> None:
+    messages = _chat("u:A a:+f1 t1:R")
+    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"x": "X'
+    prompt = ChatTemplate(_AS_IT_IS).render(messages, True, {}, call_texts=LFM2.call_texts)
+    assert prompt == '<user>A;<assistant><|tool_call_start|>[f({"x": "X)]<|tool_call_end|>;<tool>R;'
+
+
+def test_only_the_markers_of_the_form_are_control_tokens() -> None:
+    markers = LFM2.markers
+    call = {"id": "1", "function": {"name": "f", "arguments": {"x": markers[0]}}}
+    chat = [{"role": "user", "content": markers[1]}, {"role": "assistant", "tool_calls": [call]}]
+    backend = byte_level(markers)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_checkpoint(Path(folder), backend, {"chat_template": _AS_IT_IS})
+        tokenizer = Tokenizer.load(path)
+    tokenizer.call_texts = LFM2.call_texts
+    ids = tokenizer.encode_rendered(tokenizer.render_chat(chat, TemplateOptions()))
+    assert [tokenizer.decode([id], False) for id in ids if tokenizer.is_special(id)] == list(markers)

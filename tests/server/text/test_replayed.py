@@ -225,3 +225,89 @@ def test_depth_is_bounded() -> None:
     assert not is_deep(value)
     assert is_deep({"a": [value]})
     assert reasoning_text(value) is None
+
+
+def called(*pairs: tuple[str, Any]) -> list[dict[str, Any]]:
+    """Calls of f as the template sees them."""
+    functions = [(id, {"name": "f", "arguments": arguments}) for id, arguments in pairs]
+    return [{"id": id, "type": "function", "function": function} for id, function in functions]
+
+
+ASSISTANT, OK = {"role": "assistant"}, {"role": "tool", "content": "ok", "tool_call_id": "1"}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
+VERCEL = {"type": "tool-call", "toolCallId": "1", "toolName": "f", "input": {"a": 1}}
+ITEM = {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": '{"a": 1}'}
+HM = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+OF_OTHER_APIS: list[list[Any]] = [  # each is one call and its result
+    calling("responses", '{"a": 1}'),
+    [ITEM, {"type": "function_call_output", "call_id": "1", "output": [{"type": "output_text", "text": "ok"}]}],
+    calling("messages", {"a": 1}),
+    [{**ASSISTANT, "content": [VERCEL]},
+     {"role": "tool", "content": [{"type": "tool-result", "toolCallId": "1", "toolName": "f",
+                                   "output": {"type": "text", "value": "ok"}}]}],
+    [{**ASSISTANT, "content": [VERCEL, {"type": "tool-result", "toolCallId": "1", "result": "ok"}]}],
+    *([{**ASSISTANT, "content": None, "tool_calls": [call]}, OK] for call in (
+        {"id": "1", "name": "f", "arguments": {"a": 1}},
+        {"type": "tool_call", "id": "1", "name": "f", "args": {"a": 1}},
+        {"type": "tool_call", "id": "1", "function": {"name": "f", "arguments": {"a": 1}}}, USE, VERCEL, ITEM)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("items", OF_OTHER_APIS)
+def test_calls_in_the_forms_of_other_apis_are_calls_in_chat(site: Any, items: list[Any]) -> None:
+    """A session that began elsewhere ended with a 400."""
+    call, result = shown(site, "chat", items)
+    assert (call["role"], call["content"], call["tool_calls"]) == ("assistant", None, called(("1", {"a": 1})))
+    assert result == OK
+
+
+def test_items_of_one_turn_are_one_turn(site: Any) -> None:
+    second = {**ITEM, "call_id": "2"}
+    outputs = [{"type": "function_call_output", "call_id": id, "output": "ok"} for id in "12"]
+    turn, *results, last = shown(site, "chat", [HM, ITEM, second, *outputs, {**ASSISTANT, "content": "done"}])
+    assert turn["tool_calls"] == called(("1", {"a": 1}), ("2", {"a": 1})) and turn["reasoning_content"] == "hm"
+    assert results == [OK, {**OK, "tool_call_id": "2"}] and last["content"] == "done"
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+    assert shown(site, "chat", [HM, message, USER])[0] == {**ASSISTANT, "content": "a", "reasoning_content": "hm"}
+
+
+def test_text_beside_blocks_keeps_its_place(site: Any) -> None:
+    text = {"type": "text", "text": "I look."}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "ok", "is_error": True}
+    turns = [{**ASSISTANT, "content": [text, USE]}, {"role": "user", "content": [result, {**text, "text": "And?"}]}]
+    call, *rest = shown(site, "chat", turns)
+    assert (call["content"], call["tool_calls"]) == ("I look.", called(("1", {"a": 1})))
+    assert rest == [OK, {"role": "user", "content": "And?"}]
+
+
+@pytest.mark.parametrize("kind", ["server_tool_use", "web_search_tool_result", "poem"])
+def test_what_another_server_did_in_its_answer_is_json(site: Any, kind: str) -> None:
+    part = {"type": kind, "id": "1", "input": {"query": "q"}}
+    [turn, _] = shown(site, "chat", [{**ASSISTANT, "content": [part, {"type": "text", "text": "a"}]}, USER])
+    assert turn["content"] == json.dumps(part) + "\na"
+    assert post(site, "chat/completions", {"messages": [{"role": "user", "content": [part]}]}).status == 400
+
+
+def test_a_custom_call_that_is_an_item_is_one(site: Any) -> None:
+    item = {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": "text"}
+    output = {"type": "custom_tool_call_output", "call_id": "1", "output": "ok"}
+    call, result = shown(site, "chat", [item, output])
+    assert (call["tool_calls"], result) == (called(("1", {"input": "text"})), OK)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": "no role"},
+        {"type": "poem", "text": "a"},
+        {"type": "function_call", "call_id": "1"},
+        {**ASSISTANT, "tool_calls": [{"id": "1"}]},
+        {**ASSISTANT, "content": [{"type": "tool_use", "id": "1"}]},
+        {**ASSISTANT, "tool_calls": "f"},
+        5,
+        None,
+    ],
+)
+def test_what_is_no_turn_is_refused_by_its_place(site: Any, turn: Any) -> None:
+    error = post(site, "chat/completions", {"messages": [USER, turn]}).error
+    assert error["code"] in ("invalid_value", "invalid_type") and error["param"].startswith("messages[1]")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.chat_templates_for_tests import QWEN3
 from weft.engine.wire.messages import FinishReason
 
 ASK: Any = [{"role": "user", "content": "Hi"}]
@@ -119,7 +120,6 @@ def test_more_output_than_the_context_holds_is_cut_there(site: Any) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "blocks of type 'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "'thinking' cannot stand here"),
         ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
-        ({"tools": [{"name": "a"}]}, "tools[0].input_schema is required"),
         (
             {"tools": [{"name": "a", "input_schema": {"type": "string"}, "strict": True}]},
             "tools[0].input_schema.type must allow an object",
@@ -177,3 +177,14 @@ def test_blocks_inside_blocks_are_refused(site: Any, depth: int) -> None:
     body = '{"max_tokens":9,"messages":[{"role":"user","content":[' + nested + "]}]}"
     reply = site.call("POST", "/v1/messages", content=body, headers={"content-type": "application/json"})
     assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("more", [{}, {"description": "d"}, {"input_schema": None}, {"input_schema": {}},
+                                  {"type": "custom"}, {"type": "custom", "strict": False}])  # fmt: skip
+def test_a_tool_without_a_schema_takes_no_arguments(site: Any, more: dict[str, Any]) -> None:
+    tools = [{"name": "a", **more}]
+    site.tokenizer.template = QWEN3
+    site.rebuild()
+    reply = send(site, tools=tools)
+    assert reply.status == 200, reply.text
+    assert 'arguments_0: "{}"' in site.engine.asked[-1].guidance.grammar.replace("\\", "")

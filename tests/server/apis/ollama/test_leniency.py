@@ -96,3 +96,46 @@ def test_a_longer_context_than_there_is_is_cut_and_reported(make_site: Any, valu
             assert reply.status == (400 if strict and is_longer else 200)
             if not strict:
                 assert reply.headers.get("x-ignored-params") == ("options.num_ctx" if is_longer else None)
+
+
+FORMATS: list[tuple[Any, str | None]] = [
+    # a format, and what is reported of it
+    (WEATHER, None),
+    ({**WEATHER, "type": "OBJECT"}, None),
+    ({"type": "json_schema", "json_schema": {"name": "n", "schema": WEATHER}}, None),
+    ({"schema": WEATHER}, None),
+    ({**WEATHER, "required": 5}, "format.required"),
+    ({**WEATHER, "$ref": "#/nowhere"}, "format.$ref"),
+    ({"properties": {**WEATHER["properties"], "a": {"type": "intt"}}}, "format.properties.a.type"),
+    ({"properties": {**WEATHER["properties"], "a": {"enum": []}}}, "format.properties.a.enum"),
+    ({**WEATHER, "minProperties": 5, "maxProperties": 2}, "format.minProperties,format.maxProperties"),
+    ({"schema": {**WEATHER, "required": 5}}, "format.schema.required"),
+]
+
+
+@pytest.mark.parametrize(("format", "lost"), FORMATS)
+def test_a_format_is_as_loose_as_the_schema_of_a_tool(site: Any, format: Any, lost: str | None) -> None:
+    """One wrong keyword ended the request, where that of a tool was left out."""
+    reply = chat(site, format=format)
+    assert (reply.status, reply.headers.get("x-ignored-params")) == (200, lost), reply.text
+    assert '"city": {"type": "string"}' in site.engine.asked[-1].guidance.grammar
+    body = {"prompt": "Hi", "stream": False, "format": format}
+    assert site.call("POST", "/api/generate", json=body).headers.get("x-ignored-params") == lost
+
+
+@pytest.mark.parametrize("format", ["json", {}, {"type": "any"}, {"type": "json_object"}])
+def test_any_json(site: Any, format: Any) -> None:
+    assert chat(site, format=format).status == 200
+    assert "json" in site.engine.asked[-1].guidance.grammar
+
+
+@pytest.mark.parametrize("format", ["", None, "text"])
+def test_no_format(site: Any, format: Any) -> None:
+    assert chat(site, format=format).status == 200
+    assert not site.engine.asked[-1].guidance.grammar
+
+
+@pytest.mark.parametrize("format", ["xml", [], 5, True])
+def test_what_is_no_format_is_refused(site: Any, format: Any) -> None:
+    reply = chat(site, format=format)
+    assert reply.status == 400 and reply.json["error"].startswith("format")

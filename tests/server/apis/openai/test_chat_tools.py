@@ -198,7 +198,7 @@ def test_a_prediction_is_sent_as_tokens(site: Any) -> None:
     [
         ({"guided_regex": "("}, "invalid_grammar", "guided_regex"),
         ({"guided_json": {"type": "string"}}, "invalid_json_schema", "guided_json"),
-        ({"tools": TOOLS}, "invalid_json_schema", "tools"),
+        ({"tools": TOOLS}, "invalid_json_schema", "tools[0].function.parameters"),
     ],
 )
 def test_what_cannot_be_compiled_is_the_callers_fault(site: Any, body: dict[str, Any], code: str, param: str) -> None:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from tests.chat_templates_for_tests import QWEN3
 from weft.engine.guidance.meeting import check_meeting
-from weft.engine.wire.messages import RejectReason
+from weft.engine.wire.messages import FinishReason, RejectReason
 from weft.server.errors import rejection
 
 TEXT = {"type": "string"}
@@ -113,7 +113,41 @@ def test_what_is_strict_may_be_spelled_as_strangers_do(site: Any) -> None:
         assert (reply.status, reply.headers.get("x-ignored-params")) == (200, None), reply.text
         for part in ('"minLength": 1,', '"maximum": 7', '"required": ["c", "a"]', '{"type": "integer"}'):
             assert part in grammar_of(site) or part.replace(",", "}") in grammar_of(site)
-        assert "lenient" not in grammar_of(site)
     assert site.tokenizer.variables.get("tools") is None  # as declared where there are tools
     site.chat(tools=[tool])
     assert site.tokenizer.variables["tools"][0]["function"]["parameters"] == {**ODD, "required": ["c"]}
+
+
+LONG = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^([a-z]{1,9}|[0-9]{1,9})+$"}}}
+ASKED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": LONG}}},
+     "response_format.json_schema.schema", "invalid_json_schema"),
+    ("/v1/chat/completions", {"structured_outputs": {"regex": "a++"}}, "structured_outputs.regex", "invalid_grammar"),
+    ("/v1/chat/completions", {"guided_grammar": "start: /([a-z]{1,9}-?)+/"}, "guided_grammar", "invalid_grammar"),
+    ("/v1/chat/completions", {"tools": [function("f", a=KEPT)], "tool_choice": "required"},
+     "tools[0].function.parameters", "invalid_json_schema"),
+    ("/v1/chat/completions", {"tools": [function("f", a=KEPT), function("g", a=KEPT)], "tool_choice": "required"},
+     "tools", "invalid_json_schema"),
+    ("/v1/messages", {"max_tokens": 9, "tools": [{"name": "f", "input_schema": LONG}], "tool_choice": {"type": "any"}},
+     "tools[0].input_schema", "invalid_json_schema"),
+    ("/v1/responses", {"store": False, "text": {"format": {"type": "json_schema", "name": "n", "schema": LONG}}},
+     "text.format.schema", "invalid_json_schema"),
+    ("/api/chat", {"format": LONG}, "format", "invalid_json_schema"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "at", "code"), ASKED, ids=[f"{path} {at}" for path, _, at, _ in ASKED])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_fails_on_the_way_names_its_field(
+    site: Any, path: str, body: dict[str, Any], at: str, code: str, stream: bool
+) -> None:
+    """It fails in the midst of an answer, and nothing told which of the fields was meant."""
+    site.engine.finish = FinishReason.DEAD_END
+    user = [{"role": "user", "content": "Hi"}]
+    asked = {"input": user} if path == "/v1/responses" else {"messages": user}
+    reply = site.call("POST", path, json={**asked, "stream": stream, **body})
+    assert reply.status == (200 if stream else 400)
+    assert f'"{at}: the grammar cannot be followed any further' in reply.text.replace("error: ", "")
+    if path == "/v1/chat/completions":
+        error = reply.events[-1]["error"] if stream else reply.error
+        assert (error["param"], error["code"]) == (at, code)
