@@ -1,28 +1,33 @@
-// The open conversation: its messages on the page, and its request, if one is running.
+// The open conversation: what can be done with it, and its messages on the page.
 
-import { Answer, newAnswer } from "./answer.js";
-import { ApiError, streamChat } from "./api.js";
+import { newAnswer } from "./answer.js";
+import { Conversation } from "./conversation.js";
 import { byId, el } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
-import { AnswerView, userView } from "./message_view.js";
-import { Fault, buildBody } from "./request.js";
+import { current } from "./local.js";
+import { AnswerView, UserView } from "./message_view.js";
+import { Fault, buildBody, resultsOf, sentPath } from "./request.js";
+import { Runs } from "./runs.js";
 import { askForKey, showSection } from "./settings_view.js";
-import { current, newConversation, newName, settings, writeConversation } from "./store.js";
+import { readConversation, release, writeConversation } from "./store.js";
 
 const NEAR_END = 48;
-const TITLE_LENGTH = 48;
 const PAUSE = 4; // between two redraws, in multiples of the duration of the last one
 
 export class Chat {
   /**
    * @param {object} hooks
-   * @param {() => void} hooks.onChange after a change that the list of conversations shows
-   * @param {(isRunning: boolean) => void} hooks.onRun
+   * @param {() => void} hooks.onChange after a change that the list of conversations or the composer shows
+   * @param {() => void} hooks.onOpen
    * @param {(message: object) => void} hooks.onEdit
    * @param {(example: object) => void} hooks.onExample
+   * @param {(text: string, undo: () => void) => void} hooks.onUndoable
    */
   constructor(hooks) {
-    Object.assign(this, { hooks, conversation: newConversation(), abort: null, stats: null, sticks: true, due: 0 });
+    Object.assign(this, { hooks, conversation: new Conversation({}), known: new Map(), sticks: true, due: 0, views: new Map() });
+    /** Ids of conversations with an answer that nobody has seen. */
+    this.unseen = new Set();
+    this.runs = new Runs((run) => this.draw(run.message), (run, error) => this.finish(run, error));
     this.log = byId("log");
     this.log.addEventListener("scroll", () => {
       this.sticks = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END;
@@ -32,80 +37,131 @@ export class Chat {
     byId("to-end").addEventListener("click", () => this.scrollToEnd());
   }
 
-  get messages() {
-    return this.conversation.messages;
+  /** What the model of this conversation can do; null if that is not known yet. */
+  get model() {
+    return this.known.get(this.conversation.settings.model ?? "") ?? null;
+  }
+
+  get isRunning() {
+    return this.runs.of(this.conversation).length > 0;
   }
 
   open(conversation) {
-    this.stop();
     this.conversation = conversation;
+    this.unseen.delete(conversation.id);
+    release((other) => other === conversation || this.runs.of(other).length);
     current.write(conversation.id);
+    this.views.clear();
+    this.hooks.onOpen();
     this.show();
     this.scrollToEnd();
-    this.hooks.onChange();
   }
 
   // --- asking ------------------------------------------------------------------------------------------------------
 
   /**
-   * Request an answer to these messages, which replace the conversation's.
+   * Send a message behind the last one, or in the place of one, which stays as an alternative.
+   * @param {{content: string, files?: object[]}} values
+   * @param {import("./conversation.js").Message|null} edited
    * @throws {Fault} before anything is sent or changed
    */
-  ask(messages) {
-    const body = buildBody(messages, this.stats);
+  ask(values, edited = null) {
     const { conversation } = this;
-    conversation.messages = messages;
-    conversation.title ||= titleOf(messages);
-    messages.findLast((each) => each.role === "user").turn ??= newName();
-    const message = { ...newAnswer(), is_json: settings.schema_on };
-    messages.push(message);
-    this.save(conversation, message);
-    this.show(message);
-    this.scrollToEnd();
-    this.run(conversation, message, body);
+    const parent = edited ? conversation.nodes.get(edited.parent) : conversation.fullPath().at(-1);
+    this.check([...this.pathTo(parent), { role: "user", ...values }]);
+    const start = edited?.start;
+    const user = conversation.add(parent, { role: "user", ...values, ...(edited && { is_alternative: true, start }) });
+    this.answer(user);
   }
 
-  async run(conversation, message, body) {
-    const abort = (this.abort = new AbortController());
-    const answer = new Answer(message);
-    this.hooks.onRun(true);
-    let error = null;
-    try {
-      for await (const chunk of streamChat(body, abort.signal)) {
-        answer.add(chunk);
-        this.draw(message);
-      }
-    } catch (caught) {
-      if (abort.signal.aborted) message.finish = "stopped";
-      else error = caught;
-    }
-    if (error) message.error = error.message;
-    if (error && !(error instanceof ApiError)) console.error(error);
-    this.save(conversation, message);
-    if (this.abort === abort) {
-      this.abort = null;
-      this.hooks.onRun(false);
-      this.show();
-      if (conversation === this.conversation) announce(message);
-    }
-    if (error?.status === 401 && (await askForKey(error.message)) && message === this.messages.at(-1)) this.retry();
+  /** Request another answer beside this one. */
+  retry(message) {
+    if (this.isRunning) return;
+    this.attempt(() => {
+      const parent = this.conversation.nodes.get(message.parent);
+      this.check(this.pathTo(parent));
+      this.answer(parent, true);
+    });
+  }
+
+  answerCalls(message, results) {
+    const tools = message.calls.map((call) => ({ role: "tool", call_id: call.id, content: results.get(call.id) }));
+    this.attempt(() => {
+      this.check([...this.pathTo(message), ...tools]);
+      this.views.delete(message.id); // what is typed there is sent
+      this.answer(tools.reduce((parent, values) => this.conversation.add(parent, values), message));
+    });
+  }
+
+  /** The messages from the first to this one. */
+  pathTo(message) {
+    const path = [];
+    for (let at = message; at; at = this.conversation.nodes.get(at.parent)) if (!at.is_deleted) path.unshift(at);
+    return path;
+  }
+
+  check = (path) => buildBody(path, this.conversation.settings, this.model);
+
+  answer(parent, isAlternative = false) {
+    const { conversation } = this;
+    const { settings } = conversation;
+    const body = this.check(this.pathTo(parent));
+    const { messages, stream, stream_options: options, tools, ...asked } = body;
+    const message = conversation.add(parent, { ...newAnswer(), is_json: settings.schema_on, is_alternative: isAlternative, asked });
+    this.runs.start(conversation, message, body);
+    this.save();
+    this.show();
+    this.scrollToEnd();
+  }
+
+  async finish({ conversation, message }, error) {
+    const isShown = conversation === this.conversation;
+    conversation.touch(message);
+    if (!isShown) this.unseen.add(conversation.id);
+    if (isShown) this.show();
+    if (isShown) announce(message);
+    await this.save(conversation);
+    if (error?.status !== 401 || !(await askForKey(error.message)) || conversation !== this.conversation) return;
+    if (conversation.path().at(-1) === message) this.retry(message);
   }
 
   stop() {
-    this.abort?.abort();
+    this.runs.stop(this.conversation);
   }
 
-  /** Save the part of the answer that has arrived, when the page is closed. */
-  leave() {
-    if (!this.abort || this.abort.signal.aborted) return;
-    const { message } = this.liveView;
-    message.finish = "stopped";
-    this.save(this.conversation, message);
+  // --- changing ----------------------------------------------------------------------------------------------------
+
+  /** Put an answer with other words beside this one. */
+  rewrite(message, content) {
+    const { id, chat, born, changed, picked, moved, tokens, error, error_code: code, parent, ...rest } = message;
+    const values = { ...rest, content, finish: "stop", is_alternative: true, is_edited: true };
+    this.conversation.add(this.conversation.nodes.get(parent), values);
+    this.change();
   }
 
-  /** Request another answer to the user's last message or the last results. */
-  retry() {
-    if (!this.abort) this.attempt(() => this.ask(this.messages.slice(0, -1)));
+  remove(message) {
+    const { conversation } = this;
+    for (const { message: running, abort } of this.runs.of(conversation)) if (this.pathTo(running).includes(message)) abort.abort();
+    const removed = conversation.remove(message);
+    this.change();
+    const what = message.role === "user" ? "The message and its answer are deleted." : "The answer is deleted.";
+    this.hooks.onUndoable(what, () => {
+      for (const node of removed) {
+        node.is_deleted = false;
+        conversation.touch(node);
+      }
+      this.change(conversation);
+    });
+  }
+
+  pick(message) {
+    this.conversation.pick(message);
+    this.change();
+  }
+
+  change(conversation = this.conversation) {
+    this.save(conversation);
+    if (conversation === this.conversation) this.show();
   }
 
   /** Run an action; if a field of the panel is invalid, go to that field. Returns whether the action succeeded. */
@@ -121,69 +177,76 @@ export class Chat {
     }
   }
 
-  answerCalls(message, results) {
-    const answers = message.calls.map((call) => ({ role: "tool", call_id: call.id, content: results.get(call.id) }));
-    this.attempt(() => this.ask([...this.messages, ...answers]));
+  async save(conversation = this.conversation) {
+    await writeConversation(conversation);
+    if (conversation === this.conversation) this.show(); // with what other tabs have added
+    else this.hooks.onChange();
   }
 
-  /** Save a conversation after a change of its answer `message`. */
-  save(conversation, message) {
-    if (conversation.isDeleted) return;
-    conversation.time = message.changed = Math.max(Date.now(), conversation.time + 1); // even if the clock goes back
-    if (!writeConversation(conversation)) {
-      byId("announcer").textContent = "The browser's storage is full: this conversation is not saved.";
-    }
-    this.hooks.onChange();
-  }
-
-  /** Merge what another tab has saved. Not during an answer or while results are typed: those end with a save anyway. */
-  sync() {
-    const isWriting = [...this.log.querySelectorAll("textarea")].some((area) => area.value);
-    if (this.abort || isWriting || !this.messages.length) return;
-    writeConversation(this.conversation);
-    this.show();
+  /** Show what another tab has saved. */
+  async sync() {
+    const { conversation } = this;
+    if (!conversation.isStored || !(await readConversation(conversation.id))) return;
+    if (conversation === this.conversation) this.show();
   }
 
   // --- showing -----------------------------------------------------------------------------------------------------
 
-  /** Show all messages; `live` is the one that is still growing, if any. */
-  show(live = null) {
-    const results = new Map(this.messages.filter((m) => m.role === "tool").map((m) => [m.call_id, m.content]));
-    const last = this.messages.at(-1);
-    const lastUser = this.messages.findLast((message) => message.role === "user");
-    const isIdle = live === null;
-    const views = this.messages.map((message) => {
-      if (message.role === "tool") return null;
-      if (message.role === "user") {
-        const onEdit = isIdle && message === lastUser ? () => this.hooks.onEdit(message) : null;
-        return userView(message, { onEdit });
-      }
-      const isLast = message === last && isIdle;
-      const view = new AnswerView(message, {
-        results,
-        onResults: isLast ? (values) => this.answerCalls(message, values) : null,
-        onRetry: isLast ? () => this.retry() : null,
-      });
-      view.thinking.open = this.liveView?.message === message && this.liveView.thinking.open;
-      view.update(message === live);
-      if (message === live) this.liveView = view;
-      return view.element;
-    });
-    byId("messages").replaceChildren(...views.filter(Boolean), ...(this.messages.length ? [] : [this.welcome()]));
-    byId("alternatives").hidden = true;
-    byId("title").textContent = this.conversation.title || "New chat";
+  /** Show all messages. Those that look the same keep their nodes, and so what is typed there. */
+  show() {
+    const path = this.conversation.path();
+    const sent = new Set(sentPath(path));
+    const state = { path, sent, last: path.at(-1), isRunning: this.isRunning };
+    const shown = path.filter((message) => message.role !== "tool").map((message) => this.view(message, state).element);
+    for (const id of this.views.keys()) if (!path.some((message) => message.id === id)) this.views.delete(id);
+    arrange(byId("messages"), shown.length ? shown : [this.welcome()]);
+    byId("title").textContent = path.length || this.conversation.titled ? this.conversation.title : "New chat";
     if (this.sticks) this.scrollToEnd();
+    this.hooks.onChange();
+  }
+
+  /** The view of a message; a new one if it looks different than it did. */
+  view(message, { path, sent, last, isRunning }) {
+    const results = message.calls?.length ? resultsOf(path, message) : new Map();
+    const isLive = this.runs.has(message);
+    const options = this.conversation.alternatives(message);
+    const calls = (message.calls ?? []).map((call) => results.get(call?.id));
+    const canAnswer = message === last && !isRunning && message.calls?.length > 0;
+    const look = JSON.stringify([message.changed, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id), message.start]);
+    const known = this.views.get(message.id);
+    const isTyping = [...(known?.element.querySelectorAll("textarea") ?? [])].some((area) => area.value !== area.defaultValue);
+    if (known?.look === look || (isLive && known?.isLive) || isTyping) return known;
+    const actions = this.actions(message, { options, isRunning, canAnswer });
+    const View = message.role === "user" ? UserView : AnswerView;
+    const view = new View(message, { ...actions, results, isSent: sent.has(message) || message === last });
+    Object.assign(view, { look, isLive });
+    if (known?.thinking) view.thinking.open = known.thinking.open;
+    view.update?.(isLive);
+    this.views.set(message.id, view);
+    return view;
+  }
+
+  actions(message, { options, isRunning, canAnswer }) {
+    const isAnswer = message.role === "assistant";
+    return {
+      alternatives: { index: options.indexOf(message), count: options.length, onPick: (step) => this.pick(options[options.indexOf(message) + step]) },
+      onEdit: isRunning || (isAnswer && !message.content) ? null : () => this.hooks.onEdit(message),
+      onRetry: isAnswer && !isRunning ? () => this.retry(message) : null,
+      onRemove: this.runs.has(message) ? null : () => this.remove(message),
+      onResults: canAnswer ? (values) => this.answerCalls(message, values) : null,
+    };
   }
 
   /** Redraw at most once a frame; if redrawing is slow, as for long code, less often, to leave time for other work. */
   draw(message) {
-    if (this.frame) return;
+    if (this.frame || !this.views.has(message.id)) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      if (this.liveView?.message !== message || !this.abort) return;
+      const view = this.views.get(message.id);
+      if (!view || !this.runs.has(message)) return;
       const start = performance.now();
       if (start < this.due) return void this.draw(message);
-      this.liveView.update(true);
+      view.update(true);
       if (this.sticks) this.scrollToEnd();
       this.due = start + (performance.now() - start) * PAUSE;
     });
@@ -193,19 +256,29 @@ export class Chat {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
+  /** What is shown before the first message; the same nodes as long as the model is the same. */
   welcome() {
-    const cards = EXAMPLES.map((example) =>
+    const look = JSON.stringify([this.model?.name, this.model?.has_tools]);
+    if (this.welcomed?.look === look) return this.welcomed.element;
+    const fitting = EXAMPLES.filter((example) => !example.settings.tools_on || this.model?.has_tools !== false);
+    const cards = fitting.map((example) =>
       el("button", { type: "button", class: "card", onclick: () => this.hooks.onExample(example) },
         el("span", { class: "muted small" }, example.title), el("span", {}, example.prompt)));
-    return el("section", { class: "welcome" }, el("h2", {}, "What shall we weave?"),
-      el("p", { class: "muted" }, this.stats ? `${this.stats.model} is listening.` : ""),
+    const element = el("section", { class: "welcome" }, el("h2", {}, "What shall we weave?"),
+      el("p", { class: "muted" }, this.model ? `${this.model.name} is listening.` : ""),
       el("div", { class: "cards" }, ...cards));
+    this.welcomed = { look, element };
+    return element;
   }
 }
 
-function titleOf(messages) {
-  const text = messages[0].content.trim().split("\n")[0];
-  return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}…` : text || "Chat";
+/** Make these the children of an element; those that stay are not touched, so that they keep focus and selection. */
+function arrange(element, children) {
+  const wanted = new Set(children);
+  for (const child of [...element.childNodes]) if (!wanted.has(child)) child.remove();
+  children.forEach((child, index) => {
+    if (element.childNodes[index] !== child) element.insertBefore(child, element.childNodes[index] ?? null);
+  });
 }
 
 /** Announce the complete answer to screen readers; one that grows token by token cannot be followed. */

@@ -8,25 +8,59 @@ import { showMarkdown } from "./markdown.js";
 import { showTokens, watchTokens } from "./tokens_view.js";
 
 const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped." };
+const ALIVE_MS = 10_000; // a growing answer is stored more often than this
+
+/** Why an answer ended; one without an end grows in another tab, or its page is gone. */
+function endOf({ finish, changed }) {
+  if (finish) return ENDS[finish];
+  return Date.now() < changed + ALIVE_MS ? "Another tab is writing this." : "Interrupted.";
+}
+
+/**
+ * @typedef {object} Actions null: it cannot be done now
+ * @property {{index: number, count: number, onPick: (step: number) => void}} alternatives
+ * @property {(() => void)|null} onEdit
+ * @property {(() => void)|null} onRetry
+ * @property {(() => void)|null} onRemove
+ * @property {((results: Map<string, string>) => void)|null} onResults
+ * @property {boolean} isSent whether the model gets to see it
+ */
+
+/** The switch between a message and its alternatives. */
+function switcher({ index, count, onPick }) {
+  if (count < 2) return null;
+  const button = (name, label, step, isOff) => Object.assign(iconButton(name, label, () => onPick(step)), { disabled: isOff });
+  return el("span", { class: "switch", role: "group", "aria-label": "Versions" },
+    button("left", "Previous version", -1, index === 0),
+    el("span", {}, `${index + 1}/${count}`),
+    button("right", "Next version", 1, index === count - 1));
+}
+
+const UNSENT = "Not sent to the model: it has no answer.";
 
 /** A user's message. */
-export function userView(message, { onEdit }) {
-  const button = iconButton("copy", "Copy message", () => copy(message.content, button));
-  const actions = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit));
-  return el("article", { class: "user", "aria-label": "You" }, el("div", { class: "bubble" }, message.content), actions);
+export class UserView {
+  /** @param {import("./conversation.js").Message} message @param {Actions} actions */
+  constructor(message, { alternatives, onEdit, onRemove, isSent }) {
+    this.message = message;
+    const button = iconButton("copy", "Copy message", () => copy(message.content, button));
+    const buttons = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit),
+      onRemove && iconButton("trash", "Delete message", onRemove));
+    this.element = el("article", { class: isSent ? "user" : "user unsent", "aria-label": "You" },
+      el("div", { class: "bubble", dir: "auto" }, message.content),
+      el("div", { class: "below" }, isSent ? null : el("span", { class: "muted" }, UNSENT), buttons, switcher(alternatives)));
+  }
 }
 
 /** An answer: reasoning, content, calls, error and speed. */
 export class AnswerView {
   /**
-   * @param {import("./store.js").Message} message
-   * @param {object} options
-   * @param {Map<string, string>} options.results of calls, by id
-   * @param {((results: Map<string, string>) => void)|null} options.onResults null if calls can no longer be answered
-   * @param {(() => void)|null} options.onRetry
+   * @param {import("./conversation.js").Message} message
+   * @param {Actions & {results: Map<string, string>}} actions and the results of calls, by id
    */
-  constructor(message, { results, onResults, onRetry }) {
-    Object.assign(this, { message, results, onResults, onRetry });
+  constructor(message, actions) {
+    const { results, onResults } = actions;
+    Object.assign(this, { message, actions, results, onResults });
     this.reasoning = el("div", { class: "prose" });
     this.summary = el("summary");
     this.thinking = el("details", { class: "thinking" }, this.summary, this.reasoning);
@@ -34,8 +68,8 @@ export class AnswerView {
     this.calls = el("form", { class: "calls", onsubmit: (event) => this.sendResults(event) });
     this.fault = el("p", { class: "error", role: "alert" });
     this.note = el("span", { class: "note" });
-    this.actions = el("span", { class: "actions" });
-    const foot = el("footer", {}, this.note, this.actions);
+    this.buttons = el("span", { class: "actions" });
+    const foot = el("footer", {}, this.note, this.buttons, switcher(actions.alternatives));
     this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.content, this.calls, this.fault, foot);
     this.showsTokens = message.tokens?.length > 0;
   }
@@ -53,9 +87,9 @@ export class AnswerView {
     this.showCalls(isLive);
     this.fault.hidden = !message.error;
     this.fault.textContent = message.error ?? "";
-    const end = isLive ? null : ENDS[message.finish];
-    this.note.replaceChildren(...[end, ...describe(message.stats ?? {})].filter(Boolean).map((part) => el("span", {}, part)));
-    this.actions.replaceChildren(...(isLive ? [] : this.buttons()));
+    const parts = [isLive ? null : endOf(message), message.is_edited && "Edited.", ...describe(message.stats ?? {})];
+    this.note.replaceChildren(...parts.filter(Boolean).map((part) => el("span", {}, part)));
+    this.buttons.replaceChildren(...(isLive ? [] : this.makeButtons()));
   }
 
   showContent(isLive) {
@@ -115,8 +149,8 @@ export class AnswerView {
     this.onResults(new Map(new FormData(this.calls)));
   }
 
-  buttons() {
-    const { message } = this;
+  makeButtons() {
+    const { message, actions: { onEdit, onRetry, onRemove } } = this;
     const copyButton = iconButton("copy", "Copy answer", () => copy(message.content, copyButton));
     const toggle = iconButton("chart", "Show or hide probabilities", () => {
       this.showsTokens = !this.showsTokens;
@@ -125,7 +159,9 @@ export class AnswerView {
     return [
       message.content ? copyButton : null,
       message.tokens?.length ? toggle : null,
-      this.onRetry && iconButton("redo", message.error ? "Try again" : "Regenerate", this.onRetry),
+      onEdit && iconButton("edit", "Edit answer", onEdit),
+      onRetry && iconButton("redo", message.error ? "Try again" : "Regenerate", onRetry),
+      onRemove && iconButton("trash", "Delete answer", onRemove),
     ].filter(Boolean);
   }
 }

@@ -255,7 +255,7 @@ def test_tokens_that_share_a_character_show_it(page: Page) -> None:
 
 # --- where it is kept -------------------------------------------------------------------------------------------------
 
-BLOCKED = """for (const name of ["localStorage", "sessionStorage"]) {
+BLOCKED = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
     Object.defineProperty(window, name, { get() { throw new DOMException("Access is denied", "SecurityError"); } });
 }"""
 FULL_UP = "Storage.prototype.setItem = () => { throw new DOMException('Full', 'QuotaExceededError'); }"

@@ -53,18 +53,20 @@ class Stats(msgspec.Struct):
 
 router = APIRouter()
 
-_switch = lru_cache(maxsize=1)(reasoning_switch)
+_switch = lru_cache(maxsize=16)(reasoning_switch)
 
 
 @router.get("/stats")
-async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """The model's abilities and one reading of the engine's status. Counters start with the engine."""
-    served = context.default_model
+async def show_stats(
+    request: Request, context: Annotated[ServerContext, Depends(get_context)], model: str | None = None
+) -> Response:
+    """A model's abilities and one reading of its engine's status. Counters start with the engine."""
+    served = context.find_model(request, model)
     await served.engine_client.meet()
     info, status = served.engine_client.info, served.engine_client.status()
     switch = _switch(served.formats.template)
     stats = Stats(
-        model=served.name,
+        model=model or served.name,
         version=VERSION,
         is_ready=info is not None and status.is_alive,
         max_model_len=info.max_model_len if info else None,
