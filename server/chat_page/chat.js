@@ -24,7 +24,7 @@ export class Chat {
    * @param {(text: string, undo: () => void) => void} hooks.onUndoable
    */
   constructor(hooks) {
-    Object.assign(this, { hooks, conversation: new Conversation({}), known: new Map(), sticks: true, due: 0, views: new Map() });
+    Object.assign(this, { hooks, conversation: new Conversation({}), known: new Map(), sticks: true, due: 0, views: new Map(), cuts: new WeakMap() });
     /** Ids of conversations with an answer that nobody has seen. */
     this.unseen = new Set();
     this.runs = new Runs((run) => this.draw(run.message), (run, error) => this.finish(run, error));
@@ -69,8 +69,7 @@ export class Chat {
     const { conversation } = this;
     const parent = edited ? conversation.nodes.get(edited.parent) : conversation.fullPath().at(-1);
     this.check([...this.pathTo(parent), { role: "user", ...values }]);
-    const start = edited?.start;
-    const user = conversation.add(parent, { role: "user", ...values, ...(edited && { is_alternative: true, start }) });
+    const user = conversation.add(parent, { role: "user", ...values, ...(edited && { is_alternative: true }) });
     this.answer(user);
   }
 
@@ -197,7 +196,10 @@ export class Chat {
     const path = this.conversation.path();
     const sent = new Set(sentPath(path));
     const state = { path, sent, last: path.at(-1), isRunning: this.isRunning };
-    const shown = path.filter((message) => message.role !== "tool").map((message) => this.view(message, state).element);
+    const shown = path.flatMap((message) => [
+      ...(message.role === "tool" ? [] : [this.view(message, state).element]),
+      ...(message.cut ? [this.cutView(message)] : []),
+    ]);
     for (const id of this.views.keys()) if (!path.some((message) => message.id === id)) this.views.delete(id);
     arrange(byId("messages"), shown.length ? shown : [this.welcome()]);
     byId("title").textContent = path.length || this.conversation.titled ? this.conversation.title : "New chat";
@@ -212,7 +214,7 @@ export class Chat {
     const options = this.conversation.alternatives(message);
     const calls = (message.calls ?? []).map((call) => results.get(call?.id));
     const canAnswer = message === last && !isRunning && message.calls?.length > 0;
-    const look = JSON.stringify([message.changed, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id), message.start]);
+    const look = JSON.stringify([message.changed, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id)]);
     const known = this.views.get(message.id);
     const isTyping = [...(known?.element.querySelectorAll("textarea") ?? [])].some((area) => area.value !== area.defaultValue);
     if (known?.look === look || (isLive && known?.isLive) || isTyping) return known;
@@ -235,6 +237,23 @@ export class Chat {
       onRemove: this.runs.has(message) ? null : () => this.remove(message),
       onResults: canAnswer ? (values) => this.answerCalls(message, values) : null,
     };
+  }
+
+  /** The line below what is not sent any more. */
+  cutView(message) {
+    const known = this.cuts.get(message.cut);
+    if (known) return known;
+    const undo = () => {
+      delete message.cut;
+      this.conversation.touch(message);
+      this.change();
+    };
+    const { summary } = message.cut;
+    const element = el("div", { class: "cut", role: "note" },
+      summary ? el("details", {}, el("summary", {}, "What is above is sent as a summary."), el("p", { dir: "auto" }, summary)) : el("span", {}, "What is above is left out of what is sent."),
+      el("button", { type: "button", class: "link", onclick: undo }, "Send it again"));
+    this.cuts.set(message.cut, element);
+    return element;
   }
 
   /** Redraw at most once a frame; if redrawing is slow, as for long code, less often, to leave time for other work. */

@@ -15,7 +15,7 @@ const KEPT_MS = 60_000; // how long a deleted message can be brought back
  * @property {number} [picked] when it was chosen among its alternatives
  * @property {boolean} [is_alternative] whether it was made to stand beside another one, not behind the last
  * @property {boolean} [is_deleted]
- * @property {{summary: string}} [start] what is before this message is not sent; the summary is, if there is one
+ * @property {{summary: string}} [cut] this message and those before it are not sent; the summary is, if there is one
  * @property {"user"|"assistant"|"tool"} role
  * @property {string} content
  * @property {{name: string, text: string}[]} [files] attached to a user's message

@@ -2,6 +2,7 @@
 
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
+import { Context } from "./context.js";
 import { ConversationsView } from "./conversations_view.js";
 import { byId, icon } from "./dom.js";
 import { bindDrawers, closeDrawer, toggleSidebar } from "./drawers.js";
@@ -18,6 +19,7 @@ const chat = new Chat({
     list.show();
     warnUnsaved(unsaved.size > 0);
     showRunning();
+    context.refresh();
   },
   onOpen() {
     useSettings(chat.conversation.settings);
@@ -34,7 +36,8 @@ const chat = new Chat({
   },
   onUndoable: tellUndoable,
 });
-const composer = new Composer(chat, () => {});
+const composer = new Composer(chat, () => context.refresh());
+const context = new Context(chat, composer);
 
 const list = new ConversationsView({
   currentId: () => chat.conversation.id,
@@ -90,6 +93,7 @@ function settle() {
   const { conversation } = chat;
   conversation.settled = Date.now();
   writeSettings(conversation);
+  context.refresh();
   if (chat.model) showModel();
   else engine.hurry();
 }
@@ -125,8 +129,9 @@ byId("export-json").addEventListener("click", saveAllJson);
 byId("export-markdown").addEventListener("click", saveAllMarkdown);
 byId("import").addEventListener("click", () => byId("import-file").click());
 byId("import-file").addEventListener("change", async ({ target }) => {
-  for (const file of target.files) byId("moved").textContent = await load(file);
-  target.value = "";
+  const files = [...target.files];
+  target.value = ""; // so that the same file can be chosen once more
+  for (const file of files) byId("moved").textContent = await load(file);
   chat.sync();
   list.show();
 });
@@ -146,6 +151,7 @@ async function showModel() {
   document.title = `${model.name} · Weft`;
   byId("docs").hidden = Boolean(key.read()); // a link carries no key
   byId("chip-thinking").hidden = !model.thinking;
+  context.refresh();
   for (const part of document.querySelectorAll("[data-section=tools], #section-tools")) part.hidden = !model.has_tools;
   chat.show();
   models ??= showModels(chat);

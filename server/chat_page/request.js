@@ -53,6 +53,20 @@ export function readSchema(text) {
   return schema;
 }
 
+/** The kwargs that switch reasoning on or off, if the template has such a switch. */
+const thinkingOf = (settings, model) => (model?.thinking ? { chat_template_kwargs: settings.thinking ? model.thinking.on : model.thinking.off } : {});
+
+/** The body of POST /tokenize for the same messages. A list of tools that is not valid counts as none. */
+export function buildCount(path, settings, model) {
+  const body = { model: settings.model || model?.name, messages: wireMessages(path, settings), ...thinkingOf(settings, model) };
+  if (!settings.tools_on || model?.has_tools === false) return body;
+  try {
+    return { ...body, tools: readTools(settings.tools) };
+  } catch {
+    return body;
+  }
+}
+
 /**
  * @param {import("./conversation.js").Message[]} path
  * @param {object} settings of the conversation
@@ -76,7 +90,7 @@ export function buildBody(path, settings, model) {
   if (settings.schema_on) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: readSchema(settings.schema) } };
   }
-  if (model?.thinking) body.chat_template_kwargs = settings.thinking ? model.thinking.on : model.thinking.off;
+  Object.assign(body, thinkingOf(settings, model));
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   return body;
 }
@@ -88,12 +102,7 @@ export function buildBody(path, settings, model) {
  * @returns {import("./conversation.js").Message[]}
  */
 export function sentPath(path) {
-  const first = Math.max(0, path.findLastIndex((message) => message.start));
-  const turns = [];
-  for (const message of path.slice(first)) {
-    if (message.role === "user" || !turns.length) turns.push([]);
-    turns.at(-1).push(message);
-  }
+  const turns = turnsOf(path);
   const isOpen = turns.length > 0 && path.at(-1).role !== "assistant";
   return turns.flatMap((turn, index) => {
     if (turn[0].role !== "user") return [];
@@ -110,8 +119,18 @@ export function resultsOf(path, message) {
   return new Map(path.slice(from, end < 0 ? path.length : end).map((result) => [result.call_id, result.content]));
 }
 
+/** @returns {import("./conversation.js").Message[][]} the turns behind the last cut */
+export function turnsOf(path) {
+  const turns = [];
+  for (const message of path.slice(path.findLastIndex(({ cut }) => cut) + 1)) {
+    if (message.role === "user" || !turns.length) turns.push([]);
+    turns.at(-1).push(message);
+  }
+  return turns;
+}
+
 /** The summary that stands for what is not sent, if any. */
-const summaryOf = (path) => path.findLast((message) => message.start)?.start.summary;
+const summaryOf = (path) => path.findLast(({ cut }) => cut)?.cut.summary;
 
 /** Messages as the API takes them. */
 export function wireMessages(path, settings) {

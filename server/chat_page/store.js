@@ -167,7 +167,7 @@ const FIELDS = {
   ...Object.fromEntries(["is_alternative", "is_deleted", "is_json", "is_edited"].map((name) => [name, (value) => typeof value === "boolean"])),
   role: (value) => ["user", "assistant", "tool"].includes(value),
   parent: (value) => value === null || isText(value),
-  start: (value) => isText(value?.summary),
+  cut: (value) => isText(value?.summary),
   calls: listOf(["id", "name", "arguments"]),
   files: listOf(["name", "text"]),
   stats: (value) => Object.values(value ?? 0).every(Number.isFinite),
