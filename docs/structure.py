@@ -35,6 +35,7 @@ FOLDERS = {
     "server/ray": "Weft on Ray Serve, and which replica a request goes to.",
     "server/cli": "The `weft` command and what it shows.",
     "server/chat_page": "The chat page: `index.html`, a style sheet and JavaScript modules, served as they are.",
+    "server/chat_page/vendor": "Libraries of the chat page, fetched by `python -m docs.vendor`.",
     "engine": "What stands alone: the request, a step's batch, settled options, division of memory, the process.",
     "engine/wire": "What both sides share: messages, sampling parameters, options, status page, tokenizer files.",
     "engine/guidance": "Grammars and reasoning budgets: what may be sampled next, and what must be.",

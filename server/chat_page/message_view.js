@@ -82,7 +82,7 @@ export class AnswerView {
     this.thinking.hidden = !message.reasoning;
     this.summary.textContent = isThinking ? "Thinking…" : thoughtFor(message.stats);
     this.summary.classList.toggle("pulse", isThinking);
-    showMarkdown(this.reasoning, message.reasoning ?? "");
+    showMarkdown(this.reasoning, message.reasoning ?? "", isLive);
     this.showContent(isLive);
     this.showCalls(isLive);
     this.fault.hidden = !message.error;
@@ -99,14 +99,14 @@ export class AnswerView {
     const mode = this.showsTokens ? "tokens" : message.is_json ? "json" : "markdown";
     if (content.dataset.mode !== mode) {
       content.replaceChildren();
-      content.blocks = [];
+      content.shown = null;
       content.dataset.mode = mode;
       if (mode === "tokens") this.watch();
     }
     content.hidden = !message.content && !(isLive && !message.reasoning && !message.calls?.length);
     if (mode === "tokens") showTokens(content.firstChild, message.tokens);
     else if (mode === "json") this.showJson(isLive);
-    else showMarkdown(content, message.content);
+    else showMarkdown(content, message.content, isLive);
   }
 
   watch() {

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -152,14 +153,17 @@ _PAGE_HEADERS: Final = {
     "cache-control": "no-cache",
 }
 _KINDS: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_FILES: Final = {
-    ("/" if file.name == "index.html" else f"/chat_page/{file.name}"): (
-        _KINDS[file.name.rpartition(".")[2]],
-        file.read_bytes(),
-    )
-    for file in files("weft.server").joinpath("chat_page").iterdir()
-    if file.name.rpartition(".")[2] in _KINDS
-}
+
+
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from _files(file, f"{path}{file.name}/")
+        elif kind := _KINDS.get(file.name.rpartition(".")[2]):
+            yield "/" if file.name == "index.html" else f"{path}{file.name}", (kind, file.read_bytes())
+
+
+_FILES: Final = dict(_files(files("weft.server").joinpath("chat_page"), "/chat_page/"))
 
 PATHS: Final = frozenset(_FILES)
 """Paths that a browser loads before a key is entered."""
