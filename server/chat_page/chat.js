@@ -1,18 +1,14 @@
-// The open conversation: what can be done with it, and its messages on the page.
+// The open conversation: what can be done with it, and with each of its messages.
 
 import { newAnswer } from "./answer.js";
 import { Conversation } from "./conversation.js";
-import { byId, el } from "./dom.js";
-import { EXAMPLES } from "./examples.js";
+import { byId } from "./dom.js";
 import { current } from "./local.js";
-import { AnswerView, UserView } from "./message_view.js";
-import { Fault, buildBody, resultsOf, sentPath } from "./request.js";
+import { LogView } from "./log_view.js";
+import { Fault, buildBody } from "./request.js";
 import { Runs } from "./runs.js";
 import { askForKey, showSection } from "./settings_view.js";
 import { readConversation, release, writeConversation } from "./store.js";
-
-const NEAR_END = 48;
-const PAUSE = 4; // between two redraws, in multiples of the duration of the last one
 
 export class Chat {
   /**
@@ -24,17 +20,11 @@ export class Chat {
    * @param {(text: string, undo: () => void) => void} hooks.onUndoable
    */
   constructor(hooks) {
-    Object.assign(this, { hooks, conversation: new Conversation({}), known: new Map(), sticks: true, due: 0, views: new Map(), cuts: new WeakMap() });
+    Object.assign(this, { hooks, conversation: new Conversation({}), known: new Map() });
     /** Ids of conversations with an answer that nobody has seen. */
     this.unseen = new Set();
-    this.runs = new Runs((run) => this.draw(run.message), (run, error) => this.finish(run, error));
-    this.log = byId("log");
-    this.log.addEventListener("scroll", () => {
-      this.sticks = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END;
-      byId("to-end").hidden = this.sticks;
-      byId("alternatives").hidden = true;
-    });
-    byId("to-end").addEventListener("click", () => this.scrollToEnd());
+    this.runs = new Runs((run) => this.log.draw(run.message), (run, error) => this.finish(run, error));
+    this.log = new LogView(this);
   }
 
   /** What the model of this conversation can do; null if that is not known yet. */
@@ -51,10 +41,10 @@ export class Chat {
     this.unseen.delete(conversation.id);
     release((other) => other === conversation || this.runs.of(other).length);
     current.write(conversation.id);
-    this.views.clear();
+    this.log.clear();
     this.hooks.onOpen();
     this.show();
-    this.scrollToEnd();
+    this.log.scrollToEnd();
   }
 
   // --- asking ------------------------------------------------------------------------------------------------------
@@ -83,11 +73,13 @@ export class Chat {
     });
   }
 
-  answerCalls(message, results) {
+  answerCalls(message, results, given) {
+    for (const call of message.calls) if (given.has(call.id)) call.arguments = given.get(call.id);
+    if (given.size) this.conversation.touch(message);
     const tools = message.calls.map((call) => ({ role: "tool", call_id: call.id, content: results.get(call.id) }));
     this.attempt(() => {
       this.check([...this.pathTo(message), ...tools]);
-      this.views.delete(message.id); // what is typed there is sent
+      this.log.views.delete(message.id); // what is typed there is sent
       this.answer(tools.reduce((parent, values) => this.conversation.add(parent, values), message));
     });
   }
@@ -110,7 +102,7 @@ export class Chat {
     this.runs.start(conversation, message, body);
     this.save();
     this.show();
-    this.scrollToEnd();
+    this.log.scrollToEnd();
   }
 
   async finish({ conversation, message }, error) {
@@ -189,115 +181,27 @@ export class Chat {
     if (conversation === this.conversation) this.show();
   }
 
-  // --- showing -----------------------------------------------------------------------------------------------------
-
-  /** Show all messages. Those that look the same keep their nodes, and so what is typed there. */
   show() {
-    const path = this.conversation.path();
-    const sent = new Set(sentPath(path));
-    const state = { path, sent, last: path.at(-1), isRunning: this.isRunning };
-    const shown = path.flatMap((message) => [
-      ...(message.role === "tool" ? [] : [this.view(message, state).element]),
-      ...(message.cut ? [this.cutView(message)] : []),
-    ]);
-    for (const id of this.views.keys()) if (!path.some((message) => message.id === id)) this.views.delete(id);
-    arrange(byId("messages"), shown.length ? shown : [this.welcome()]);
-    byId("title").textContent = path.length || this.conversation.titled ? this.conversation.title : "New chat";
-    if (this.sticks) this.scrollToEnd();
+    this.log.show();
     this.hooks.onChange();
   }
 
-  /** The view of a message; a new one if it looks different than it did. */
-  view(message, { path, sent, last, isRunning }) {
-    const results = message.calls?.length ? resultsOf(path, message) : new Map();
-    const isLive = this.runs.has(message);
-    const options = this.conversation.alternatives(message);
-    const calls = (message.calls ?? []).map((call) => results.get(call?.id));
-    const canAnswer = message === last && !isRunning && message.calls?.length > 0;
-    const look = JSON.stringify([message.changed, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id)]);
-    const known = this.views.get(message.id);
-    const isTyping = [...(known?.element.querySelectorAll("textarea") ?? [])].some((area) => area.value !== area.defaultValue);
-    if (known?.look === look || (isLive && known?.isLive) || isTyping) return known;
-    const actions = this.actions(message, { options, isRunning, canAnswer });
-    const View = message.role === "user" ? UserView : AnswerView;
-    const view = new View(message, { ...actions, results, isSent: sent.has(message) || message === last });
-    Object.assign(view, { look, isLive });
-    if (known?.thinking) view.thinking.open = known.thinking.open;
-    view.update?.(isLive);
-    this.views.set(message.id, view);
-    return view;
-  }
-
+  /** What can be done with a message now. @returns {import("./message_view.js").Actions} */
   actions(message, { options, isRunning, canAnswer }) {
     const isAnswer = message.role === "assistant";
     return {
-      alternatives: { index: options.indexOf(message), count: options.length, onPick: (step) => this.pick(options[options.indexOf(message) + step]) },
+      alternatives: {
+        index: options.indexOf(message),
+        count: options.length,
+        onPick: (step) => this.pick(options[options.indexOf(message) + step]),
+        onCompare: isAnswer ? () => this.log.compare(message.parent) : null,
+      },
       onEdit: isRunning || (isAnswer && !message.content) ? null : () => this.hooks.onEdit(message),
       onRetry: isAnswer && !isRunning ? () => this.retry(message) : null,
       onRemove: this.runs.has(message) ? null : () => this.remove(message),
-      onResults: canAnswer ? (values) => this.answerCalls(message, values) : null,
+      onResults: canAnswer ? (results, given) => this.answerCalls(message, results, given) : null,
     };
   }
-
-  /** The line below what is not sent any more. */
-  cutView(message) {
-    const known = this.cuts.get(message.cut);
-    if (known) return known;
-    const undo = () => {
-      delete message.cut;
-      this.conversation.touch(message);
-      this.change();
-    };
-    const { summary } = message.cut;
-    const element = el("div", { class: "cut", role: "note" },
-      summary ? el("details", {}, el("summary", {}, "What is above is sent as a summary."), el("p", { dir: "auto" }, summary)) : el("span", {}, "What is above is left out of what is sent."),
-      el("button", { type: "button", class: "link", onclick: undo }, "Send it again"));
-    this.cuts.set(message.cut, element);
-    return element;
-  }
-
-  /** Redraw at most once a frame; if redrawing is slow, as for long code, less often, to leave time for other work. */
-  draw(message) {
-    if (this.frame || !this.views.has(message.id)) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      const view = this.views.get(message.id);
-      if (!view || !this.runs.has(message)) return;
-      const start = performance.now();
-      if (start < this.due) return void this.draw(message);
-      view.update(true);
-      if (this.sticks) this.scrollToEnd();
-      this.due = start + (performance.now() - start) * PAUSE;
-    });
-  }
-
-  scrollToEnd() {
-    this.log.scrollTop = this.log.scrollHeight;
-  }
-
-  /** What is shown before the first message; the same nodes as long as the model is the same. */
-  welcome() {
-    const look = JSON.stringify([this.model?.name, this.model?.has_tools]);
-    if (this.welcomed?.look === look) return this.welcomed.element;
-    const fitting = EXAMPLES.filter((example) => !example.settings.tools_on || this.model?.has_tools !== false);
-    const cards = fitting.map((example) =>
-      el("button", { type: "button", class: "card", onclick: () => this.hooks.onExample(example) },
-        el("span", { class: "muted small" }, example.title), el("span", {}, example.prompt)));
-    const element = el("section", { class: "welcome" }, el("h2", {}, "What shall we weave?"),
-      el("p", { class: "muted" }, this.model ? `${this.model.name} is listening.` : ""),
-      el("div", { class: "cards" }, ...cards));
-    this.welcomed = { look, element };
-    return element;
-  }
-}
-
-/** Make these the children of an element; those that stay are not touched, so that they keep focus and selection. */
-function arrange(element, children) {
-  const wanted = new Set(children);
-  for (const child of [...element.childNodes]) if (!wanted.has(child)) child.remove();
-  children.forEach((child, index) => {
-    if (element.childNodes[index] !== child) element.insertBefore(child, element.childNodes[index] ?? null);
-  });
 }
 
 /** Announce the complete answer to screen readers; one that grows token by token cannot be followed. */

@@ -1,5 +1,6 @@
 // The field for the next message: its draft, a message that is edited, and what was said before.
 
+import { Attachments } from "./attachments.js";
 import { byId } from "./dom.js";
 import { draft } from "./local.js";
 
@@ -12,6 +13,7 @@ export class Composer {
    */
   constructor(chat, onWrite) {
     Object.assign(this, { chat, onWrite, edited: null, recalled: -1 });
+    this.attachments = new Attachments(() => chat.conversation.settings.model ?? "", onWrite);
     input.addEventListener("input", () => {
       this.recalled = -1;
       this.fit();
@@ -28,9 +30,10 @@ export class Composer {
     input.focus();
   }
 
-  /** @returns {{content: string}} the message as it would be sent */
+  /** @returns {{content: string, files?: object[]}} the message as it would be sent */
   get values() {
-    return { content: input.value };
+    const { files } = this.attachments;
+    return { content: input.value, ...(files.length && { files }) };
   }
 
   fit() {
@@ -69,13 +72,14 @@ export class Composer {
 
   edit(message) {
     this.edited = message;
+    this.attachments.set(message.files);
     this.write(message.content);
   }
 
   /** Send the text, or keep it if a field of the panel is invalid. */
   submit() {
     const { chat, edited, values } = this;
-    if (!values.content.trim() || chat.isRunning) return;
+    if (!(values.content.trim() || values.files) || chat.isRunning) return;
     if (edited?.role === "assistant") chat.rewrite(edited, values.content);
     else if (!chat.attempt(() => chat.ask(values, edited))) return;
     this.clear();
@@ -83,6 +87,7 @@ export class Composer {
 
   clear() {
     this.edited = null;
+    this.attachments.set();
     this.recalled = -1;
     this.write("");
   }
@@ -94,6 +99,7 @@ export class Composer {
   /** Another conversation is shown: what was edited in the last one is not edited any more. */
   reset() {
     if (this.edited) input.value = "";
+    if (this.edited) this.attachments.set();
     this.edited = null;
     this.recalled = -1;
     this.fit();

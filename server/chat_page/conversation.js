@@ -216,6 +216,7 @@ function options_(following, parent) {
 }
 
 function titleOf(path) {
-  const text = (path.find((node) => node.role === "user")?.content ?? "").trim().split("\n")[0];
+  const first = path.find((node) => node.role === "user");
+  const text = (first?.content.trim() || first?.files?.[0].name || "").split("\n")[0];
   return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}…` : text || "Chat";
 }

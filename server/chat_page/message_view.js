@@ -1,6 +1,7 @@
 // Shows one message on the page. `update` shows its current state.
 
 import { describe, thoughtFor } from "./answer.js";
+import { fileViews } from "./attachments.js";
 import { codeBlock } from "./code.js";
 import { copy, el, iconButton } from "./dom.js";
 import { pretty } from "./json.js";
@@ -22,21 +23,29 @@ function endOf({ finish, changed }) {
  * @property {(() => void)|null} onEdit
  * @property {(() => void)|null} onRetry
  * @property {(() => void)|null} onRemove
- * @property {((results: Map<string, string>) => void)|null} onResults
+ * @property {((results: Map<string, string>, given: Map<string, string>) => void)|null} onResults with edited arguments
  * @property {boolean} isSent whether the model gets to see it
  */
 
 /** The switch between a message and its alternatives. */
-function switcher({ index, count, onPick }) {
+function switcher({ index, count, onPick, onCompare }) {
   if (count < 2) return null;
   const button = (name, label, step, isOff) => Object.assign(iconButton(name, label, () => onPick(step)), { disabled: isOff });
   return el("span", { class: "switch", role: "group", "aria-label": "Versions" },
     button("left", "Previous version", -1, index === 0),
     el("span", {}, `${index + 1}/${count}`),
-    button("right", "Next version", 1, index === count - 1));
+    button("right", "Next version", 1, index === count - 1),
+    onCompare && iconButton("columns", "Side by side", onCompare));
 }
 
 const UNSENT = "Not sent to the model: it has no answer.";
+
+/** The parameters of the request that an answer came of. */
+function askedView({ model, ...parameters } = {}) {
+  if (!model) return null;
+  const named = Object.entries(parameters).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  return el("details", { class: "asked" }, el("summary", {}, "Parameters"), el("p", {}, [`model ${model}`, ...named].join(" · ")));
+}
 
 /** A user's message. */
 export class UserView {
@@ -47,7 +56,8 @@ export class UserView {
     const buttons = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit),
       onRemove && iconButton("trash", "Delete message", onRemove));
     this.element = el("article", { class: isSent ? "user" : "user unsent", "aria-label": "You" },
-      el("div", { class: "bubble", dir: "auto" }, message.content),
+      ...fileViews(message.files),
+      message.content ? el("div", { class: "bubble", dir: "auto" }, message.content) : null,
       el("div", { class: "below" }, isSent ? null : el("span", { class: "muted" }, UNSENT), buttons, switcher(alternatives)));
   }
 }
@@ -67,7 +77,7 @@ export class AnswerView {
     this.content = el("div", { class: "content prose" });
     this.calls = el("form", { class: "calls", onsubmit: (event) => this.sendResults(event) });
     this.fault = el("p", { class: "error", role: "alert" });
-    this.note = el("span", { class: "note" });
+    this.note = el("div", { class: "note" });
     this.buttons = el("span", { class: "actions" });
     const foot = el("footer", {}, this.note, this.buttons, switcher(actions.alternatives));
     this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.content, this.calls, this.fault, foot);
@@ -88,7 +98,8 @@ export class AnswerView {
     this.fault.hidden = !message.error;
     this.fault.textContent = message.error ?? "";
     const parts = [isLive ? null : endOf(message), message.is_edited && "Edited.", ...describe(message.stats ?? {})];
-    this.note.replaceChildren(...parts.filter(Boolean).map((part) => el("span", {}, part)));
+    const asked = isLive ? null : askedView(message.asked);
+    this.note.replaceChildren(...parts.filter(Boolean).map((part) => el("span", {}, part)), ...(asked ? [asked] : []));
     this.buttons.replaceChildren(...(isLive ? [] : this.makeButtons()));
   }
 
@@ -136,17 +147,34 @@ export class AnswerView {
 
   callView(call, canAnswer) {
     const result = this.results.get(call.id);
-    const area = { name: call.id, rows: "2", required: true, "aria-label": `Result of ${call.name}`, placeholder: "What the function returns" };
+    const area = { name: `result ${call.id}`, rows: "2", required: true, "aria-label": `Result of ${call.name}`, placeholder: "What the function returns" };
+    const { text } = pretty(call.arguments);
+    const given = el("div", {}, codeBlock(text, "json"));
+    const edit = iconButton("edit", `Edit the arguments of ${call.name}`, () => {
+      const field = { name: `given ${call.id}`, class: "code", rows: `${text.split("\n").length + 1}`, spellcheck: "false", "aria-label": `Arguments of ${call.name}` };
+      const input = el("textarea", field, text);
+      given.replaceChildren(input);
+      edit.remove();
+      input.focus();
+    });
     return el("section", { class: "call", "aria-label": `Call of ${call.name}` },
-      el("h4", {}, "Call ", el("code", {}, call.name)),
-      codeBlock(pretty(call.arguments).text, "json"),
+      el("div", { class: "row" }, el("h4", {}, "Call ", el("code", {}, call.name)), canAnswer ? edit : null),
+      given,
       result === undefined ? null : el("p", { class: "result" }, el("b", {}, "Result "), result),
       canAnswer ? el("textarea", area) : null);
   }
 
   sendResults(event) {
     event.preventDefault();
-    this.onResults(new Map(new FormData(this.calls)));
+    const fields = [...new FormData(this.calls)];
+    const of = (kind) => new Map(fields.filter(([name]) => name.startsWith(`${kind} `)).map(([name, value]) => [name.slice(kind.length + 1), value]));
+    const given = of("given");
+    for (const [id, text] of given) {
+      const input = this.calls.elements.namedItem(`given ${id}`);
+      input.setCustomValidity(pretty(text).isValid ? "" : "This is not valid JSON.");
+      input.oninput = () => input.setCustomValidity("");
+    }
+    if (this.calls.reportValidity()) this.onResults(of("result"), given);
   }
 
   makeButtons() {

@@ -156,7 +156,7 @@ function withFiles({ content, files = [] }, summary) {
     const fence = "`".repeat(longest + 1);
     parts.push(`${name}:\n${fence}\n${text}\n${fence}`);
   }
-  return [...parts, content].join("\n\n");
+  return [...parts, content].filter(Boolean).join("\n\n");
 }
 
 const wireCall = (call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } });
