@@ -2,14 +2,14 @@
 
 const MIN_MS = 20; // a shorter time gives no meaningful rate
 
-/** @returns {import("./store.js").Message} */
+/** @returns {import("./conversation.js").Message} */
 export function newAnswer() {
   return { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], stats: {} };
 }
 
 /** Grows one message from chunks. */
 export class Answer {
-  /** @param {import("./store.js").Message} message */
+  /** @param {import("./conversation.js").Message} message */
   constructor(message) {
     this.message = message;
     this.start = performance.now();

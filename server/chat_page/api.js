@@ -1,13 +1,13 @@
 // Client of the server's API: JSON, and chat completions as a stream of chunks. URLs are relative, so that the page
 // works behind a proxy that serves it under a path.
 
-import { key } from "./store.js";
+import { key } from "./local.js";
 
-/** An error from the server or the network. `status` is 0 if there was no response. */
+/** An error from the server or the network. `status` is 0 if there was no response; `code` is the API's, or "". */
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, code = "") {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
 }
 
@@ -26,18 +26,33 @@ async function request(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new ApiError(body.error?.message ?? `The server answered ${response.status}.`, response.status);
+  throw new ApiError(body.error?.message ?? `The server answered ${response.status}.`, response.status, body.error?.code ?? "");
 }
 
-/** GET /stats. */
-export async function readStats() {
-  return (await request("stats", { cache: "no-store" })).json();
+/**
+ * GET /stats: what a model can do, and its engine.
+ * @param {string} model "" for the one that is served first
+ */
+export async function readStats(model) {
+  return (await request(model ? `stats?model=${encodeURIComponent(model)}` : "stats", { cache: "no-store" })).json();
 }
 
-/** GET /v1/models: the sampling parameters of a request that sets none. */
-export async function readSamplingDefaults() {
-  const models = await (await request("v1/models", {})).json();
-  return models.data[0]?.default_sampling_params ?? {};
+/** GET /v1/models: the sampling parameters of requests that set none, by the names of the models that answer. */
+export async function readModels() {
+  const { data, models } = await (await request("v1/models", {})).json();
+  const cards = new Map(data.map((card) => [card.id, card.default_sampling_params ?? {}]));
+  return new Map((models ?? []).map(({ slug }) => [slug, cards.get(slug)]));
+}
+
+const json = (body) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+
+/**
+ * POST /tokenize.
+ * @param {object} body
+ * @returns {Promise<number>} the tokens of a prompt
+ */
+export async function countTokens(body, signal) {
+  return (await (await request("tokenize", { ...json(body), signal })).json()).count;
 }
 
 /**
@@ -48,12 +63,7 @@ export async function readSamplingDefaults() {
  * @throws {ApiError} before the first chunk or between two chunks
  */
 export async function* streamChat(body, signal) {
-  const response = await request("v1/chat/completions", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+  const response = await request("v1/chat/completions", { ...json(body), signal });
   for await (const data of events(response.body)) {
     if (data.startsWith("[DONE]")) return;
     const chunk = JSON.parse(data);

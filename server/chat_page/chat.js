@@ -1,111 +1,158 @@
-// The open conversation: its messages on the page, and its request, if one is running.
+// The open conversation: what can be done with it, and with each of its messages.
 
-import { Answer, newAnswer } from "./answer.js";
-import { ApiError, streamChat } from "./api.js";
-import { byId, el } from "./dom.js";
-import { EXAMPLES } from "./examples.js";
-import { AnswerView, userView } from "./message_view.js";
+import { newAnswer } from "./answer.js";
+import { Conversation } from "./conversation.js";
+import { byId } from "./dom.js";
+import { current } from "./local.js";
+import { LogView } from "./log_view.js";
 import { Fault, buildBody } from "./request.js";
+import { Runs } from "./runs.js";
 import { askForKey, showSection } from "./settings_view.js";
-import { current, newConversation, newName, settings, writeConversation } from "./store.js";
-
-const NEAR_END = 48;
-const TITLE_LENGTH = 48;
-const PAUSE = 4; // between two redraws, in multiples of the duration of the last one
+import { readConversation, release, writeConversation } from "./store.js";
 
 export class Chat {
   /**
    * @param {object} hooks
-   * @param {() => void} hooks.onChange after a change that the list of conversations shows
-   * @param {(isRunning: boolean) => void} hooks.onRun
+   * @param {() => void} hooks.onChange after a change that the list of conversations or the composer shows
+   * @param {() => void} hooks.onOpen
    * @param {(message: object) => void} hooks.onEdit
    * @param {(example: object) => void} hooks.onExample
+   * @param {(text: string, undo: () => void) => void} hooks.onUndoable
    */
   constructor(hooks) {
-    Object.assign(this, { hooks, conversation: newConversation(), abort: null, stats: null, sticks: true, due: 0 });
-    this.log = byId("log");
-    this.log.addEventListener("scroll", () => {
-      this.sticks = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END;
-      byId("to-end").hidden = this.sticks;
-      byId("alternatives").hidden = true;
-    });
-    byId("to-end").addEventListener("click", () => this.scrollToEnd());
+    Object.assign(this, { hooks, conversation: new Conversation({}), known: new Map() });
+    /** Ids of conversations with an answer that nobody has seen. */
+    this.unseen = new Set();
+    this.runs = new Runs((run) => this.log.draw(run.message), (run, error) => this.finish(run, error));
+    this.log = new LogView(this);
   }
 
-  get messages() {
-    return this.conversation.messages;
+  /** What the model of this conversation can do; null if that is not known yet. */
+  get model() {
+    return this.known.get(this.conversation.settings.model ?? "") ?? null;
+  }
+
+  get isRunning() {
+    return this.runs.of(this.conversation).length > 0;
   }
 
   open(conversation) {
-    this.stop();
     this.conversation = conversation;
+    this.unseen.delete(conversation.id);
+    release((other) => other === conversation || this.runs.of(other).length);
     current.write(conversation.id);
+    this.log.clear();
+    this.hooks.onOpen();
     this.show();
-    this.scrollToEnd();
-    this.hooks.onChange();
+    this.log.scrollToEnd();
   }
 
   // --- asking ------------------------------------------------------------------------------------------------------
 
   /**
-   * Request an answer to these messages, which replace the conversation's.
+   * Send a message behind the last one, or in the place of one, which stays as an alternative.
+   * @param {{content: string, files?: object[]}} values
+   * @param {import("./conversation.js").Message|null} edited
    * @throws {Fault} before anything is sent or changed
    */
-  ask(messages) {
-    const body = buildBody(messages, this.stats);
+  ask(values, edited = null) {
     const { conversation } = this;
-    conversation.messages = messages;
-    conversation.title ||= titleOf(messages);
-    messages.findLast((each) => each.role === "user").turn ??= newName();
-    const message = { ...newAnswer(), is_json: settings.schema_on };
-    messages.push(message);
-    this.save(conversation, message);
-    this.show(message);
-    this.scrollToEnd();
-    this.run(conversation, message, body);
+    const parent = edited ? conversation.nodes.get(edited.parent) : conversation.fullPath().at(-1);
+    this.check([...this.pathTo(parent), { role: "user", ...values }]);
+    const user = conversation.add(parent, { role: "user", ...values, ...(edited && { is_alternative: true }) });
+    this.answer(user);
   }
 
-  async run(conversation, message, body) {
-    const abort = (this.abort = new AbortController());
-    const answer = new Answer(message);
-    this.hooks.onRun(true);
-    let error = null;
-    try {
-      for await (const chunk of streamChat(body, abort.signal)) {
-        answer.add(chunk);
-        this.draw(message);
-      }
-    } catch (caught) {
-      if (abort.signal.aborted) message.finish = "stopped";
-      else error = caught;
-    }
-    if (error) message.error = error.message;
-    if (error && !(error instanceof ApiError)) console.error(error);
-    this.save(conversation, message);
-    if (this.abort === abort) {
-      this.abort = null;
-      this.hooks.onRun(false);
-      this.show();
-      if (conversation === this.conversation) announce(message);
-    }
-    if (error?.status === 401 && (await askForKey(error.message)) && message === this.messages.at(-1)) this.retry();
+  /** Request another answer beside this one. */
+  retry(message) {
+    if (this.isRunning) return;
+    this.attempt(() => {
+      const parent = this.conversation.nodes.get(message.parent);
+      this.check(this.pathTo(parent));
+      this.answer(parent, true);
+    });
+  }
+
+  answerCalls(message, results, given) {
+    for (const call of message.calls) if (given.has(call.id)) call.arguments = given.get(call.id);
+    if (given.size) this.conversation.touch(message);
+    const tools = message.calls.map((call) => ({ role: "tool", call_id: call.id, content: results.get(call.id) }));
+    this.attempt(() => {
+      this.check([...this.pathTo(message), ...tools]);
+      this.log.views.delete(message.id); // what is typed there is sent
+      this.answer(tools.reduce((parent, values) => this.conversation.add(parent, values), message));
+    });
+  }
+
+  /** The messages from the first to this one. */
+  pathTo(message) {
+    const path = [];
+    for (let at = message; at; at = this.conversation.nodes.get(at.parent)) if (!at.is_deleted) path.unshift(at);
+    return path;
+  }
+
+  check = (path) => buildBody(path, this.conversation.settings, this.model);
+
+  answer(parent, isAlternative = false) {
+    const { conversation } = this;
+    const { settings } = conversation;
+    const body = this.check(this.pathTo(parent));
+    const { messages, stream, stream_options: options, tools, ...asked } = body;
+    const message = conversation.add(parent, { ...newAnswer(), is_json: settings.schema_on, is_alternative: isAlternative, asked });
+    this.runs.start(conversation, message, body);
+    this.save();
+    this.show();
+    this.log.scrollToEnd();
+  }
+
+  async finish({ conversation, message }, error) {
+    const isShown = conversation === this.conversation;
+    conversation.touch(message);
+    if (!isShown) this.unseen.add(conversation.id);
+    if (isShown) this.show();
+    if (isShown) announce(message);
+    await this.save(conversation);
+    if (error?.status !== 401 || !(await askForKey(error.message)) || conversation !== this.conversation) return;
+    if (conversation.path().at(-1) === message) this.retry(message);
   }
 
   stop() {
-    this.abort?.abort();
+    this.runs.stop(this.conversation);
   }
 
-  /** Save the part of the answer that has arrived, when the page is closed. */
-  leave() {
-    if (!this.abort || this.abort.signal.aborted) return;
-    const { message } = this.liveView;
-    message.finish = "stopped";
-    this.save(this.conversation, message);
+  // --- changing ----------------------------------------------------------------------------------------------------
+
+  /** Put an answer with other words beside this one. */
+  rewrite(message, content) {
+    const { id, chat, born, changed, picked, moved, tokens, error, error_code: code, parent, ...rest } = message;
+    const values = { ...rest, content, finish: "stop", is_alternative: true, is_edited: true };
+    this.conversation.add(this.conversation.nodes.get(parent), values);
+    this.change();
   }
 
-  /** Request another answer to the user's last message or the last results. */
-  retry() {
-    if (!this.abort) this.attempt(() => this.ask(this.messages.slice(0, -1)));
+  remove(message) {
+    const { conversation } = this;
+    for (const { message: running, abort } of this.runs.of(conversation)) if (this.pathTo(running).includes(message)) abort.abort();
+    const removed = conversation.remove(message);
+    this.change();
+    const what = message.role === "user" ? "The message and its answer are deleted." : "The answer is deleted.";
+    this.hooks.onUndoable(what, () => {
+      for (const node of removed) {
+        node.is_deleted = false;
+        conversation.touch(node);
+      }
+      this.change(conversation);
+    });
+  }
+
+  pick(message) {
+    this.conversation.pick(message);
+    this.change();
+  }
+
+  change(conversation = this.conversation) {
+    this.save(conversation);
+    if (conversation === this.conversation) this.show();
   }
 
   /** Run an action; if a field of the panel is invalid, go to that field. Returns whether the action succeeded. */
@@ -121,91 +168,40 @@ export class Chat {
     }
   }
 
-  answerCalls(message, results) {
-    const answers = message.calls.map((call) => ({ role: "tool", call_id: call.id, content: results.get(call.id) }));
-    this.attempt(() => this.ask([...this.messages, ...answers]));
+  async save(conversation = this.conversation) {
+    await writeConversation(conversation);
+    if (conversation === this.conversation) this.show(); // with what other tabs have added
+    else this.hooks.onChange();
   }
 
-  /** Save a conversation after a change of its answer `message`. */
-  save(conversation, message) {
-    if (conversation.isDeleted) return;
-    conversation.time = message.changed = Math.max(Date.now(), conversation.time + 1); // even if the clock goes back
-    if (!writeConversation(conversation)) {
-      byId("announcer").textContent = "The browser's storage is full: this conversation is not saved.";
-    }
+  /** Show what another tab has saved. */
+  async sync() {
+    const { conversation } = this;
+    if (!conversation.isStored || !(await readConversation(conversation.id))) return;
+    if (conversation === this.conversation) this.show();
+  }
+
+  show() {
+    this.log.show();
     this.hooks.onChange();
   }
 
-  /** Merge what another tab has saved. Not during an answer or while results are typed: those end with a save anyway. */
-  sync() {
-    const isWriting = [...this.log.querySelectorAll("textarea")].some((area) => area.value);
-    if (this.abort || isWriting || !this.messages.length) return;
-    writeConversation(this.conversation);
-    this.show();
+  /** What can be done with a message now. @returns {import("./message_view.js").Actions} */
+  actions(message, { options, isRunning, canAnswer }) {
+    const isAnswer = message.role === "assistant";
+    return {
+      alternatives: {
+        index: options.indexOf(message),
+        count: options.length,
+        onPick: (step) => this.pick(options[options.indexOf(message) + step]),
+        onCompare: isAnswer ? () => this.log.compare(message.parent) : null,
+      },
+      onEdit: isRunning || (isAnswer && !message.content) ? null : () => this.hooks.onEdit(message),
+      onRetry: isAnswer && !isRunning ? () => this.retry(message) : null,
+      onRemove: this.runs.has(message) ? null : () => this.remove(message),
+      onResults: canAnswer ? (results, given) => this.answerCalls(message, results, given) : null,
+    };
   }
-
-  // --- showing -----------------------------------------------------------------------------------------------------
-
-  /** Show all messages; `live` is the one that is still growing, if any. */
-  show(live = null) {
-    const results = new Map(this.messages.filter((m) => m.role === "tool").map((m) => [m.call_id, m.content]));
-    const last = this.messages.at(-1);
-    const lastUser = this.messages.findLast((message) => message.role === "user");
-    const isIdle = live === null;
-    const views = this.messages.map((message) => {
-      if (message.role === "tool") return null;
-      if (message.role === "user") {
-        const onEdit = isIdle && message === lastUser ? () => this.hooks.onEdit(message) : null;
-        return userView(message, { onEdit });
-      }
-      const isLast = message === last && isIdle;
-      const view = new AnswerView(message, {
-        results,
-        onResults: isLast ? (values) => this.answerCalls(message, values) : null,
-        onRetry: isLast ? () => this.retry() : null,
-      });
-      view.thinking.open = this.liveView?.message === message && this.liveView.thinking.open;
-      view.update(message === live);
-      if (message === live) this.liveView = view;
-      return view.element;
-    });
-    byId("messages").replaceChildren(...views.filter(Boolean), ...(this.messages.length ? [] : [this.welcome()]));
-    byId("alternatives").hidden = true;
-    byId("title").textContent = this.conversation.title || "New chat";
-    if (this.sticks) this.scrollToEnd();
-  }
-
-  /** Redraw at most once a frame; if redrawing is slow, as for long code, less often, to leave time for other work. */
-  draw(message) {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      if (this.liveView?.message !== message || !this.abort) return;
-      const start = performance.now();
-      if (start < this.due) return void this.draw(message);
-      this.liveView.update(true);
-      if (this.sticks) this.scrollToEnd();
-      this.due = start + (performance.now() - start) * PAUSE;
-    });
-  }
-
-  scrollToEnd() {
-    this.log.scrollTop = this.log.scrollHeight;
-  }
-
-  welcome() {
-    const cards = EXAMPLES.map((example) =>
-      el("button", { type: "button", class: "card", onclick: () => this.hooks.onExample(example) },
-        el("span", { class: "muted small" }, example.title), el("span", {}, example.prompt)));
-    return el("section", { class: "welcome" }, el("h2", {}, "What shall we weave?"),
-      el("p", { class: "muted" }, this.stats ? `${this.stats.model} is listening.` : ""),
-      el("div", { class: "cards" }, ...cards));
-  }
-}
-
-function titleOf(messages) {
-  const text = messages[0].content.trim().split("\n")[0];
-  return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}…` : text || "Chat";
 }
 
 /** Announce the complete answer to screen readers; one that grows token by token cannot be followed. */

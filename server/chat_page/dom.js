@@ -14,6 +14,13 @@ const ICONS = {
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  left: "M15 5l-7 7 7 7",
+  right: "M9 5l7 7-7 7",
+  search: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14zM16 16l5 5",
+  close: "M7 7l10 10M17 7L7 17",
+  columns: "M4 5h16v14H4zM12 5v14",
+  load: "M12 15V4M7 9l5-5 5 5M5 20h14",
+  clip: "M8 12l6-6a3 3 0 0 1 4 4l-8 8a5 5 0 0 1-7-7l7-7",
   chart: "M5 20V11M12 20V4M19 20v-6",
 };
 

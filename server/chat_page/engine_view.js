@@ -11,22 +11,28 @@ const CELL = 7;
 
 export class EngineView {
   /**
-   * @param {(stats: object) => void} onStats with every reading
+   * @param {() => string} model whose engine is shown; "": the first one's
+   * @param {(stats: object, model: string) => void} onStats with every reading
    * @param {(error: import("./api.js").ApiError) => Promise<void>} onRefused waits until a key is entered
    */
-  constructor(onStats, onRefused) {
-    Object.assign(this, { onStats, onRefused, last: null, rate: 0, steps: [] });
+  constructor(model, onStats, onRefused) {
+    Object.assign(this, { model, onStats, onRefused, last: null, rate: 0, steps: [] });
     document.addEventListener("theme", () => this.draw());
     addEventListener("resize", () => this.draw());
     document.addEventListener("visibilitychange", () => this.wake?.());
   }
 
+  /** Read at once, since another model is shown. */
+  hurry() {}
+
   /** Read and draw until the page is closed. */
   async run() {
     for (let pause = PAUSE_MS; ; ) {
       if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
+      const model = this.model();
       try {
-        this.take(await readStats(), performance.now());
+        this.take(await readStats(model), performance.now());
+        this.onStats(this.last, model);
         pause = PAUSE_MS;
       } catch (error) {
         this.showState("offline", "bad");
@@ -34,7 +40,10 @@ export class EngineView {
         pause = Math.min(2 * pause, MAX_PAUSE_MS);
         if (error.status === 401) await this.onRefused(error);
       }
-      await new Promise((resolve) => setTimeout(resolve, pause));
+      await new Promise((resolve) => {
+        this.hurry = resolve;
+        setTimeout(resolve, pause);
+      });
     }
   }
 
@@ -51,7 +60,6 @@ export class EngineView {
     this.last = stats;
     this.time = now;
     this.show();
-    this.onStats(stats);
   }
 
   show() {

@@ -1,194 +1,197 @@
-// Connects the parts of the page: composer, keyboard, drawers, and the hooks between them.
+// Connects the parts of the page, and the keyboard.
 
-import { readSamplingDefaults } from "./api.js";
 import { Chat } from "./chat.js";
-import { showConversations } from "./conversations_view.js";
+import { Composer } from "./composer.js";
+import { Context } from "./context.js";
+import { ConversationsView } from "./conversations_view.js";
 import { byId, icon } from "./dom.js";
+import { bindDrawers, closeDrawer, toggleSidebar } from "./drawers.js";
 import { EngineView } from "./engine_view.js";
-import { askForKey, bindSettings, bindTheme, change, showDefaults } from "./settings_view.js";
-import { current, draft, isKept, key, newConversation, readConversations, watchOtherTabs } from "./store.js";
-
-const input = byId("input");
-let edited = null; // the message that is being edited, if any
+import { current, draft, key } from "./local.js";
+import { chooseModel, showModels } from "./models.js";
+import { bindNotices, tellUndoable, warnUnsaved } from "./notices.js";
+import { askForKey, bindSettings, bindTheme, change, showDefaults, useSettings } from "./settings_view.js";
+import { freshConversation, isKept, newConversation, readConversation, takeOver, unsaved, watchOtherTabs, writeSettings } from "./store.js";
+import { load, saveAllJson, saveAllMarkdown } from "./transfer.js";
 
 const chat = new Chat({
-  onChange: listConversations,
-  onRun(isRunning) {
-    const { activeElement: focused } = document;
-    byId("stop").hidden = !isRunning;
-    byId("send").hidden = isRunning;
-    // Move the focus from a hidden button to the visible one; on a phone, do not open the keyboard.
-    if (isRunning && focused === document.body) byId("stop").focus();
-    else if (focused === byId("stop") && matchMedia("(hover: hover)").matches) input.focus();
+  onChange() {
+    list.show();
+    warnUnsaved(unsaved.size > 0);
+    showRunning();
+    context.refresh();
   },
-  onEdit(message) {
-    edited = message;
-    write(message.content);
+  onOpen() {
+    useSettings(chat.conversation.settings);
+    chooseModel(chat.conversation.settings.model);
+    showModel();
+    engine.hurry();
+    composer.reset();
   },
+  onEdit: (message) => composer.edit(message),
   onExample(example) {
     change(example.settings);
-    write(example.prompt);
-    submit();
+    composer.write(example.prompt);
+    composer.submit();
   },
+  onUndoable: tellUndoable,
 });
+const composer = new Composer(chat, () => context.refresh());
+const context = new Context(chat, composer);
 
-function listConversations() {
-  showConversations(chat.conversation.id, {
-    onOpen: openConversation,
-    onGone: forgetConversation,
-    onRename({ id, title, titled }) {
-      if (id !== chat.conversation.id) return;
-      Object.assign(chat.conversation, { title, titled });
-      byId("title").textContent = title;
-    },
-  });
-}
+const list = new ConversationsView({
+  currentId: () => chat.conversation.id,
+  stateOf(id) {
+    if ([...chat.runs.running.values()].some(({ conversation }) => conversation.id === id)) return "answering";
+    return chat.unseen.has(id) ? "new answer" : "";
+  },
+  onOpen: (id) => openConversation(id),
+  onGone: forgetConversation,
+  onRename: () => chat.show(),
+});
 
 function forgetConversation(id) {
-  if (id !== chat.conversation.id) return void listConversations();
-  chat.conversation.isDeleted = true;
-  openConversation(newConversation());
+  for (const { conversation, abort } of chat.runs.running.values()) if (conversation.id === id) abort.abort();
+  if (id === chat.conversation.id) {
+    chat.conversation.isDeleted = true;
+    chat.open(newConversation());
+  } else list.show();
 }
 
-function openConversation(conversation) {
+async function openConversation(id) {
   closeDrawer();
-  if (conversation.id !== chat.conversation.id) { // the open one may be growing, and its stored copy is older
-    edited = null;
-    chat.open(conversation);
-    fit();
+  if (id !== chat.conversation.id) {
+    const conversation = await readConversation(id);
+    if (conversation) chat.open(conversation);
   }
-  input.focus();
+  composer.focus();
 }
 
-// --- the composer -------------------------------------------------------------------------------------------------
-
-function fit() {
-  byId("editing").hidden = !edited;
-  input.style.height = "auto";
-  input.style.height = `${input.scrollHeight}px`;
-  draft.write(edited ? "" : input.value);
+function newChat() {
+  closeDrawer();
+  chat.open(newConversation());
+  composer.focus();
 }
 
-function write(text) {
-  input.value = text;
-  fit();
-  input.focus();
+let wasRunning = false;
+
+function showRunning() {
+  const { isRunning } = chat;
+  if (isRunning === wasRunning) return;
+  wasRunning = isRunning;
+  const { activeElement: focused } = document;
+  const isStop = focused === byId("stop");
+  byId("stop").hidden = !isRunning;
+  byId("send").hidden = isRunning;
+  // Move the focus from a hidden button to the visible one; on a phone, do not open the keyboard.
+  if (isRunning && focused === document.body) byId("stop").focus();
+  else if (isStop && matchMedia("(hover: hover)").matches) composer.focus();
 }
 
-/** Send the text; keep it in the composer if a field of the panel is invalid. */
-function submit() {
-  const text = input.value;
-  if (!text.trim() || chat.abort) return;
-  const before = edited ? chat.messages.slice(0, chat.messages.findIndex(({ turn }) => turn === edited.turn)) : chat.messages;
-  if (chat.attempt(() => chat.ask([...before, { role: "user", content: text, turn: edited?.turn }]))) {
-    edited = null;
-    write("");
-  }
+/** Store the settings of the open conversation. */
+function settle() {
+  const { conversation } = chat;
+  conversation.settled = Date.now();
+  writeSettings(conversation);
+  context.refresh();
+  if (chat.model) showModel();
+  else engine.hurry();
 }
 
-function cancelEdit() {
-  edited = null;
-  write("");
-  chat.sync();
-}
+// --- keyboard -----------------------------------------------------------------------------------------------------
 
-input.addEventListener("input", fit);
-input.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    submit();
-  }
-});
-byId("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  submit();
-});
-byId("stop").addEventListener("click", () => chat.stop());
-byId("cancel-edit").addEventListener("click", cancelEdit);
-byId("new-chat").addEventListener("click", () => openConversation(newConversation()));
-
-// --- drawers ------------------------------------------------------------------------------------------------------
-
-const DRAWERS = { sidebar: matchMedia("(max-width: 760px)"), panel: matchMedia("(max-width: 1120px)") };
-
-/** Show a drawer beside the page if there is room, else over it; a hidden drawer cannot be focused. */
-function showDrawers() {
-  const open = document.body.dataset.drawer;
-  for (const [name, isNarrow] of Object.entries(DRAWERS)) {
-    const isShown = open === name || !isNarrow.matches;
-    byId(name).inert = !isShown;
-    byId(`open-${name}`).setAttribute("aria-expanded", isShown);
-  }
-}
-
-function openDrawer(name) {
-  byId(name).scrollTop = 0;
-  if (!DRAWERS[name].matches || document.body.dataset.drawer === name) return;
-  document.body.dataset.drawer = name;
-  showDrawers();
-  byId(name).querySelector("button, summary").focus();
-}
-
-function closeDrawer() {
-  const name = document.body.dataset.drawer;
-  if (!name) return;
-  delete document.body.dataset.drawer;
-  showDrawers();
-  byId(`open-${name}`).focus();
-}
-
-byId("open-sidebar").addEventListener("click", () => openDrawer("sidebar"));
-for (const id of ["open-panel", "engine-pill"]) byId(id).addEventListener("click", () => openDrawer("panel"));
-document.addEventListener("open-panel", () => openDrawer("panel"));
-byId("scrim").addEventListener("click", closeDrawer);
-for (const query of Object.values(DRAWERS)) query.addEventListener("change", showDrawers);
+const SHORTCUTS = {
+  k: () => {
+    closeDrawer();
+    composer.focus();
+  },
+  b: toggleSidebar,
+  "shift+o": newChat,
+};
 
 document.addEventListener("keydown", (event) => {
   const isTyping = event.target.matches("input, textarea, select");
-  if (event.key === "Escape" && !byId("key-dialog").open) {
+  const name = `${event.shiftKey ? "shift+" : ""}${event.key.toLowerCase()}`;
+  const shortcut = event.ctrlKey || event.metaKey ? SHORTCUTS[name] : event.key === "/" && !isTyping ? SHORTCUTS.k : null;
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (document.body.dataset.drawer) closeDrawer();
-    else if (chat.abort) chat.stop();
-    else if (edited) cancelEdit();
-  } else if ((event.key === "/" && !isTyping) || (event.key === "k" && (event.ctrlKey || event.metaKey))) {
+    else if (chat.isRunning) chat.stop();
+    else if (composer.edited) composer.cancelEdit();
+  } else if (shortcut) {
     event.preventDefault();
-    closeDrawer();
-    input.focus();
+    shortcut();
   }
+});
+
+byId("stop").addEventListener("click", () => chat.stop());
+byId("new-chat").addEventListener("click", newChat);
+byId("export-json").addEventListener("click", saveAllJson);
+byId("export-markdown").addEventListener("click", saveAllMarkdown);
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", async ({ target }) => {
+  const files = [...target.files];
+  target.value = ""; // so that the same file can be chosen once more
+  for (const file of files) byId("moved").textContent = await load(file);
+  chat.sync();
+  list.show();
 });
 
 // --- start --------------------------------------------------------------------------------------------------------
 
+let models = null;
+let shownModel = "";
+
+/** Show what the model of the open conversation can do, once that is known. */
+async function showModel() {
+  const { model } = chat;
+  if (!model || model.name === shownModel) return;
+  shownModel = model.name;
+  byId("version").textContent = model.version;
+  byId("model").textContent = model.name;
+  document.title = `${model.name} · Weft`;
+  byId("docs").hidden = Boolean(key.read()); // a link carries no key
+  byId("chip-thinking").hidden = !model.thinking;
+  context.refresh();
+  for (const part of document.querySelectorAll("[data-section=tools], #section-tools")) part.hidden = !model.has_tools;
+  chat.show();
+  models ??= showModels(chat);
+  showDefaults((await models).get(model.name) ?? {});
+}
+
 const engine = new EngineView(
-  (stats) => {
-    const isFirst = chat.stats?.model !== stats.model;
-    chat.stats = stats;
-    if (!isFirst) return;
-    byId("version").textContent = stats.version;
-    byId("model").textContent = stats.model;
-    document.title = `${stats.model} · Weft`;
-    byId("docs").hidden = Boolean(key.read()); // a link carries no key
-    byId("chip-thinking").hidden = !stats.thinking;
-    for (const chip of document.querySelectorAll("[data-section=tools]")) chip.hidden = !stats.has_tools;
-    if (!chat.messages.length) chat.show();
-    readSamplingDefaults().then(showDefaults, () => {});
+  () => chat.conversation.settings.model ?? "",
+  (stats, asked) => {
+    const { model: name, ...abilities } = stats;
+    chat.known.set(asked, { name, ...abilities });
+    if (asked === (chat.conversation.settings.model ?? "")) showModel();
   },
   async (error) => {
     if (!(await askForKey(error.message))) await new Promise((resolve) => document.addEventListener("key", resolve, { once: true }));
   },
 );
 
-for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
-bindSettings();
-bindTheme();
-byId("change-key").addEventListener("click", () => askForKey("The page sends it with every request."));
-showDrawers();
-if (!isKept) byId("kept").textContent = "This browser blocks storage: conversations are lost when the page is closed.";
-chat.open(readConversations().find(({ id }) => id === current.read()) ?? newConversation());
-write(draft.read());
-engine.run();
-addEventListener("pagehide", () => chat.leave());
+async function start() {
+  for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
+  bindNotices();
+  bindSettings(settle);
+  bindTheme();
+  bindDrawers();
+  byId("change-key").addEventListener("click", () => askForKey("The page sends it with every request."));
+  await takeOver();
+  if (!(await isKept())) byId("kept").textContent = "This browser blocks storage: conversations are lost when the page is closed.";
+  const text = draft.read();
+  chat.open((await readConversation(current.read())) ?? freshConversation());
+  composer.write(byId("input").value || text);
+  engine.run();
+}
+
+addEventListener("pagehide", () => chat.runs.leave());
+addEventListener("beforeunload", (event) => {
+  if (unsaved.size) event.preventDefault();
+});
 watchOtherTabs((id, isDeleted) => {
   if (isDeleted) return void forgetConversation(id);
-  if (id === chat.conversation.id && !edited) chat.sync();
-  listConversations();
+  if (id === chat.conversation.id) chat.sync();
+  else list.show();
 });
+start();

@@ -1,182 +1,186 @@
-// Markdown -> DOM nodes. Every character of the input becomes text, the target or title of a checked link, or dropped
-// markup; HTML in the input is plain text. Work is linear in the input, times the depth of nesting, at most MAX_DEPTH.
+// Markdown -> DOM nodes. Only the elements below are made; strings become text, or the address of a checked link. A text
+// that grows at its end, as a stream does, is read again from its last blocks on, so the work is linear in the answer.
 
-import { el } from "./dom.js";
 import { codeBlock } from "./code.js";
-import { inline } from "./inline.js";
+import { el } from "./dom.js";
+import { formula } from "./math.js";
+import { parser } from "./parser.js";
 
-const MAX_DEPTH = 8;
-const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
-const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( *)([-*+]|(?:0|[1-9]\d{0,8})[.)])( {1,4}|$)/;
-
-/** @typedef {{raw: string, build: () => Node}} Block raw is the source: equal sources make equal nodes. */
+const INLINE = { em: "em", strong: "strong", s: "del" };
+const BLOCKS = { paragraph: "p", blockquote: "blockquote", bullet_list: "ul", ordered_list: "ol", list_item: "li", thead: "thead", tbody: "tbody", tr: "tr", th: "th", td: "td" };
+const HAS_TEXT = new Set(["paragraph_close", "heading_close", "footnote_close", "list_item_close", "th_close", "td_close"]);
+const TASK = /^\[([ xX])\](?=\s|$)/;
 
 /**
- * Show text in an element. Unchanged blocks keep their nodes, so that a stream does not disturb them.
- * @param {HTMLElement & {blocks?: string[]}} element
+ * Show text in an element. Blocks before the last two keep their nodes, so that a stream does not disturb them.
+ * @param {HTMLElement & {shown?: {text: string, offset: number, count: number, env: object}}} element
  * @param {string} text
+ * @param {boolean} isLive whether it may still grow
  */
-export function showMarkdown(element, text) {
-  const known = element.blocks ?? [];
-  const blocks = readBlocks(linesOf(text), 0);
-  let same = 0;
-  while (same < known.length && same < blocks.length && known[same] === blocks[same].raw) same++;
-  while (element.childNodes.length > same) element.lastChild.remove();
-  for (const block of blocks.slice(same)) element.append(block.build());
-  element.blocks = blocks.map((block) => block.raw);
+export function showMarkdown(element, text, isLive = false) {
+  const whole = text.replace(/\r\n?/g, "\n");
+  const { shown } = element;
+  if (shown && shown.text === whole && shown.isLive === isLive) return;
+  const isMore = shown && whole.startsWith(shown.text) && (isLive || !shown.hasReferences);
+  const state = isMore ? shown : { offset: 0, count: 0, env: { references: {} } };
+  const numKnown = Object.keys(state.env.references).length;
+  const tail = whole.slice(state.offset);
+  const blocks = topBlocks(parser.parse(tail, state.env));
+  while (element.childNodes.length > state.count) element.lastChild.remove();
+  const last = blocks.at(-1);
+  const numBefore = Math.max(0, blocks.length - 2); // the last line may still come to belong to the block before its own
+  for (const block of blocks) element.append(build(block.tokens, isLive && block === last));
+  element.shown = {
+    text: whole,
+    isLive,
+    env: state.env,
+    // what stood before a definition may refer to it: seen once the text is complete
+    hasReferences: state.hasReferences || (isLive && Object.keys(state.env.references).length > numKnown),
+    offset: state.offset + (last ? startOfLine(tail, blocks[numBefore].line) : 0),
+    count: state.count + numBefore,
+  };
 }
 
-/** Split into lines, with tabs as four spaces; code keeps its tabs, except in a list or a quote. */
-function linesOf(text) {
-  let marks = ""; // of the fence that is open
-  return text.split(/\r?\n/).map((line) => {
-    if (marks) {
-      if (isFenceEnd(line, marks)) marks = "";
-      return line;
-    }
-    const fence = FENCE.exec(line);
-    if (fence?.[1] === "") marks = fence[2];
-    return line.replaceAll("\t", "    ");
-  });
-}
-
-/** @returns {Block[]} */
-function readBlocks(lines, depth) {
+/** @returns {{line: number, tokens: object[]}[]} the tokens of each block that is in no other */
+function topBlocks(tokens) {
   const blocks = [];
-  for (let at = 0; at < lines.length; ) {
-    if (!lines[at].trim()) {
-      at++;
-      continue;
-    }
-    const [end, build] = readBlock(lines, at, depth);
-    blocks.push({ raw: lines.slice(at, end).join("\n"), build });
-    at = end;
+  for (const token of tokens) {
+    if (token.level === 0 && token.nesting >= 0) blocks.push({ line: token.map[0], tokens: [] });
+    blocks.at(-1).tokens.push(token);
   }
   return blocks;
 }
 
-const nodes = (lines, depth) => readBlocks(lines, depth).map((block) => block.build());
-
-/** @returns {[number, () => Node]} the line after the block, and a function that makes its node */
-function readBlock(lines, at, depth) {
-  const line = lines[at];
-  const fence = FENCE.exec(line);
-  if (fence) return readCode(lines, at, fence);
-  const heading = HEADING.exec(line);
-  if (heading) {
-    const text = heading[2].replace(/ #+ *$/, "");
-    return [at + 1, () => el(`h${Math.min(heading[1].length + 2, 6)}`, {}, inline(text))];
-  }
-  if (RULE.test(line)) return [at + 1, () => el("hr")];
-  if (depth < MAX_DEPTH && QUOTE.test(line)) {
-    const end = endOf(lines, at, (other) => QUOTE.test(other));
-    const inner = lines.slice(at, end).map((other) => other.replace(QUOTE, ""));
-    return [end, () => el("blockquote", {}, nodes(inner, depth + 1))];
-  }
-  if (depth < MAX_DEPTH && ITEM.test(line)) return readList(lines, at, depth);
-  if (isTable(lines, at)) return readTable(lines, at);
-  const end = endOf(lines, at + 1, (other, index) => other.trim() && !beginsBlock(lines, index, depth));
-  return [end, () => el("p", {}, inline(lines.slice(at, end).join("\n").trim()))];
-}
-
-function endOf(lines, at, belongs) {
-  while (at < lines.length && belongs(lines[at], at)) at++;
+function startOfLine(text, line) {
+  let at = 0;
+  for (let count = 0; count < line; count++) at = text.indexOf("\n", at) + 1;
   return at;
 }
 
-function beginsBlock(lines, at, depth) {
-  const line = lines[at];
-  const nests = depth < MAX_DEPTH && (QUOTE.test(line) || isFirstItem(line));
-  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || nests || isTable(lines, at);
-}
+// --- blocks --------------------------------------------------------------------------------------------------------
 
-/** Whether a line may begin a list within a paragraph: "in\n1984. It was" may not. */
-function isFirstItem(line) {
-  const item = ITEM.exec(line);
-  return item && line.length > item[0].length && (/[-*+]/.test(item[2]) || /^1\D/.test(item[2]));
-}
-
-const isFenceEnd = (line, marks) => line.trim().length >= marks.length && line.trim().replaceAll(marks[0], "") === "";
-
-function readCode(lines, at, [, indent, marks, info]) {
-  const end = endOf(lines, at + 1, (line) => !isFenceEnd(line, marks)); // an unclosed fence extends to the end
-  const code = lines.slice(at + 1, end).map((line) => (line.startsWith(indent) ? line.slice(indent.length) : line));
-  return [Math.min(end + 1, lines.length), () => codeBlock(code.join("\n"), info.trim())];
-}
-
-function readList(lines, at, depth) {
-  const [, { length: margin }, mark] = ITEM.exec(lines[at]);
-  const isOrdered = /\d/.test(mark);
-  const isItem = (line) => {
-    const item = ITEM.exec(line);
-    return item && item[1].length <= margin + 1 && /\d/.test(item[2]) === isOrdered && !RULE.test(line);
-  };
-  const items = [];
-  while (at < lines.length && isItem(lines[at])) {
-    const item = ITEM.exec(lines[at]);
-    const width = item[0].length;
-    const inner = [lines[at].slice(width)];
-    for (at++; at < lines.length; at++) {
-      for (const next = endOfInner(lines, at, item[1].length + 2); at < next; at++) inner.push(lines[at].slice(width));
-      if (isBlank(lines[at])) break;
-      const isInner = lines[at].startsWith(" ".repeat(Math.min(width, item[1].length + 2)));
-      const goesOn = inner.at(-1).trim() && !beginsBlock(lines, at, depth) && !isItem(lines[at]);
-      if (!isInner && !goesOn) break;
-      inner.push(isInner ? lines[at].slice(Math.min(width, lines[at].search(/\S|$/))) : lines[at]);
+/** @returns {DocumentFragment} */
+function build(tokens, isOpen) {
+  const root = document.createDocumentFragment();
+  const open = [root];
+  tokens.forEach((token, index) => {
+    const parent = open.at(-1);
+    if (token.hidden) return void (token.nesting === 1 ? open.push(parent) : open.pop()); // the paragraph of a tight list
+    if (token.nesting === 1) {
+      const element = opened(token, tokens, index);
+      parent.append(element);
+      return void open.push(element.inner ?? element);
     }
-    items.push({ number: Number.parseInt(item[2], 10), inner });
-    const next = endOf(lines, at, isBlank);
-    if (next < lines.length && isItem(lines[next])) at = next;
-  }
-  return [at, () => (isOrdered ? orderedList(items, depth) : el("ul", {}, items.map(({ inner }) => listItem(inner, depth))))];
-}
-
-const isBlank = (line) => !line.trim();
-
-/** The line after the blank lines at `at`, if it belongs to an item whose content begins at this column; else `at`. */
-function endOfInner(lines, at, column) {
-  const next = endOf(lines, at, isBlank);
-  return next < lines.length && lines[next].startsWith(" ".repeat(column)) ? next : at;
-}
-
-/** Keeps the numbers of the source. */
-function orderedList(items, depth) {
-  const numbers = items.map(({ number }) => number);
-  const [first] = numbers;
-  const list = el("ol", { start: first !== 1 ? first : null });
-  items.forEach(({ number, inner }, index) => {
-    const item = listItem(inner, depth);
-    if (index && number !== numbers[index - 1] + 1) item.setAttribute("value", number);
-    list.append(item);
+    if (token.nesting === -1) return void directed(open.pop(), token);
+    parent.append(leaf(token, isOpen && index === tokens.length - 1));
   });
-  const numDigits = `${numbers.reduce((a, b) => Math.max(a, b))}`.length;
+  return root;
+}
+
+/** Let a complete element follow the direction of its text; before, the browser would look again for every node. */
+function directed(element, token) {
+  if (HAS_TEXT.has(token.type)) element.dir = "auto";
+}
+
+function opened(token, tokens, index) {
+  const kind = token.type.slice(0, -"_open".length);
+  if (kind === "heading") return el(`h${Math.min(Number(token.tag[1]) + 2, 6)}`);
+  if (kind === "table") {
+    const table = el("table");
+    return Object.assign(el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, table), { inner: table });
+  }
+  if (kind === "footnote") return el("p", { class: "footnote" }, el("sup", {}, token.content), " ");
+  const align = /center|right/.exec(token.attrGet("style") ?? "")?.[0];
+  const element = el(BLOCKS[kind], { class: align ?? null });
+  if (kind === "ordered_list") number(element, tokens, index);
+  if (kind === "list_item") {
+    const text = tokens[index + 2];
+    if (text?.type === "inline") text.task = TASK.exec(text.content);
+    if (text?.task) element.classList.add("task");
+    if (token.value !== undefined) element.setAttribute("value", token.value);
+  }
+  return element;
+}
+
+/** Keep the numbers of the source. */
+function number(list, tokens, index) {
+  const { level } = tokens[index];
+  const items = [];
+  for (let at = index + 1; tokens[at].level > level; at++) {
+    if (tokens[at].type === "list_item_open" && tokens[at].level === level + 1) items.push(tokens[at]);
+  }
+  const numbers = items.map(({ info }) => Number(info));
+  if (numbers[0] !== 1) list.setAttribute("start", numbers[0]);
+  items.forEach((item, at) => {
+    if (at && numbers[at] !== numbers[at - 1] + 1) item.value = numbers[at];
+  });
+  const numDigits = `${numbers.reduce((a, b) => Math.max(a, b), 0)}`.length;
   if (numDigits > 2) list.style.setProperty("padding-left", `${numDigits + 2}ch`);
-  return list;
 }
 
-function listItem(lines, depth) {
-  const children = nodes(lines, depth + 1);
-  const [first, ...others] = children;
-  return el("li", {}, first?.tagName === "P" ? [...first.childNodes, ...others] : children); // the first paragraph becomes plain text
+function leaf(token, isOpen) {
+  if (token.type === "inline") return inline(token);
+  if (token.type === "fence" || token.type === "code_block") return codeBlock(token.content.replace(/\n$/, ""), token.info.trim(), isOpen);
+  if (token.type === "formula") return formula(token.content, true);
+  if (token.type === "definition") return el("p", { class: "definition", dir: "auto" }, ...definition(token.content));
+  return token.type === "hr" ? el("hr") : document.createTextNode(token.content);
 }
 
-const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
-
-function isTable(lines, at) {
-  if (!lines[at].includes("|") || !lines[at + 1]?.includes("-")) return false;
-  const rule = cells(lines[at + 1]);
-  return rule.length === cells(lines[at]).length && rule.every((cell) => /^:?-+:?$/.test(cell));
+/** A definition as it is written, with its address as a link. */
+function definition(text) {
+  const address = /https?:\/\/[^\s<>]+/.exec(text);
+  if (!address) return [text];
+  const end = address.index + address[0].length;
+  return [text.slice(0, address.index), link(address[0], "", [address[0]]), text.slice(end)];
 }
 
-function readTable(lines, at) {
-  const end = endOf(lines, at + 2, (line) => line.includes("|"));
-  const row = (line, tag) => el("tr", {}, cells(line).map((cell) => el(tag, {}, inline(cell))));
-  const build = () =>
-    el("div", { class: "table" }, el("table", {},
-      el("thead", {}, row(lines[at], "th")),
-      el("tbody", {}, lines.slice(at + 2, end).map((line) => row(line, "td")))));
-  return [end, build];
+// --- inside of a paragraph -----------------------------------------------------------------------------------------
+
+function inline({ children, task }) {
+  const root = document.createDocumentFragment();
+  const open = [root];
+  for (const token of children) {
+    const parent = open.at(-1);
+    if (token.nesting === 1) open.push(token.type === "link_open" ? { token, nodes: [] } : el(INLINE[token.tag] ?? "span"));
+    else if (token.nesting === -1) put(open.at(-2), closed(open.pop()));
+    else put(parent, text(token));
+  }
+  if (task) {
+    root.firstChild.data = root.firstChild.data.slice(task[0].length);
+    root.prepend(el("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? "To do" : "Done" }));
+  }
+  return root;
+}
+
+/** Add to an element, or to a link that is not complete. */
+const put = (parent, node) => (parent.nodes ? parent.nodes.push(node) : parent.append(node));
+
+/** A link without words shows its address. */
+function closed(element) {
+  if (!element.token) return element;
+  const href = element.token.attrGet("href");
+  const isEmpty = !element.nodes.some((node) => node.textContent ?? node);
+  return link(href, element.token.attrGet("title"), isEmpty ? [href] : element.nodes);
+}
+
+function text(token) {
+  if (token.type === "code_inline") return el("code", {}, token.content);
+  if (token.type === "softbreak" || token.type === "hardbreak") return el("br");
+  if (token.type === "formula") return formula(token.content, token.meta.isDisplay);
+  if (token.type === "footnote_mark") return el("sup", {}, token.content);
+  if (token.type === "image") return image(token);
+  return document.createTextNode(token.content);
+}
+
+/** Images become links, since loading one would tell another host about the reader. */
+function image(token) {
+  const href = token.attrGet("src");
+  return link(href, token.attrGet("title"), [plain(token.children) || href]);
+}
+
+const plain = (tokens) => tokens.map((token) => (token.type === "softbreak" ? " " : token.children ? plain(token.children) : token.content)).join("");
+
+function link(href, title, children) {
+  if (!parser.validateLink(href)) return el("span", {}, children);
+  return el("a", { href, title: title || null, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
 }

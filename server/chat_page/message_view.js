@@ -1,6 +1,7 @@
 // Shows one message on the page. `update` shows its current state.
 
 import { describe, thoughtFor } from "./answer.js";
+import { fileViews } from "./attachments.js";
 import { codeBlock } from "./code.js";
 import { copy, el, iconButton } from "./dom.js";
 import { pretty } from "./json.js";
@@ -8,34 +9,77 @@ import { showMarkdown } from "./markdown.js";
 import { showTokens, watchTokens } from "./tokens_view.js";
 
 const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped." };
+const ALIVE_MS = 10_000; // a growing answer is stored more often than this
+
+/** Why an answer ended; one without an end grows in another tab, or its page is gone. */
+function endOf({ finish, changed }) {
+  if (finish) return ENDS[finish];
+  return Date.now() < changed + ALIVE_MS ? "Another tab is writing this." : "Interrupted.";
+}
+
+/**
+ * @typedef {object} Actions null: it cannot be done now
+ * @property {{index: number, count: number, onPick: (step: number) => void}} alternatives
+ * @property {(() => void)|null} onEdit
+ * @property {(() => void)|null} onRetry
+ * @property {(() => void)|null} onRemove
+ * @property {((results: Map<string, string>, given: Map<string, string>) => void)|null} onResults with edited arguments
+ * @property {boolean} isSent whether the model gets to see it
+ */
+
+/** The switch between a message and its alternatives. */
+function switcher({ index, count, onPick, onCompare }) {
+  if (count < 2) return null;
+  const button = (name, label, step, isOff) => Object.assign(iconButton(name, label, () => onPick(step)), { disabled: isOff });
+  return el("span", { class: "switch", role: "group", "aria-label": "Versions" },
+    button("left", "Previous version", -1, index === 0),
+    el("span", {}, `${index + 1}/${count}`),
+    button("right", "Next version", 1, index === count - 1),
+    onCompare && iconButton("columns", "Side by side", onCompare));
+}
+
+const UNSENT = "Not sent to the model: it has no answer.";
+
+/** The parameters of the request that an answer came of. */
+function askedView({ model, ...parameters } = {}) {
+  if (!model) return null;
+  const named = Object.entries(parameters).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  return el("details", { class: "asked" }, el("summary", {}, "Parameters"), el("p", {}, [`model ${model}`, ...named].join(" · ")));
+}
 
 /** A user's message. */
-export function userView(message, { onEdit }) {
-  const button = iconButton("copy", "Copy message", () => copy(message.content, button));
-  const actions = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit));
-  return el("article", { class: "user", "aria-label": "You" }, el("div", { class: "bubble" }, message.content), actions);
+export class UserView {
+  /** @param {import("./conversation.js").Message} message @param {Actions} actions */
+  constructor(message, { alternatives, onEdit, onRemove, isSent }) {
+    this.message = message;
+    const button = iconButton("copy", "Copy message", () => copy(message.content, button));
+    const buttons = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit),
+      onRemove && iconButton("trash", "Delete message", onRemove));
+    this.element = el("article", { class: isSent ? "user" : "user unsent", "aria-label": "You" },
+      ...fileViews(message.files),
+      message.content ? el("div", { class: "bubble", dir: "auto" }, message.content) : null,
+      el("div", { class: "below" }, isSent ? null : el("span", { class: "muted" }, UNSENT), buttons, switcher(alternatives)));
+  }
 }
 
 /** An answer: reasoning, content, calls, error and speed. */
 export class AnswerView {
   /**
-   * @param {import("./store.js").Message} message
-   * @param {object} options
-   * @param {Map<string, string>} options.results of calls, by id
-   * @param {((results: Map<string, string>) => void)|null} options.onResults null if calls can no longer be answered
-   * @param {(() => void)|null} options.onRetry
+   * @param {import("./conversation.js").Message} message
+   * @param {Actions & {results: Map<string, string>}} actions and the results of calls, by id
    */
-  constructor(message, { results, onResults, onRetry }) {
-    Object.assign(this, { message, results, onResults, onRetry });
+  constructor(message, actions) {
+    const { results, onResults } = actions;
+    Object.assign(this, { message, actions, results, onResults });
     this.reasoning = el("div", { class: "prose" });
     this.summary = el("summary");
     this.thinking = el("details", { class: "thinking" }, this.summary, this.reasoning);
     this.content = el("div", { class: "content prose" });
     this.calls = el("form", { class: "calls", onsubmit: (event) => this.sendResults(event) });
     this.fault = el("p", { class: "error", role: "alert" });
-    this.note = el("span", { class: "note" });
-    this.actions = el("span", { class: "actions" });
-    const foot = el("footer", {}, this.note, this.actions);
+    this.note = el("div", { class: "note" });
+    this.buttons = el("span", { class: "actions" });
+    const foot = el("footer", {}, this.note, this.buttons, switcher(actions.alternatives));
     this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.content, this.calls, this.fault, foot);
     this.showsTokens = message.tokens?.length > 0;
   }
@@ -48,14 +92,15 @@ export class AnswerView {
     this.thinking.hidden = !message.reasoning;
     this.summary.textContent = isThinking ? "Thinking…" : thoughtFor(message.stats);
     this.summary.classList.toggle("pulse", isThinking);
-    showMarkdown(this.reasoning, message.reasoning ?? "");
+    showMarkdown(this.reasoning, message.reasoning ?? "", isLive);
     this.showContent(isLive);
     this.showCalls(isLive);
     this.fault.hidden = !message.error;
     this.fault.textContent = message.error ?? "";
-    const end = isLive ? null : ENDS[message.finish];
-    this.note.replaceChildren(...[end, ...describe(message.stats ?? {})].filter(Boolean).map((part) => el("span", {}, part)));
-    this.actions.replaceChildren(...(isLive ? [] : this.buttons()));
+    const parts = [isLive ? null : endOf(message), message.is_edited && "Edited.", ...describe(message.stats ?? {})];
+    const asked = isLive ? null : askedView(message.asked);
+    this.note.replaceChildren(...parts.filter(Boolean).map((part) => el("span", {}, part)), ...(asked ? [asked] : []));
+    this.buttons.replaceChildren(...(isLive ? [] : this.makeButtons()));
   }
 
   showContent(isLive) {
@@ -65,14 +110,14 @@ export class AnswerView {
     const mode = this.showsTokens ? "tokens" : message.is_json ? "json" : "markdown";
     if (content.dataset.mode !== mode) {
       content.replaceChildren();
-      content.blocks = [];
+      content.shown = null;
       content.dataset.mode = mode;
       if (mode === "tokens") this.watch();
     }
     content.hidden = !message.content && !(isLive && !message.reasoning && !message.calls?.length);
     if (mode === "tokens") showTokens(content.firstChild, message.tokens);
     else if (mode === "json") this.showJson(isLive);
-    else showMarkdown(content, message.content);
+    else showMarkdown(content, message.content, isLive);
   }
 
   watch() {
@@ -102,21 +147,38 @@ export class AnswerView {
 
   callView(call, canAnswer) {
     const result = this.results.get(call.id);
-    const area = { name: call.id, rows: "2", required: true, "aria-label": `Result of ${call.name}`, placeholder: "What the function returns" };
+    const area = { name: `result ${call.id}`, rows: "2", required: true, "aria-label": `Result of ${call.name}`, placeholder: "What the function returns" };
+    const { text } = pretty(call.arguments);
+    const given = el("div", {}, codeBlock(text, "json"));
+    const edit = iconButton("edit", `Edit the arguments of ${call.name}`, () => {
+      const field = { name: `given ${call.id}`, class: "code", rows: `${text.split("\n").length + 1}`, spellcheck: "false", "aria-label": `Arguments of ${call.name}` };
+      const input = el("textarea", field, text);
+      given.replaceChildren(input);
+      edit.remove();
+      input.focus();
+    });
     return el("section", { class: "call", "aria-label": `Call of ${call.name}` },
-      el("h4", {}, "Call ", el("code", {}, call.name)),
-      codeBlock(pretty(call.arguments).text, "json"),
+      el("div", { class: "row" }, el("h4", {}, "Call ", el("code", {}, call.name)), canAnswer ? edit : null),
+      given,
       result === undefined ? null : el("p", { class: "result" }, el("b", {}, "Result "), result),
       canAnswer ? el("textarea", area) : null);
   }
 
   sendResults(event) {
     event.preventDefault();
-    this.onResults(new Map(new FormData(this.calls)));
+    const fields = [...new FormData(this.calls)];
+    const of = (kind) => new Map(fields.filter(([name]) => name.startsWith(`${kind} `)).map(([name, value]) => [name.slice(kind.length + 1), value]));
+    const given = of("given");
+    for (const [id, text] of given) {
+      const input = this.calls.elements.namedItem(`given ${id}`);
+      input.setCustomValidity(pretty(text).isValid ? "" : "This is not valid JSON.");
+      input.oninput = () => input.setCustomValidity("");
+    }
+    if (this.calls.reportValidity()) this.onResults(of("result"), given);
   }
 
-  buttons() {
-    const { message } = this;
+  makeButtons() {
+    const { message, actions: { onEdit, onRetry, onRemove } } = this;
     const copyButton = iconButton("copy", "Copy answer", () => copy(message.content, copyButton));
     const toggle = iconButton("chart", "Show or hide probabilities", () => {
       this.showsTokens = !this.showsTokens;
@@ -125,7 +187,9 @@ export class AnswerView {
     return [
       message.content ? copyButton : null,
       message.tokens?.length ? toggle : null,
-      this.onRetry && iconButton("redo", message.error ? "Try again" : "Regenerate", this.onRetry),
+      onEdit && iconButton("edit", "Edit answer", onEdit),
+      onRetry && iconButton("redo", message.error ? "Try again" : "Regenerate", onRetry),
+      onRemove && iconButton("trash", "Delete answer", onRemove),
     ].filter(Boolean);
   }
 }

@@ -1,6 +1,4 @@
-// Makes the body of a chat completion from a conversation and the settings. An invalid field is a Fault that names it.
-
-import { settings } from "./store.js";
+// Makes the body of a chat completion from messages and settings. An invalid field is a Fault that names it.
 
 /** Numeric parameters. An empty field is not sent, so the model's default holds. */
 export const SAMPLING = [
@@ -55,42 +53,110 @@ export function readSchema(text) {
   return schema;
 }
 
+/** The kwargs that switch reasoning on or off, if the template has such a switch. */
+const thinkingOf = (settings, model) => (model?.thinking ? { chat_template_kwargs: settings.thinking ? model.thinking.on : model.thinking.off } : {});
+
+/** The body of POST /tokenize for the same messages. A list of tools that is not valid counts as none. */
+export function buildCount(path, settings, model) {
+  const body = { model: settings.model || model?.name, messages: wireMessages(path, settings), ...thinkingOf(settings, model) };
+  if (!settings.tools_on || model?.has_tools === false) return body;
+  try {
+    return { ...body, tools: readTools(settings.tools) };
+  } catch {
+    return body;
+  }
+}
+
 /**
- * @param {import("./store.js").Message[]} messages
- * @param {object} stats of GET /stats
+ * @param {import("./conversation.js").Message[]} path
+ * @param {object} settings of the conversation
+ * @param {{name: string, has_tools: boolean, thinking: object|null}|null} model null if it is not known yet
  */
-export function buildBody(messages, stats) {
+export function buildBody(path, settings, model) {
   const body = {
-    model: stats?.model,
-    messages: wireMessages(messages),
+    model: settings.model || model?.name,
+    messages: wireMessages(path, settings),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
-  for (const { name } of SAMPLING) if (settings[name] !== undefined) body[name] = settings[name];
+  for (const { name } of SAMPLING) if (settings[name] != null) body[name] = settings[name];
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) body.stop = stop;
-  if (settings.tools_on && stats?.has_tools !== false) {
+  if (settings.tools_on && model?.has_tools !== false) {
     body.tools = readTools(settings.tools);
     // If a call were required after a result, too, the model could never answer in words.
-    body.tool_choice = messages.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
+    body.tool_choice = path.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
   }
   if (settings.schema_on) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: readSchema(settings.schema) } };
   }
-  if (stats?.thinking) body.chat_template_kwargs = settings.thinking ? stats.thinking.on : stats.thinking.off;
+  Object.assign(body, thinkingOf(settings, model));
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   return body;
 }
 
-function wireMessages(messages) {
+/**
+ * What of a path is sent. Many templates want users and answers to take turns, so a past turn is sent only as far as
+ * there is an answer in words: not one that failed, was stopped before its first word, or waits for results.
+ * @param {import("./conversation.js").Message[]} path its last turn is sent whole if it waits for an answer
+ * @returns {import("./conversation.js").Message[]}
+ */
+export function sentPath(path) {
+  const turns = turnsOf(path);
+  const isOpen = turns.length > 0 && path.at(-1).role !== "assistant";
+  return turns.flatMap((turn, index) => {
+    if (turn[0].role !== "user") return [];
+    if (isOpen && index === turns.length - 1) return turn;
+    const end = turn.findLastIndex(({ role, content }) => role === "assistant" && content);
+    return end < 0 ? [] : turn.slice(0, end + 1);
+  });
+}
+
+/** @returns {Map<string, string>} the results of a message's calls, by the calls' ids, which other messages may repeat */
+export function resultsOf(path, message) {
+  const from = path.indexOf(message) + 1;
+  const end = path.findIndex(({ role }, index) => index >= from && role !== "tool");
+  return new Map(path.slice(from, end < 0 ? path.length : end).map((result) => [result.call_id, result.content]));
+}
+
+/** @returns {import("./conversation.js").Message[][]} the turns behind the last cut */
+export function turnsOf(path) {
+  const turns = [];
+  for (const message of path.slice(path.findLastIndex(({ cut }) => cut) + 1)) {
+    if (message.role === "user" || !turns.length) turns.push([]);
+    turns.at(-1).push(message);
+  }
+  return turns;
+}
+
+/** The summary that stands for what is not sent, if any. */
+const summaryOf = (path) => path.findLast(({ cut }) => cut)?.cut.summary;
+
+/** Messages as the API takes them. */
+export function wireMessages(path, settings) {
   const wire = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  for (const { role, content, calls, call_id: callId } of messages) {
+  const sent = sentPath(path);
+  const summary = summaryOf(path);
+  for (const message of sent) {
+    const { role, content, calls, call_id: callId } = message;
     if (role === "tool") wire.push({ role, tool_call_id: callId, content });
-    else if (role === "user") wire.push({ role, content });
-    else if (calls?.length) wire.push({ role, content: content || null, tool_calls: calls.map(wireCall) });
-    else if (content) wire.push({ role, content });
+    else if (role === "user") wire.push({ role, content: withFiles(message, message === sent[0] && summary) });
+    else if (calls?.length && calls.every(({ id }) => resultsOf(sent, message).has(id))) {
+      wire.push({ role, content: content || null, tool_calls: calls.map(wireCall) });
+    } else if (content) wire.push({ role, content });
   }
   return wire;
+}
+
+/** A user's words behind the summary and the files that belong to them. */
+function withFiles({ content, files = [] }, summary) {
+  const parts = summary ? [`Summary of what was said before:\n${summary}`] : [];
+  for (const { name, text } of files) {
+    const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+    const fence = "`".repeat(longest + 1);
+    parts.push(`${name}:\n${fence}\n${text}\n${fence}`);
+  }
+  return [...parts, content].filter(Boolean).join("\n\n");
 }
 
 const wireCall = (call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } });

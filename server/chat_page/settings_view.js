@@ -3,12 +3,19 @@
 import { byId, el } from "./dom.js";
 import { SCHEMA, TOOLS } from "./examples.js";
 import { Fault, SAMPLING, readSchema, readTools } from "./request.js";
-import { key, settings, theme, writeSettings } from "./store.js";
+import { defaults, key, presets, theme } from "./local.js";
 
 const CHECKS = { tools: readTools, schema: readSchema };
 
-/** Create the fields, and keep settings and page in sync. */
-export function bindSettings() {
+let settings = {}; // of the open conversation
+let onChange = () => {};
+
+/**
+ * Create the fields, and keep settings and page in sync.
+ * @param {() => void} whenChanged
+ */
+export function bindSettings(whenChanged) {
+  onChange = whenChanged;
   for (const { name, label, fallback, ...range } of SAMPLING) {
     const input = el("input", { type: "number", "data-setting": name, ...range, placeholder: fallback });
     byId("sampling").append(el("label", {}, label, input));
@@ -17,23 +24,43 @@ export function bindSettings() {
     field.addEventListener("input", () => {
       const { setting } = field.dataset;
       settings[setting] = field.type !== "number" ? field.value : field.value === "" ? undefined : field.valueAsNumber;
-      writeSettings();
       if (CHECKS[setting]) check(setting);
+      onChange();
     });
   }
   for (const chip of document.querySelectorAll("[data-toggle]")) chip.addEventListener("click", () => toggle(chip));
   byId("tools-example").addEventListener("click", () => change({ tools: JSON.stringify(TOOLS, null, 2), tools_on: true }));
   byId("schema-example").addEventListener("click", () => change({ schema: JSON.stringify(SCHEMA, null, 2), schema_on: true }));
-  change({});
+  byId("make-default").addEventListener("click", () => tell(defaults.write(settings) ? "New chats begin with these settings." : "The browser's storage is full."));
+  byId("forget-default").addEventListener("click", () => {
+    defaults.forget();
+    for (const { name } of SAMPLING) delete settings[name];
+    change(defaults.read());
+    tell("This chat and new ones have the model's settings.");
+  });
+  bindPresets();
+}
+
+const tell = (text) => void (byId("defaults-told").textContent = text);
+
+/** Show the settings of another conversation. */
+export function useSettings(others) {
+  settings = others;
+  byId("defaults-told").textContent = "";
+  show();
 }
 
 /** Change settings, and show them. */
 export function change(values) {
   Object.assign(settings, values);
-  writeSettings();
+  show();
+  onChange();
+}
+
+function show() {
   for (const field of document.querySelectorAll("[data-setting]")) field.value = settings[field.dataset.setting] ?? "";
   for (const chip of document.querySelectorAll("[data-toggle]")) {
-    chip.setAttribute("aria-pressed", settings[chip.dataset.toggle]);
+    chip.setAttribute("aria-pressed", Boolean(settings[chip.dataset.toggle]));
   }
   Object.keys(CHECKS).forEach(check);
 }
@@ -43,6 +70,36 @@ function toggle(chip) {
   change({ [name]: !settings[name] });
   const { section } = chip.dataset;
   if (settings[name] && section && !settings[section].trim()) showSection(section);
+}
+
+/** Named system prompts: choose one, keep the present one under a name, forget one. */
+function bindPresets() {
+  const select = byId("presets");
+  const name = byId("preset-name");
+  const list = () => {
+    select.replaceChildren(el("option", { value: "" }, "Presets"), ...presets.read().map((preset) => el("option", { value: preset.name }, preset.name)));
+    byId("forget-preset").hidden = true;
+  };
+  select.addEventListener("change", () => {
+    const chosen = presets.read().find((preset) => preset.name === select.value);
+    byId("forget-preset").hidden = !chosen;
+    if (chosen) change({ system: chosen.text });
+    name.value = select.value;
+  });
+  byId("keep-preset").addEventListener("click", () => {
+    const preset = { name: name.value.trim(), text: settings.system };
+    if (!preset.name) return void name.focus();
+    presets.write([...presets.read().filter((other) => other.name !== preset.name), preset]);
+    list();
+    select.value = preset.name;
+    byId("forget-preset").hidden = false;
+  });
+  byId("forget-preset").addEventListener("click", () => {
+    presets.write(presets.read().filter((preset) => preset.name !== select.value));
+    name.value = "";
+    list();
+  });
+  list();
 }
 
 /** Show the fault of a field while it is in use. */

@@ -1,155 +1,223 @@
-// Stores conversations, settings, the draft and the API key in the browser. Several tabs may write one conversation: a
-// write is merged with the stored version.
+// Stores conversations. Several tabs may write one: a write is merged with what is stored. A conversation that cannot be
+// stored stays in memory, and is listed, until it can.
 
-import { merge, nameTurns } from "./merge.js";
+import { Conversation, newName } from "./conversation.js";
+import { isKept, transact } from "./db.js";
+import { defaults, fresh, legacy, rescue } from "./local.js";
 
-const PREFIX = "weft:";
-const CONVERSATION = `${PREFIX}conversation:`;
+export { isKept };
 
-/** Storage until the page is closed, for browsers that block storage, always or in frames of other sites. */
-class Memory {
-  getItem(name) {
-    return this[name] ?? null;
-  }
-  setItem(name, value) {
-    this[name] = value;
-  }
-  removeItem(name) {
-    delete this[name];
-  }
-}
+/** Conversations that are shown, answered or not stored, by id: there is one object for each. */
+const held = new Map();
+/** Ids of conversations of which something is not stored, since there is no room. */
+export const unsaved = new Set();
 
-/** The browser's storage of this name. Access to blocked storage may throw or return null. */
-function open(name) {
+const channel = (() => {
   try {
-    return window[name] ?? new Memory();
+    return new BroadcastChannel("weft");
   } catch {
-    return new Memory();
+    return null;
   }
+})();
+
+const hold = (conversation) => held.set(conversation.id, conversation).get(conversation.id);
+
+/** Let go of conversations that are neither kept in use nor unsaved. */
+export function release(isUsed) {
+  for (const [id, conversation] of held) if (!isUsed(conversation) && !unsaved.has(id)) held.delete(id);
 }
 
-const local = open("localStorage");
-const session = open("sessionStorage");
-
-/** Whether stored values outlive the page. */
-export const isKept = !(local instanceof Memory);
-
-function read(name, fallback) {
-  try {
-    return JSON.parse(local.getItem(name)) ?? fallback;
-  } catch {
-    return fallback;
-  }
+/** @returns {Conversation} with the default settings; stored only once it has a message */
+export function newConversation(settings = defaults.read()) {
+  fresh.write(settings);
+  return new Conversation({ settings });
 }
 
-/** @returns {boolean} false if there is no room */
-function write(storage, name, value) {
-  try {
-    storage.setItem(name, value);
-    return true;
-  } catch {
-    return false;
-  }
+/** The conversation without a message as a reload left it. */
+export const freshConversation = () => newConversation({ ...defaults.read(), ...fresh.read() });
+
+/** @returns {Promise<object[]>} what is stored beside the messages of each, the latest first */
+export async function listConversations() {
+  const stored = await transact("readonly", (handle) => handle.allChats());
+  const metas = new Map(stored.map((meta) => [meta.id, meta]));
+  for (const id of unsaved) metas.set(id, held.get(id).meta);
+  return [...metas.values()].sort((a, b) => b.time - a.time);
 }
 
-/**
- * @typedef {object} Message
- * @property {"user"|"assistant"|"tool"} role
- * @property {string} content
- * @property {string} [reasoning]
- * @property {{id: string, name: string, arguments: string}[]} [calls]
- * @property {string} [call_id] of the call that a tool message answers
- * @property {[string, number, [string, number][], string][]} [tokens] name, log-probability, alternatives, shown text
- * @property {object} [stats] see `Answer`
- * @property {string} [finish] why the answer ended
- * @property {string} [error]
- * @property {boolean} [is_json] whether a schema was enforced
- * @property {string} [turn] name of the turn that a user's message begins
- * @property {number} [changed] when an answer was last stored, in milliseconds
- *
- * @typedef {{id: string, title: string, titled?: number, time: number, messages: Message[]}} Conversation
- * `titled` is when a user last renamed it.
- */
-
-/** A unique name, across tabs too. */
-export const newName = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
-
-/** @returns {Conversation} stored only once it has a message */
-export function newConversation() {
-  return { id: newName(), title: "", time: 0, messages: [] };
-}
-
-function readConversation(name) {
-  const conversation = read(name, null);
-  if (conversation) nameTurns(conversation.messages);
+/** @returns {Promise<Conversation|null>} null if there is none of this id */
+export async function readConversation(id) {
+  const [meta, messages] = await transact("readonly", async (handle) => [await handle.chat(id), await handle.messagesOf(id)]);
+  const known = held.get(id);
+  if (!meta) return known ?? null;
+  const conversation = hold(known ?? new Conversation(meta));
+  conversation.absorb(meta, messages);
+  conversation.isStored = true;
+  conversation.forget();
   return conversation;
 }
 
-/** @returns {Conversation[]} the latest first */
-export function readConversations() {
-  const names = Object.keys(local).filter((name) => name.startsWith(CONVERSATION));
-  return names.map(readConversation).filter(Boolean).sort((a, b) => b.time - a.time);
-}
-
 /**
- * Store a conversation, and merge what other tabs have added into it. If the browser's storage is full, probabilities
- * are left out.
+ * Store what has changed, and take over what other tabs have changed.
  * @param {Conversation} conversation
- * @returns {boolean} false if there is no room
+ * @returns {Promise<boolean>} false if there is no room
  */
-export function writeConversation(conversation) {
-  const name = CONVERSATION + conversation.id;
-  const { merged, isAhead } = merge(conversation, readConversation(name));
-  Object.assign(conversation, merged);
-  const lean = (key, value) => (key === "tokens" ? undefined : value);
-  return !isAhead || [undefined, lean].some((replacer) => write(local, name, JSON.stringify(conversation, replacer)));
+export async function writeConversation(conversation) {
+  if (!held.has(conversation.id)) hold(conversation);
+  for (const leaner of [(message) => message, ({ tokens, ...message }) => message]) {
+    if (conversation.isDeleted) return true;
+    const written = [];
+    try {
+      await transact("readwrite", (handle) => write(handle, conversation, leaner, written));
+      unsaved.delete(conversation.id);
+      conversation.added.clear();
+      channel?.postMessage({ id: conversation.id });
+      return true;
+    } catch {
+      for (const id of written) conversation.dirty.add(id);
+    }
+  }
+  unsaved.add(conversation.id);
+  return false;
 }
 
-export const deleteConversation = (id) => local.removeItem(CONVERSATION + id);
+async function write(handle, conversation, leaner, written) {
+  const { id, dirty } = conversation;
+  const meta = await handle.chat(id);
+  if (!meta && conversation.isStored) return void (conversation.isDeleted = true);
+  if (meta) conversation.absorb(meta, await handle.messagesOf(id));
+  written.push(...dirty);
+  dirty.clear();
+  for (const name of written) handle.putMessage(leaner(conversation.nodes.get(name))).catch(() => {});
+  await handle.putChat(conversation.meta);
+  conversation.isStored = true;
+}
+
+/** Store the settings of a conversation, without reading its messages. */
+export async function writeSettings(conversation) {
+  const { id, settings, settled, isStored } = conversation;
+  if (!isStored) return void fresh.write(settings);
+  try {
+    await transact("readwrite", async (handle) => {
+      const meta = await handle.chat(id);
+      if (meta) await handle.putChat({ ...meta, settings: { ...settings }, settled });
+    });
+    channel?.postMessage({ id });
+  } catch {
+    unsaved.add(id);
+  }
+}
+
+/** Store one message that grows, without reading the others. */
+export async function writeGrowing(conversation, message) {
+  conversation.touch(message);
+  try {
+    await transact("readwrite", async (handle) => {
+      if (await handle.chat(conversation.id)) await handle.putMessage(message);
+    });
+    channel?.postMessage({ id: conversation.id });
+  } catch { /* its end is told of */ }
+}
+
+export async function deleteConversation(id) {
+  const conversation = held.get(id);
+  if (conversation) conversation.isDeleted = true;
+  held.delete(id);
+  unsaved.delete(id);
+  await transact("readwrite", (handle) => handle.remove(id));
+  channel?.postMessage({ id, isDeleted: true });
+}
 
 /**
  * Call `onConversation` when another tab changes or deletes a conversation.
  * @param {(id: string, isDeleted: boolean) => void} onConversation
  */
 export function watchOtherTabs(onConversation) {
-  addEventListener("storage", ({ key: name, newValue }) => {
-    if (name?.startsWith(CONVERSATION)) onConversation(name.slice(CONVERSATION.length), newValue === null);
+  channel?.addEventListener("message", ({ data: { id, isDeleted } }) => {
+    if (isDeleted && held.has(id)) held.get(id).isDeleted = true;
+    if (isDeleted) held.delete(id);
+    onConversation(id, Boolean(isDeleted));
   });
 }
 
-const DEFAULTS = {
-  system: "",
-  stop: "",
-  tools_on: false,
-  tools: "",
-  tool_choice: "auto",
-  schema_on: false,
-  schema: "",
-  thinking: false,
-  probabilities: false,
+/**
+ * Find conversations that hold every word of a text, in their title or in one message.
+ * @returns {Promise<Map<string, string>>} the place in each, by id; "" where it is the title
+ */
+export async function searchConversations(text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const holds = (content) => words.every((word) => content.toLowerCase().includes(word));
+  const found = new Map();
+  for (const { id, title } of await listConversations()) if (holds(title)) found.set(id, "");
+  await transact("readonly", (handle) =>
+    handle.scan(({ chat, content, is_deleted: isDeleted }) => {
+      if (isDeleted || found.has(chat) || !holds(content)) return;
+      const at = Math.max(0, content.toLowerCase().indexOf(words[0]) - 20);
+      found.set(chat, `${at ? "…" : ""}${content.slice(at, at + 80).replace(/\s+/g, " ")}`);
+    }));
+  return found;
+}
+
+// --- taking over ---------------------------------------------------------------------------------------------------
+
+const isText = (value) => typeof value === "string";
+const listOf = (names) => (value) => Array.isArray(value) && value.every((each) => names.every((name) => isText(each?.[name])));
+const FIELDS = {
+  ...Object.fromEntries(["id", "content", "reasoning", "call_id", "finish", "error", "error_code", "turn"].map((name) => [name, isText])),
+  ...Object.fromEntries(["born", "changed", "moved", "picked"].map((name) => [name, Number.isFinite])),
+  ...Object.fromEntries(["is_alternative", "is_deleted", "is_json", "is_edited"].map((name) => [name, (value) => typeof value === "boolean"])),
+  role: (value) => ["user", "assistant", "tool"].includes(value),
+  parent: (value) => value === null || isText(value),
+  cut: (value) => isText(value?.summary),
+  calls: listOf(["id", "name", "arguments"]),
+  files: listOf(["name", "text"]),
+  stats: (value) => Object.values(value ?? 0).every(Number.isFinite),
+  asked: (value) => typeof value === "object" && value !== null,
+  tokens: (value) => Array.isArray(value) && value.every((token) => token?.length === 4 && Array.isArray(token[2])),
 };
 
-/** Settings are read once and written at every change. A sampling parameter is absent if the model's default holds. */
-export const settings = { ...DEFAULTS, ...read(`${PREFIX}settings`, {}) };
-export const writeSettings = () => write(local, `${PREFIX}settings`, JSON.stringify(settings));
+/** A message of a file, without what is none of its fields. */
+function readMessage(given) {
+  const message = {};
+  for (const [name, fits] of Object.entries(FIELDS)) if (given?.[name] !== undefined && fits(given[name])) message[name] = given[name];
+  return message.role && isText(message.content) ? { ...(message.role === "assistant" && { stats: {}, calls: [], reasoning: "" }), ...message } : null;
+}
 
-/** A stored text; "" removes it. */
-const text = (storage, name) => ({
-  read: () => storage.getItem(PREFIX + name) ?? "",
-  write: (value) => void (value ? write(storage, PREFIX + name, value) : storage.removeItem(PREFIX + name)),
-});
-export const draft = text(session, "draft");
-export const current = text(session, "current");
-export const theme = text(local, "theme");
+/**
+ * A conversation from a file or an older page, in which messages were a list.
+ * @returns {Conversation|null} null if it is none
+ */
+export function fromPlain(plain) {
+  const { nodes, messages, title, titled = 0, time, settled = 0, settings } = plain ?? {};
+  const given = nodes ?? messages;
+  if (!Array.isArray(given) || !isText(title)) return null;
+  const id = isText(plain.id) ? plain.id : newName();
+  const meta = { id, title, titled, settled, time: Number(time) || 0, settings: { ...defaults.read(), ...settings } };
+  const conversation = new Conversation(meta);
+  let parent = null;
+  for (const [index, message] of given.map(readMessage).entries()) {
+    if (!message) continue;
+    const { turn = "", ...rest } = message;
+    const name = message.id ?? (message.role === "user" && turn.length > 8 ? turn : `${id}.${index}`);
+    const ended = message.role === "assistant" && { finish: message.finish ?? "stop" };
+    conversation.nodes.set(name, { parent, born: index, changed: meta.time, ...rest, ...(!nodes && ended), id: name, chat: id });
+    conversation.dirty.add(name);
+    parent = name;
+  }
+  return conversation.nodes.size ? conversation : null;
+}
 
-const [kept, passing] = [text(local, "key"), text(session, "key")];
-
-/** The API key, for this tab only or kept until it is removed. */
-export const key = {
-  read: () => passing.read() || kept.read(),
-  isKept: () => Boolean(kept.read()),
-  write(value, isKept) {
-    kept.write(isKept ? value : "");
-    passing.write(isKept ? "" : value);
-  },
-};
+/** Move what older pages, and answers that grew when a page was closed, have left in the other storage. */
+export async function takeOver() {
+  if (!(await isKept())) return;
+  for (const name of legacy.names()) {
+    const conversation = fromPlain(legacy.read(name));
+    if (!conversation || (await writeConversation(conversation))) legacy.remove(name);
+  }
+  release(() => false);
+  for (const message of rescue.list()) {
+    const conversation = await readConversation(message.chat);
+    if (conversation) conversation.update(message);
+    if (conversation) conversation.dirty.add(message.id);
+    if (!conversation || (await writeConversation(conversation))) rescue.remove(message);
+  }
+}

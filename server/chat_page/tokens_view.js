@@ -14,7 +14,7 @@ const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").r
 /**
  * Show tokens in an element; the ones already shown stay.
  * @param {HTMLElement} element
- * @param {import("./store.js").Message["tokens"]} tokens
+ * @param {import("./conversation.js").Message["tokens"]} tokens
  */
 export function showTokens(element, tokens) {
   for (const token of tokens.slice(element.childNodes.length)) {

@@ -69,8 +69,27 @@ class Tab:
         self.page.unroute_all(behavior="ignoreErrors")
         self.page.emulate_media(color_scheme="light", reduced_motion="no-preference")
         self.page.goto(f"{url}/version")  # of the same origin, and without scripts
-        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        self.page.evaluate(FORGET)
 
+
+FORGET = """() => new Promise((resolve, reject) => {
+    localStorage.clear();
+    sessionStorage.clear();
+    const request = indexedDB.deleteDatabase("weft");
+    request.onsuccess = resolve;
+    request.onerror = reject;
+})"""
+
+STORED = """async () => {
+    const { Conversation } = await import("/chat_page/conversation.js");
+    const { transact } = await import("/chat_page/db.js");
+    return transact("readonly", async handle => Promise.all((await handle.allChats()).map(async meta => {
+        const conversation = new Conversation(meta);
+        conversation.absorb(meta, await handle.messagesOf(meta.id));
+        return { ...meta, messages: conversation.path(), all: [...conversation.nodes.values()] };
+    })));
+}"""
+"""The conversations in the browser's database: the messages of the path that is shown, and all of them."""
 
 Open = Callable[..., Page]
 

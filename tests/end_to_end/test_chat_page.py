@@ -26,10 +26,6 @@ def ask_for_something_long(page: Page) -> None:
     page.press("#input", "Enter")
 
 
-def setting(page: Page, name: str) -> Any:
-    return page.evaluate("name => JSON.parse(localStorage.getItem('weft:settings'))?.[name]", name)
-
-
 def test_a_message_is_answered_and_kept_over_a_reload(page: Page) -> None:
     page.keyboard.type("Hello")  # the field has the focus
     page.keyboard.press("Enter")
@@ -106,18 +102,24 @@ def test_leaving_keeps_what_has_come(page: Page, live_server: LiveServer) -> Non
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
-def test_another_conversation_stops_the_answer_and_keeps_it(page: Page, live_server: LiveServer) -> None:
+def test_an_answer_goes_on_beside_another_conversation(page: Page, live_server: LiveServer) -> None:
     ask_for_something_long(page)
     expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
     first = page.inner_text(".answer pre")
     page.click("#new-chat")
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator("article")).to_have_count(0)
-    live_server.wait_for_metric("weft:num_requests_running", 0)
-    expect(page.locator("#announcer")).to_be_empty()  # nobody hears of what is out of sight
-    page.click(".conversations .open")
+    expect(page.locator(".conversations .state")).to_have_text("answering")
+    say(page, "Hello")
+    expect(page.locator(".answer .note")).to_contain_text("to first token")
+    expect(page.locator(".conversations .answering")).to_have_count(1)
+    page.click(".conversations .open:has-text('Go on')")
+    expect(page.locator("#stop")).to_be_visible()
+    assert len(page.inner_text(".answer pre")) > len(first)
+    page.click("#stop")
     expect(page.locator(".answer .note")).to_contain_text("Stopped.")
     assert page.inner_text(".answer pre").startswith(first)
+    live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
 def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
@@ -265,6 +267,7 @@ def test_conversations_are_renamed_exported_and_deleted(page: Page) -> None:
     expect(page.locator("#title")).to_have_text("Renamed")
     with page.expect_download() as download:
         page.get_by_role("button", name="Export Renamed").click()
+        page.keyboard.press("Enter")
     assert download.value.suggested_filename == "Renamed.json"
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Delete Renamed").click()
@@ -279,7 +282,7 @@ def test_an_example_fills_the_playground(page: Page) -> None:
     page.click(".card:has-text('weather')")
     expect(page.locator(".answer .content")).to_have_text("fine")
     assert bodies[0]["tools"][0]["function"]["name"] == "get_weather"
-    assert setting(page, "tools_on") is True
+    expect(page.locator("[data-toggle=tools_on]")).to_have_attribute("aria-pressed", "true")
 
 
 @pytest.mark.slow

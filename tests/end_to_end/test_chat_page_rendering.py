@@ -29,9 +29,12 @@ def modules(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
 def rendered(page: Page, text: str) -> str:
     """HTML of the nodes that a text becomes, without the attributes that all links have."""
     html = str(page.evaluate(f"async text => (await ({SHOW})(text)).innerHTML", text))
-    return html.replace(' target="_blank" rel="noopener noreferrer nofollow"', "")
+    return html.replace(' target="_blank" rel="noopener noreferrer nofollow"', "").replace(' dir="auto"', "")
 
 
+TABLE = """<div class="table" tabindex="0" role="group" aria-label="Table"><table><thead><tr><th>a</th>
+<th class="center">b</th></tr></thead><tbody><tr><td>1</td><td class="center"><code>2</code></td></tr></tbody></table>
+</div>""".replace("\n", "")
 INJECTION = """<script>window.injected = 1</script><img src=x onerror="window.injected = 2">
 
 [click](javascript:window.injected=3) `<b>` ![p](https://example.com/p.png)
@@ -66,7 +69,7 @@ def test_the_browser_itself_refuses_html_from_strings(tab: Tab, page: Page) -> N
 @pytest.mark.parametrize(
     ("text", "html"),
     [
-        ("a *b* **c** ***d*** _e_ ~~f~~ `g`", "<p>a <em>b</em> <strong>c</strong> <strong><em>d</em></strong> "
+        ("a *b* **c** ***d*** _e_ ~~f~~ `g`", "<p>a <em>b</em> <strong>c</strong> <em><strong>d</strong></em> "
          "<em>e</em> <del>f</del> <code>g</code></p>"),
         ("snake_case_name 2 * 3 * 4 \\*x\\*", "<p>snake_case_name 2 * 3 * 4 *x*</p>"),
         ("**open *a* `b", "<p>**open <em>a</em> `b</p>"),
@@ -74,16 +77,22 @@ def test_the_browser_itself_refuses_html_from_strings(tab: Tab, page: Page) -> N
         ("# A #\n## B", "<h3>A</h3><h4>B</h4>"),
         ("- a\n  - b\n    - c\n- d", "<ul><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li><li>d</li></ul>"),
         ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
-        ("1. a\n\n   more\n\n2. b", "<ol><li>a<p>more</p></li><li>b</li></ol>"),
+        ("1. a\n\n   more\n\n2. b", "<ol><li><p>a</p><p>more</p></li><li><p>b</p></li></ol>"),
         ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
         ("a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"),
-        ("[a](https://x.org/(b)) <https://y.org>", '<p><a href="https://x.org/(b)">a</a> <a href="https://y.org/">'
+        ("[a](https://x.org/(b)) <https://y.org>", '<p><a href="https://x.org/(b)">a</a> <a href="https://y.org">'
          "https://y.org</a></p>"),
         ("see https://x.org/a_b_c.", '<p>see <a href="https://x.org/a_b_c">https://x.org/a_b_c</a>.</p>'),
         ("[a](data:text/html,x) [b](//x.org) [c](/v1)", "<p>[a](data:text/html,x) [b](//x.org) [c](/v1)</p>"),
-        ("|a|b|\n|-|:-:|\n|1|`2`|", '<div class="table"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody>'
-         "<tr><td>1</td><td><code>2</code></td></tr></tbody></table></div>"),
-        ("&lt;b&gt; &amp;", "<p>&amp;lt;b&amp;gt; &amp;amp;</p>"),
+        ("|a|b|\n|-|:-:|\n|1|`2`|", TABLE),
+        ("&lt;b&gt; &amp;", "<p>&lt;b&gt; &amp;</p>"),
+        ("a<br>b <b>c</b>", "<p>a<br>b &lt;b&gt;c&lt;/b&gt;</p>"),
+        ("[a][d] [e]\n\n[d]: https://x.org/d", '<p><a href="https://x.org/d">a</a> [e]</p><p class="definition">'
+         '[d]: <a href="https://x.org/d">https://x.org/d</a></p>'),
+        ("a[^1]\n\n[^1]: *b*", '<p>a<sup>1</sup></p><p class="footnote"><sup>1</sup> <em>b</em></p>'),
+        ("- [x] a\n- [ ] b", '<ul><li class="task"><input type="checkbox" disabled="" checked="" aria-label="Done"> a'
+         '</li><li class="task"><input type="checkbox" disabled="" aria-label="To do"> b</li></ul>'),
+        ("5. a\n7. b", '<ol start="5"><li>a</li><li value="7">b</li></ol>'),
     ],
 )  # fmt: skip
 def test_markdown(modules: Page, text: str, html: str) -> None:
@@ -128,7 +137,9 @@ PIECES = (
 )
 
 
-TAGS = "p|br|em|strong|del|code|pre|a|[uo]l|li|blockquote|hr|h[3-6]|table|thead|tbody|tr|th|td|div|span|button|svg|path"
+TAGS = (
+    "p|br|em|strong|del|sup|code|pre|a|[uo]l|li|blockquote|hr|h[3-6]|table|thead|tbody|t[rhd]|div|span|button|svg|path"
+)
 
 
 def test_any_text_becomes_harmless_nodes(modules: Page) -> None:
@@ -142,7 +153,7 @@ def test_any_text_becomes_harmless_nodes(modules: Page) -> None:
     known = {"class", "href", "target", "rel", "start", "type", "title", "aria-label", "aria-hidden", "viewBox", "d"}
     for text, (tags, attributes) in zip(texts, modules.evaluate(code, texts), strict=True):
         assert all(re.fullmatch(TAGS, tag) for tag in tags), text
-        assert {name for name, _ in attributes} <= known | {"tabindex", "value"}, text
+        assert {name for name, _ in attributes} <= known | {"tabindex", "value", "dir", "role"}, text
         assert all(value.startswith("https://") for name, value in attributes if name == "href"), text
 
 
@@ -150,12 +161,12 @@ def test_what_has_not_changed_keeps_its_nodes(modules: Page) -> None:
     code = """async () => {
         const { showMarkdown } = await import("/chat_page/markdown.js");
         const element = document.createElement("div");
-        showMarkdown(element, "one\\n\\ntwo");
-        const [one, two] = element.children;
-        showMarkdown(element, "one\\n\\ntwo three\\n\\nfour");
-        return [element.children[0] === one, element.children[1] === two, element.textContent];
+        showMarkdown(element, "one\\n\\ntwo\\n\\nthree", true);
+        const [one, two, three] = element.children;
+        showMarkdown(element, "one\\n\\ntwo\\n\\nthree four\\n\\nfive", true);
+        return [element.children[0] === one, element.children[2] === three, element.textContent];
     }"""
-    assert modules.evaluate(code) == [True, False, "onetwo threefour"]
+    assert modules.evaluate(code) == [True, False, "onetwothree fourfive"]
 
 
 ERROR = {"message": "temperature must be at most 2, got 9", "type": "invalid_request_error"}
@@ -255,7 +266,7 @@ def test_tokens_that_share_a_character_show_it(page: Page) -> None:
 
 # --- where it is kept -------------------------------------------------------------------------------------------------
 
-BLOCKED = """for (const name of ["localStorage", "sessionStorage"]) {
+BLOCKED = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
     Object.defineProperty(window, name, { get() { throw new DOMException("Access is denied", "SecurityError"); } });
 }"""
 FULL_UP = "Storage.prototype.setItem = () => { throw new DOMException('Full', 'QuotaExceededError'); }"

@@ -1,18 +1,16 @@
 """One conversation open in two tabs of the chat page: whatever is said in either, nothing of it is lost."""
 
 import random
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.end_to_end.browser import CHAT, TIMEOUT_MS, Tab, chunk, say, stream, text_answer
+from tests.end_to_end.browser import CHAT, STORED, TIMEOUT_MS, Tab, chunk, say, stream, text_answer
 from tests.end_to_end.conftest import LiveServer
 
-STORED = "() => Object.keys(localStorage).filter(n => n.includes('conversation')).map(n => JSON.parse(localStorage[n]))"
-DEAF = "window.addEventListener('storage', event => event.stopImmediatePropagation(), true)"
+DEAF = "if (sessionStorage.deaf) BroadcastChannel.prototype.addEventListener = () => {}"
 """A tab that does not hear of others: as it is for the moment that an event takes."""
 
 
@@ -108,8 +106,6 @@ def test_turns_that_run_at_the_same_time_are_both_kept(page: Page, other: Page) 
 
 
 def test_nothing_is_lost_by_tabs_that_have_not_heard_of_each_other(page: Page, other: Page) -> None:
-    for one in (page, other):
-        one.evaluate(DEAF)
     join_by_reload(page, other)
     for one, text in ((page, "two"), (other, "three"), (page, "four"), (other, "five")):
         say(one, text)
@@ -118,25 +114,46 @@ def test_nothing_is_lost_by_tabs_that_have_not_heard_of_each_other(page: Page, o
 
 def join_by_reload(page: Page, other: Page) -> None:
     """Open it in a tab that hears nothing, before and after."""
-    other.add_init_script(DEAF)
+    for one in (page, other):
+        one.add_init_script(DEAF)
+        one.evaluate("sessionStorage.deaf = true")
+        one.reload()
     say(page, "one")
     other.reload()
     other.click(".conversations .open")
 
 
-def test_an_edited_message_and_a_new_answer_take_the_place_of_the_old_ones(page: Page, other: Page) -> None:
+def test_an_edited_message_stands_beside_the_old_one_and_what_came_meanwhile_follows_it(
+    page: Page, other: Page
+) -> None:
     join(page, other, "frist")
-    page.hover(".user")
     page.get_by_role("button", name="Edit message").click()
     say(other, "second")  # while it is being edited
     expect(page.locator("#input")).to_have_value("frist")
     say(page, "first")
+    regenerate(other)
+    expect_turns(page, "first")
     for one in (page, other):
-        expect_turns(one, "first", "second")
-    other.get_by_role("button", name="Regenerate").click()
-    other.wait_for_selector("#send:visible")
-    say(page, "third")
-    assert said(page) == turns("first", "second", "third")
+        expect(one.locator(".user .switch")).to_have_text("2/2")
+        expect(one.locator(".answer .switch")).to_have_text("2/2")
+    page.get_by_role("button", name="Previous version").first.click()
+    for one in (page, other):
+        expect_turns(one, "frist", "second")
+
+
+def test_an_edit_that_has_not_heard_of_a_new_turn_takes_it_along(page: Page, other: Page) -> None:
+    join_by_reload(page, other)
+    say(other, "two")
+    page.get_by_role("button", name="Edit message").click()
+    say(page, "One")
+    expect_turns(page, "One", "two")
+    say(other, "three")
+    assert said(page) == turns("One", "two", "three")
+
+
+def regenerate(page: Page) -> None:
+    page.get_by_role("button", name="Regenerate").last.click()
+    page.wait_for_selector("#send:visible")
 
 
 def test_a_name_given_in_one_tab_outlives_a_turn_in_the_other(page: Page, other: Page) -> None:
@@ -173,7 +190,7 @@ def test_what_is_being_typed_stays(page: Page, other: Page) -> None:
     page.get_by_role("button", name="Rename one").click()
     page.keyboard.type("half a tit")
     say(other, "meanwhile")
-    page.wait_for_function(f"({STORED})()[0].messages.length === 6")
+    expect(page.locator(".bubble")).to_have_text(["one", "call it", "meanwhile"])
     expect(page.locator(".call textarea")).to_have_value("half a resu")
     page.keyboard.press("Enter")
     expect(page.locator("#title")).to_have_text("half a tit")
@@ -186,31 +203,46 @@ def test_what_is_being_typed_stays(page: Page, other: Page) -> None:
     assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant", "user", "assistant"]
 
 
-def test_conversations_of_an_older_page_are_merged_as_well(page: Page, other: Page) -> None:
-    """Their turns have no names."""
-    join(page, other)
-    old = """() => { for (const [name, text] of Object.entries(localStorage)) if (name.includes("conversation")) {
-        const drop = (key, value) => (["turn", "changed", "titled"].includes(key) ? undefined : value);
-        localStorage[name] = JSON.stringify(JSON.parse(text), drop);
-    } }"""
+OLDER = """messages => localStorage.setItem("weft:conversation:c1", JSON.stringify(
+    { id: "c1", title: "one", time: 1700000000000, messages }))"""
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_conversations_of_an_older_page_are_taken_over_and_merged_as_well(
+    page: Page, other: Page, is_named: bool
+) -> None:
+    """They were lists in another storage, the oldest without names of turns."""
+    texts = ("one", "two")
+    messages: list[dict[str, Any]] = []
+    for text in texts:
+        name = {"turn": f"lq3x8zk{text}"} if is_named else {}
+        messages += [
+            {"role": "user", "content": text, **name},
+            {
+                "role": "assistant",
+                "content": f"answer to {text}",
+                "reasoning": "",
+                "calls": [],
+                "tokens": [],
+                "stats": {},
+            },
+        ]
+    page.evaluate(OLDER, messages)
     for one in (page, other):
-        one.goto(f"{re.match('https?://[^/]+', one.url)[0]}/version")  # type: ignore[index]
-    page.evaluate(old)
-    for one in (page, other):
-        one.go_back()
-        expect_turns(one, "one")
-    page.get_by_role("button", name="Regenerate").click()
-    page.wait_for_selector("#send:visible")
-    say(other, "two")
-    say(page, "three")
-    assert said(page) == turns("one", "two", "three")
+        one.reload()
+        one.click(".conversations .open")
+        expect_turns(one, *texts)
+    assert page.evaluate("Object.keys(localStorage).filter(name => name.includes('conversation'))") == []
+    regenerate(page)
+    say(other, "three")
+    say(page, "four")
+    assert said(page) == turns(*texts, "three", "four")
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
 def test_whatever_two_tabs_do_every_turn_is_kept(page: Page, other: Page, is_deaf: bool) -> None:
     chance = random.Random(int(is_deaf))
     if is_deaf:
-        page.evaluate(DEAF)
         join_by_reload(page, other)
     else:
         join(page, other)
@@ -218,8 +250,7 @@ def test_whatever_two_tabs_do_every_turn_is_kept(page: Page, other: Page, is_dea
     for number in range(10):
         one = chance.choice((page, other))
         if chance.random() < 0.3:
-            one.get_by_role("button", name="Regenerate").click()
-            one.wait_for_selector("#send:visible")
+            regenerate(one)
         else:
             expected.append(f"turn {number}")
             say(one, expected[-1])

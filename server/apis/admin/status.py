@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -53,18 +54,18 @@ class Stats(msgspec.Struct):
 
 router = APIRouter()
 
-_switch = lru_cache(maxsize=1)(reasoning_switch)
+_switch = lru_cache(maxsize=16)(reasoning_switch)
 
 
 @router.get("/stats")
-async def show_stats(context: Context) -> Response:
-    """The model's abilities and one reading of the engine's status. Counters start with the engine."""
-    served = context.default_model
+async def show_stats(request: Request, context: Context, model: str | None = None) -> Response:
+    """A model's abilities and one reading of its engine's status. Counters start with the engine."""
+    served = context.find_model(request, model)
     await served.engine_client.meet()
     info, status = served.engine_client.info, served.engine_client.status()
     switch = _switch(served.formats.template)
     stats = Stats(
-        model=served.name,
+        model=model or served.name,
         version=VERSION,
         is_ready=info is not None and status.is_alive,
         max_model_len=info.max_model_len if info else None,
@@ -150,14 +151,17 @@ _PAGE_HEADERS: Final = {
     "cache-control": "no-cache",
 }
 _KINDS: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-_FILES: Final = {
-    ("/" if file.name == "index.html" else f"/chat_page/{file.name}"): (
-        _KINDS[file.name.rpartition(".")[2]],
-        file.read_bytes(),
-    )
-    for file in files("weft.server").joinpath("chat_page").iterdir()
-    if file.name.rpartition(".")[2] in _KINDS
-}
+
+
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from _files(file, f"{path}{file.name}/")
+        elif kind := _KINDS.get(file.name.rpartition(".")[2]):
+            yield "/" if file.name == "index.html" else f"{path}{file.name}", (kind, file.read_bytes())
+
+
+_FILES: Final = dict(_files(files("weft.server").joinpath("chat_page"), "/chat_page/"))
 
 PATHS: Final = frozenset(_FILES)
 """Paths that a browser loads before a key is entered."""

@@ -1,11 +1,19 @@
+import hashlib
 import pathlib
 import re
 from typing import Any
 
 import pytest
 
+from docs.vendor import LIBRARIES
+
 FOLDER = pathlib.Path(__file__).parents[4] / "server" / "chat_page"
-PATHS = ["/", *(f"/chat_page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html")]
+OWN = [path for path in sorted(FOLDER.iterdir()) if path.is_file()]
+VENDOR = FOLDER / "vendor"
+LATER = ["/chat_page/vendor/highlight.js", "/chat_page/vendor/katex.js"]
+"""Loaded once they are needed."""
+PATHS = ["/", *(f"/chat_page/{path.name}" for path in OWN if path.name != "index.html")]
+PATHS += [f"/chat_page/vendor/{path.name}" for path in VENDOR.glob("*.js")]
 KEYS = {"api_key": ("secret",)}
 
 
@@ -26,7 +34,21 @@ def test_every_file_comes_without_a_key_and_under_the_policy(make_site: Any, pat
 
 def test_the_page_names_every_file_so_that_all_are_loaded_at_once(site: Any) -> None:
     named = re.findall(r'(?:href|src)="(chat_page/[^"]+)"', site.call("GET", "/").text)
-    assert sorted(f"/{path}" for path in named) == sorted(PATHS[1:])
+    assert sorted([f"/{path}" for path in named] + LATER) == sorted(PATHS[1:])
+
+
+def test_libraries_are_what_their_checksums_and_licenses_say() -> None:
+    sums = dict(reversed(line.split()) for line in (VENDOR / "SHA256SUMS").read_text().splitlines())
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir()}
+    assert {name: digest for name, digest in files.items() if name != "SHA256SUMS"} == sums
+    licenses = (VENDOR / "LICENSES.txt").read_text()
+    for name, library in LIBRARIES.items():
+        assert f"{name}: {library.package} {library.version}\n" in licenses
+    assert sorted(LIBRARIES) == sorted(path.name for path in VENDOR.glob("*.js"))
+
+
+def test_the_page_and_its_libraries_weigh_little(site: Any) -> None:
+    assert sum(len(site.call("GET", path).text.encode()) for path in PATHS) < 800_000
 
 
 def test_other_paths_beside_them_stay_shut(make_site: Any) -> None:
@@ -43,7 +65,7 @@ def test_a_browser_that_has_a_file_is_told_so(site: Any) -> None:
 
 
 def test_no_file_makes_html_of_text_or_names_another_host() -> None:
-    for path in FOLDER.iterdir():
+    for path in OWN:
         text = path.read_text(encoding="utf-8")
         for word in (
             "innerHTML",

@@ -43,6 +43,11 @@ def test_what_the_template_can(site: Any) -> None:
     assert stats["thinking"] == {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
 
 
+def test_a_model_is_asked_for_by_name(site: Any) -> None:
+    assert site.call("GET", "/stats?model=org/fake%20model").json["model"] == "org/fake model"
+    assert site.call("GET", "/stats?model=other").status == 404
+
+
 def test_without_an_engine_it_still_answers(site: Any) -> None:
     site.engine.info = None
     stats = site.call("GET", "/stats").json

@@ -1,0 +1,86 @@
+"""What goes along with a message, what an answer came of, answers side by side, and calls that are edited."""
+
+import json
+import pathlib
+
+from playwright.sync_api import Page, expect
+
+from tests.end_to_end.browser import chunk, say, script, stream, text_answer
+
+
+def test_files_go_in_front_of_the_words(page: Page, tmp_path: pathlib.Path) -> None:
+    bodies = script(page, text_answer("one"), text_answer("two"), text_answer("three"))
+    names = {"a.py": b"print('```')\n", "b.txt": "naïve".encode(), "c.bin": b"\0\1", "d.txt": b"\xff", "e.pdf": b"%PDF"}
+    for name, data in names.items():
+        (tmp_path / name).write_bytes(data)
+    page.set_input_files("#attach-file", [tmp_path / name for name in names])
+    expect(page.locator("#attached .name")).to_have_text(["a.py", "b.txt"])
+    expect(page.locator("#attached .file").first).to_contain_text("tokens")
+    expect(page.locator("#attach-fault")).to_contain_text("c.bin is no text in UTF-8. d.txt is no text")
+    expect(page.locator("#attach-fault")).to_contain_text("reads no PDF")
+    expect(page.locator("#measured")).to_contain_text("tokens")  # with the files, before anything is sent
+    say(page, "Look at these")
+    sent = "a.py:\n````\nprint('```')\n\n````\n\nb.txt:\n```\nnaïve\n```\n\nLook at these"
+    assert bodies[0]["messages"] == [{"role": "user", "content": sent}]
+    expect(page.locator("#attached .file")).to_have_count(0)
+    page.reload()
+    expect(page.locator(".user details.file")).to_have_count(2)
+    page.click("details.file summary >> nth=0")
+    expect(page.locator("details.file pre").first).to_contain_text("print")
+    page.get_by_role("button", name="Edit message").click()
+    page.get_by_role("button", name="Remove a.py").click()
+    say(page, "Only this")
+    assert bodies[1]["messages"][0]["content"] == "b.txt:\n```\nnaïve\n```\n\nOnly this"
+    page.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["dropped"], "f.md"));
+        document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+    }""")
+    expect(page.locator("#attached .name")).to_have_text("f.md")
+    page.focus("#input")
+    page.keyboard.press("Enter")  # without a word
+    expect(page.locator(".answer .content").last).to_have_text("three")
+    assert bodies[2]["messages"][-1]["content"] == "f.md:\n```\ndropped\n```"
+
+
+def test_answers_of_two_settings_stand_side_by_side_with_their_parameters(page: Page) -> None:
+    bodies = script(page, text_answer("cold"), text_answer("hot"), text_answer("next"))
+    page.click("text=Sampling")
+    for value in ("0", "1.5"):
+        page.fill("[data-setting=temperature]", value)
+        if value == "0":
+            say(page, "Well?")
+    page.get_by_role("button", name="Regenerate").click()
+    page.wait_for_selector("#send:visible")
+    page.get_by_role("button", name="Side by side").click()
+    columns = page.locator(".compare > div")
+    expect(columns.locator(".content")).to_have_text(["cold", "hot"])
+    for index, value in enumerate(("0", "1.5")):
+        columns.nth(index).locator(".asked summary").click()
+        expect(columns.nth(index).locator(".asked p")).to_contain_text(f"model weft-demo · temperature {value}")
+    page.click("text=Go on with this one")
+    expect(page.locator(".compare .chosen .content")).to_have_text("cold")
+    page.get_by_role("button", name="Side by side").first.click()
+    expect(page.locator(".answer .content")).to_have_text(["cold"])
+    say(page, "Next")
+    assert [message["content"] for message in bodies[2]["messages"]] == ["Well?", "cold", "Next"]
+
+
+def test_arguments_of_a_call_are_edited_before_it_is_answered(page: Page) -> None:
+    call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"city":"Oslo"}'}}
+    bodies = script(page, stream(chunk({"tool_calls": [call]}), chunk({}, "tool_calls")), text_answer("fine"))
+    say(page, "Well?")
+    page.get_by_role("button", name="Edit the arguments of f").click()
+    field = page.get_by_label("Arguments of f")
+    expect(field).to_be_focused()
+    assert json.loads(field.input_value()) == {"city": "Oslo"}
+    page.fill("[name='result c1']", "rain")
+    field.fill('{"city": ')
+    page.click("text=Send result")
+    assert len(bodies) == 1
+    field.fill('{"city": "Rome"}')
+    page.click("text=Send result")
+    expect(page.locator(".answer .content").last).to_have_text("fine")
+    _, asked, result = bodies[1]["messages"]
+    assert (asked["tool_calls"][0]["function"]["arguments"], result["content"]) == ('{"city": "Rome"}', "rain")
+    expect(page.locator(".call pre")).to_contain_text("Rome")
