@@ -10,8 +10,8 @@ from typing import Any
 
 from weft.server.json_schema.keywords import Schema, kind_of, types_in
 
-_MAX_STEPS = 2**14
-"""Most comparisons in one schema; then branches count as not exclusive."""
+_MAX_STEPS = 2**16
+"""Most parts of one schema that are compared; then branches count as not exclusive."""
 _MAX_DEPTH = 12
 _KINDS = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
 """Of values; here a whole number is an integer only."""
@@ -50,7 +50,8 @@ class Exclusion:
 
     def _side(self, part: Any, depth: int, *, closes: bool = True) -> _Side:
         """A schema, with what it refers to and what must hold beside it."""
-        if not isinstance(part, dict) or depth > _MAX_DEPTH:
+        self._num_steps += 1
+        if not isinstance(part, dict) or depth > _MAX_DEPTH or self._num_steps > _MAX_STEPS:
             return [({"enum": []} if part is False else {}, False)]
         inner = [*part.get("allOf", ())]
         inner += [self._definitions[part["$ref"].removeprefix("#/$defs/")]] if "$ref" in part else []
@@ -60,7 +61,6 @@ class Exclusion:
 
     def _are_apart(self, a: _Side, b: _Side, depth: int) -> bool:
         """Whether no value fits both sides."""
-        self._num_steps += 1
         if self._num_steps > _MAX_STEPS or depth > _MAX_DEPTH:
             return False
         for side, other in ((a, b), (b, a)):
@@ -70,7 +70,7 @@ class Exclusion:
                     ways = (rest + self._side(way, depth) for way in part[key])
                     return all(self._are_apart(way, other, depth + 1) for way in ways)
         (kinds, listed), (kinds_of_b, listed_of_b) = _values(a), _values(b)
-        self._num_steps += (len(listed or ()) + len(listed_of_b or ())) // 64
+        self._num_steps += (len(listed or ()) + len(listed_of_b or ())) // 16 + 1
         kinds &= kinds_of_b
         if not kinds or (listed is not None and listed_of_b is not None and listed.isdisjoint(listed_of_b)):
             return True
