@@ -187,17 +187,13 @@ _MAX_REFERENCES = 32  # in a row; more is a circle
 
 
 def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Follow `$ref` into `root` to its end; {} if it leads nowhere, or the schema is a boolean."""
+    """Follow `$ref` into the definitions of `root` to its end; {} for a boolean."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
         if not isinstance(schema.get("$ref"), str):
             return schema
-        target: Any = root
-        for step in schema["$ref"].removeprefix("#").split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            target = target.get(step) if isinstance(target, dict) else None
-        schema = target
+        schema = root.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/"))
     return {}
 
 

@@ -25,6 +25,8 @@ _REASONING_MEMBERS = ("thinking", "text", "reasoning_text", "reasoning_content",
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of the parts whose `text` is what they say."""
+_RESULT_PARTS = TEXT_PARTS | {"refusal"}
+_ANSWER_PARTS = _RESULT_PARTS | REASONING_PARTS | SEALED_PARTS
 _UNSEEN_PREFIXES = ("image", "input_", "audio", "video", "file", "document", "computer_screenshot", "container_upload")
 """Beginnings of the types of parts that no text stands for."""
 
@@ -57,17 +59,13 @@ def reasoning_text(value: object, depth: int = 8) -> str | None:
     return None
 
 
-def read_parts(content: object, *, is_answer: bool = False) -> object:
-    """Content as it is, but texts among its parts are parts too, and reasoning is of one type.
-
-    What another server did in its answer is shown as JSON.
-    """
-    parts = [_part(each) for each in content] if isinstance(content, list) else []
-    if is_answer:
-        parts = [
-            each if _is_shown_as_part(each, REASONING_PART) or not _is_part(each) else _as_json(each) for each in parts
-        ]
-    return parts if isinstance(content, list) else content
+def read_parts(content: object, role: object = None) -> object:
+    """Content as it is, but texts among its parts are parts too, and reasoning is of one type."""
+    if role in ("tool", "function"):
+        return read_result(content)
+    if role == "assistant" and isinstance(content, list):
+        return read_result(content, _ANSWER_PARTS)
+    return [_part(each) for each in content] if isinstance(content, list) else content
 
 
 def _part(part: Any) -> Any:
@@ -81,27 +79,23 @@ def _part(part: Any) -> Any:
     return part
 
 
-def read_result(result: object) -> object:
-    """The result of a tool: what is neither a text nor parts is shown as JSON."""
+def read_result(result: object, known: frozenset[str] = _RESULT_PARTS) -> object:
+    """The result of a tool, or parts of an answer: what is neither a text nor a known part is shown as JSON."""
     if isinstance(result, list) and (not result or any(_is_part(each) for each in result)):
-        return [_part(each) if _is_shown_as_part(each) else _as_json(each) for each in result]
+        return [_part(x) if _is_shown_as_part(x, known) else {"type": "text", "text": json_of(x)} for x in result]
     return json_of(result)
-
-
-def _as_json(part: object) -> dict[str, str]:
-    return {"type": "text", "text": json_of(part)}
 
 
 def _is_part(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
-def _is_shown_as_part(value: Any, *others: str) -> bool:
-    """Whether it is a part of a known type or one of the others, even one that a model of texts cannot be shown."""
+def _is_shown_as_part(value: Any, known: frozenset[str]) -> bool:
+    """Whether it is a part of a known type, even one that a model of texts cannot be shown."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str):
         return False
-    return kind in TEXT_PARTS or kind in ("refusal", *others) or kind.startswith(_UNSEEN_PREFIXES)
+    return kind in known or kind.startswith(_UNSEEN_PREFIXES)
 
 
 def read_block(kind: str, block: dict[str, Any]) -> dict[str, Any]:
