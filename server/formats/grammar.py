@@ -28,7 +28,6 @@ _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
 """Added to the format, which knows the lengths of months: no year 0, and 29 February in leap years only."""
-_SCHEMA_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 
 
 def guided_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def _guided(schema: Any, closes: bool) -> Any:
     guided = {
         key: _guided_part(key, value, closes, has_members=members is not None)
         for key, value in schema.items()
-        if key not in _SCHEMA_ANNOTATIONS
+        if key != "$comment"
     }
     if schema.get("format") in ("date", "date-time"):
         guided.setdefault("pattern", _REAL_DAY)

@@ -178,8 +178,10 @@ def format_form(given: dict[str, Any] | str) -> FormatForm:
 def _is_schema(given: dict[str, Any]) -> bool:
     """Whether an object without a type of format is the schema itself."""
     kind = given.get("type")
-    names = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else None
-    return names <= _TYPES if names is not None else kind is None and not _SIGNS.isdisjoint(given)
+    names = [kind] if isinstance(kind, str) else kind
+    if isinstance(names, list):
+        return all(isinstance(name, str) and name in _TYPES for name in names)
+    return kind is None and not _SIGNS.isdisjoint(given)
 
 
 def _parsed(value: Any) -> Any:

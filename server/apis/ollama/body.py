@@ -30,15 +30,11 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class Format(ResponseFormat):
-    """A schema, which may have faults as those of tools, or a format in the form of another API."""
-
-    may_be_wrong = True
-
-
 def _format(value: object) -> object:
-    if isinstance(value, dict) and format_form(value).kind not in FORMAT_KINDS:
-        return {"json_schema": {"schema": value}}
+    """A schema, which may have faults as those of tools, or a format in the form of another API."""
+    form = format_form(value) if isinstance(value, dict) else None
+    if form and (form.kind not in [*FORMAT_KINDS] or form.members.get("schema") is value):
+        return {"json_schema": {"schema": value, "strict": False}}
     return value or None if isinstance(value, str) else value
 
 
@@ -67,7 +63,7 @@ class OllamaBody(WireModel):
 
     model: Text | None = None
     stream: bool | None = None
-    format: Annotated[Format | None, BeforeValidator(_format)] = None
+    format: Annotated[ResponseFormat | None, BeforeValidator(_format)] = None
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
 

@@ -109,7 +109,7 @@ FORMATS: list[tuple[Any, str | None]] = [
     ({"properties": {**WEATHER["properties"], "a": {"type": "intt"}}}, "format.properties.a.type"),
     ({"properties": {**WEATHER["properties"], "a": {"enum": []}}}, "format.properties.a.enum"),
     ({**WEATHER, "minProperties": 5, "maxProperties": 2}, "format.minProperties,format.maxProperties"),
-    ({"schema": {**WEATHER, "required": 5}}, "format.schema.required"),
+    ({"json_schema": {"strict": False, "schema": {**WEATHER, "required": 5}}}, "format.required"),
 ]
 
 
@@ -123,7 +123,9 @@ def test_a_format_is_as_loose_as_the_schema_of_a_tool(site: Any, format: Any, lo
     assert site.call("POST", "/api/generate", json=body).headers.get("x-ignored-params") == lost
 
 
-@pytest.mark.parametrize("format", ["json", {}, {"type": "any"}, {"type": "json_object"}])
+@pytest.mark.parametrize(
+    "format", ["json", {}, {"type": "any"}, {"type": "json_object"}, {"type": ["any"]}, {"type": [{}]}, {"type": {}}]
+)
 def test_any_json(site: Any, format: Any) -> None:
     assert chat(site, format=format).status == 200
     assert "json" in site.engine.asked[-1].guidance.grammar
