@@ -160,9 +160,8 @@ def json_value(schema: dict[str, Any]) -> str:
 
 def member_value(schema: Any, tool: Tool) -> str:
     """A JSON value of a schema inside the tool's, in which `$ref` still reaches the definitions of the tool's."""
-    members = schema if isinstance(schema, dict) else {}
-    definitions = {key: value for key, value in tool.parameters.items() if key in ("$defs", "definitions")}
-    return json_value({**members, **definitions})
+    definitions = {"$defs": tool.parameters["$defs"]} if "$defs" in tool.parameters else {}
+    return json_value({**(schema if isinstance(schema, dict) else {}), **definitions})
 
 
 def arguments(tool: Tool) -> str:

@@ -2,11 +2,6 @@
 
 Conversations come through frameworks and proxies, and a refused turn ends them, so each form that has one meaning is
 read. What is read has the forms of OpenAI's API. Anything else stays as it is: the schemas say what is wrong with it.
-
-    {"type": "function_call", "call_id", "name", "arguments"}   a call: an item of the Responses API
-    {"type": "tool_use", "id", "name", "input"}                 a block of Anthropic's
-    {"type": "tool-call", "toolCallId", "toolName", "input"}    a part of Vercel's
-    {"name", "args", "id"}                                      LangChain's
 """
 
 import json
@@ -149,7 +144,7 @@ def _calls_of(turn: dict[str, Any]) -> list[Any]:
 
 
 def read_call(call: Any) -> Any:
-    """A call as chat has it."""
+    """A call as chat has it: an item of the Responses API, a block of Anthropic's, a part of Vercel's, LangChain's."""
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         return {**call, "type": "function"}
     if not isinstance(call, dict) or not isinstance(name := _first(call, "name", "toolName"), str):

@@ -76,11 +76,11 @@ _MEMBERS = {"thinking": "reasoning_content", "tool_name": "name"}
 
 def _turns(turns: object) -> object:
     """Turns as chat has them. A tool's turn names the tool, or follows the calls in their order."""
-    renamed = [
-        {_MEMBERS.get(name, name): value for name, value in turn.items()} if isinstance(turn, dict) else turn
-        for turn in (turns if isinstance(turns, list) else ())
-    ]
-    return read_turns(renamed) if isinstance(turns, list) else turns
+    if not isinstance(turns, list):
+        return turns
+    return read_turns(
+        [{_MEMBERS.get(k, k): turn[k] for k in turn} if isinstance(turn, dict) else turn for turn in turns]
+    )
 
 
 class OllamaChatBody(OllamaBody):
