@@ -58,9 +58,10 @@ def read_parts(content: object, role: object = None) -> object:
     """Content as it is, but texts among its parts are parts too, and reasoning is of one type."""
     if role in ("tool", "function"):
         return read_result(content)
-    if role == "assistant" and isinstance(content, list):
-        return read_result(content, _ANSWER_PARTS)
-    return [_part(each) for each in content] if isinstance(content, list) else content
+    if not isinstance(content, list):
+        return content
+    is_answer = role == "assistant"
+    return [_seen(each, _ANSWER_PARTS) if is_answer and _is_part(each) else _part(each) for each in content]
 
 
 def _part(part: Any) -> Any:
@@ -74,10 +75,10 @@ def _part(part: Any) -> Any:
     return part
 
 
-def read_result(result: object, known: frozenset[str] = _RESULT_PARTS) -> object:
-    """The result of a tool, or parts of an answer: what is neither a text nor a known part is shown as JSON."""
+def read_result(result: object) -> object:
+    """The result of a tool: what is neither a text nor parts is shown as JSON."""
     if isinstance(result, list) and (not result or any(_is_part(each) for each in result)):
-        return [_part(x) if _is_shown_as_part(x, known) else {"type": "text", "text": json_of(x)} for x in result]
+        return [_seen(each, _RESULT_PARTS) for each in result]
     return json_of(result)
 
 
@@ -85,12 +86,11 @@ def _is_part(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
-def _is_shown_as_part(value: Any, known: frozenset[str]) -> bool:
-    """Whether it is a part of a known type, even one that a model of texts cannot be shown."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str):
-        return False
-    return kind in known or kind.startswith(_UNSEEN_PREFIXES)
+def _seen(value: Any, known: frozenset[str]) -> Any:
+    """A part of a known type, even one that a model of texts cannot be shown; anything else as JSON."""
+    if _is_part(value) and (value["type"] in known or value["type"].startswith(_UNSEEN_PREFIXES)):
+        return _part(value)
+    return {"type": "text", "text": json_of(value)}
 
 
 def read_block(kind: str, block: dict[str, Any]) -> dict[str, Any]:

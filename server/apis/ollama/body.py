@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator
+from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
-from weft.server.task.bodies import ChatCompletionBody, CompletionBody, Message, Messages
+from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, Message
 from weft.server.task.schema import Int, Items, ResponseFormat, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import check_range
 from weft.server.text.declared import FORMAT_KINDS, format_form
-from weft.server.text.replayed import read_turns
+from weft.server.text.replayed import Reasoning, read_turns
 
 FRAMING = Framing("application/x-ndjson", ping=b"", after_ping=b"")
 
@@ -28,6 +28,9 @@ def time_text(seconds: float | None = None) -> str:
 
 def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_FORMAT: dict[str, Any] = {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}, {"type": "null"}]}
 
 
 def _format(value: object) -> object:
@@ -63,7 +66,7 @@ class OllamaBody(WireModel):
 
     model: Text | None = None
     stream: bool | None = None
-    format: Annotated[ResponseFormat | None, BeforeValidator(_format)] = None
+    format: Annotated[ResponseFormat | None, BeforeValidator(_format), WithJsonSchema(_FORMAT)] = None
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
 
@@ -71,22 +74,20 @@ class OllamaBody(WireModel):
     keep_alive: float | Text | None = None
 
 
-_MEMBERS = {"thinking": "reasoning_content", "tool_name": "name"}
+class OllamaMessage(Message):
+    """One turn. A tool's turn names the tool, or follows the calls in their order."""
+
+    reasoning_content: Reasoning = Field(default=None, validation_alias=AliasChoices("thinking", "reasoning_content"))
+    name: Text | None = Field(default=None, validation_alias=AliasChoices("tool_name", "name"))
 
 
-def _turns(turns: object) -> object:
-    """Turns as chat has them. A tool's turn names the tool, or follows the calls in their order."""
-    if not isinstance(turns, list):
-        return turns
-    return read_turns(
-        [{_MEMBERS.get(k, k): turn[k] for k in turn} if isinstance(turn, dict) else turn for turn in turns]
-    )
+_Turns = Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), BeforeValidator(read_turns)]
 
 
 class OllamaChatBody(OllamaBody):
     """The body of POST /api/chat. Without messages it only asks whether the model is there."""
 
-    messages: Annotated[Messages | None, BeforeValidator(_turns)] = None
+    messages: _Turns | None = None
     tools: Items[ToolDefinition] | None = None
 
 
@@ -243,7 +244,7 @@ def chat_of(body: OllamaChatBody, defaults: GenerationDefaults) -> ChatCompletio
     """
     return ChatCompletionBody(
         **_shared_fields(body, defaults),
-        messages=body.messages or [],
+        messages=[*(body.messages or ())],
         tools=body.tools or None,
         reasoning_effort=_effort(body),
     )
