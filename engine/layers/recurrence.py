@@ -65,18 +65,12 @@ class CausalConvolution:
         self._has_silu = has_silu
         self.taps = self.weight.t().contiguous()  # (kernel, channels)
 
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(channels, kernel - 1): the inputs before the next token, the latest one last."""
-        channels, kernel = self.weight.shape
-        return channels, kernel - 1
-
     def __call__(self, inputs: torch.Tensor, states: torch.Tensor, starts: Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """Convolve a step.
 
         Args:
             inputs: (num_tokens, channels).
-            states: (num_requests, *state_shape), zeros for a new request.
+            states: (num_requests, channels, kernel - 1) the inputs before these, zeros for a new request.
             starts: (num_requests + 1,) where each request's tokens start; each has one at least.
 
         Returns:

@@ -28,7 +28,6 @@ _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
 """Added to the format, which knows the lengths of months: no year 0, and 29 February in leap years only."""
-_SCHEMA_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 
 
 def guided_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def _guided(schema: Any, closes: bool) -> Any:
     guided = {
         key: _guided_part(key, value, closes, has_members=members is not None)
         for key, value in schema.items()
-        if key not in _SCHEMA_ANNOTATIONS
+        if key != "$comment"
     }
     if schema.get("format") in ("date", "date-time"):
         guided.setdefault("pattern", _REAL_DAY)
@@ -161,9 +160,8 @@ def json_value(schema: dict[str, Any]) -> str:
 
 def member_value(schema: Any, tool: Tool) -> str:
     """A JSON value of a schema inside the tool's, in which `$ref` still reaches the definitions of the tool's."""
-    members = schema if isinstance(schema, dict) else {}
-    definitions = {key: value for key, value in tool.parameters.items() if key in ("$defs", "definitions")}
-    return json_value({**members, **definitions})
+    definitions = {"$defs": tool.parameters["$defs"]} if "$defs" in tool.parameters else {}
+    return json_value({**(schema if isinstance(schema, dict) else {}), **definitions})
 
 
 def arguments(tool: Tool) -> str:
@@ -187,17 +185,13 @@ _MAX_REFERENCES = 32  # in a row; more is a circle
 
 
 def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Follow `$ref` into `root` to its end; {} if it leads nowhere, or the schema is a boolean."""
+    """Follow `$ref` into the definitions of `root` to its end; {} for a boolean."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
         if not isinstance(schema.get("$ref"), str):
             return schema
-        target: Any = root
-        for step in schema["$ref"].removeprefix("#").split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            target = target.get(step) if isinstance(target, dict) else None
-        schema = target
+        schema = root.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/"))
     return {}
 
 

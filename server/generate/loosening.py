@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import msgspec
 
@@ -150,11 +149,11 @@ def _free(wishes: OutputWishes) -> tuple[OutputWishes, list[str]]:
     return replace(wishes, use=use, structure=structure), lost
 
 
-def named(error: GrammarError, wishes: OutputWishes, names: Mapping[str, str] = MappingProxyType({})) -> GrammarError:
+def named(error: GrammarError, wishes: OutputWishes, names: Mapping[str, str] | None = None) -> GrammarError:
     """The error, with the field that asked for the grammar, and what `names` make of it (see `renamed`)."""
     structure, use = wishes.structure, wishes.use
     single = use.tools[0].at if use and len(use.tools) == 1 else use.param if use else None
     param = structure.param if structure else single
     kind = JsonSchemaError if (structure.schema if structure else use) is not None else GrammarError
-    param = renamed(param, names) if param else None
+    param = renamed(param, names or {}) if param else None
     return kind(f"{param}: {error.message}" if param else error.message, param=param)

@@ -111,7 +111,8 @@ class Repair:
         if unit.is_strict:
             name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
             at = f"{unit.at}{paths[0] if paths else ''}"
-            raise JsonSchemaError(f"{at} cannot be enforced by a grammar: {_reason(self._fault)}{name}", param=unit.at)
+            why = next((reason for words, reason in _REASONS if re.search(words, self._fault)), self._fault)
+            raise JsonSchemaError(f"{at} cannot be enforced by a grammar: {why}{name}", param=unit.at)
         free = FREE_OBJECT if index < self._num_tools else {}
         schema = freed(unit.parameters, parts) if parts else free
         self._units[index] = replace(unit, parameters=schema)
@@ -138,11 +139,6 @@ class Repair:
                 await self._add_parts(index, part, lost, waiting | set(later))
             else:
                 lost.add(part)
-
-
-def _reason(fault: str) -> str:
-    """A fault of a schema in words of schemas."""
-    return next((reason for words, reason in _REASONS if re.search(words, fault)), fault)
 
 
 async def _refused(num: int, fits: Callable[[int], Awaitable[bool]], *, is_refused: bool) -> AsyncIterator[int]:

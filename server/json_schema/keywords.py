@@ -17,8 +17,9 @@ Schema = dict[str, Any]
 
 ANY = ""
 """What `any` and its like mean: every type."""
+_OWN_TYPES = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
 _TYPES = {
-    **{name: name for name in ("object", "array", "string", "integer", "number", "boolean", "null")},
+    **{name: name for name in _OWN_TYPES},
     **dict.fromkeys(("any", "mixed", "unknown", "json", "jsonb", "variant", "*"), ANY),
     **dict.fromkeys(("int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32"), "integer"),
     **dict.fromkeys(("uint64", "long", "short", "bigint"), "integer"),
@@ -57,7 +58,8 @@ class Notes:
     Attributes:
         lost: Paths of the keywords that are left out, from the root of the schema on: `.properties.x.pattern`.
         wrong: Which of them mean nothing, in any dialect, or allow nothing: sentences that begin with such a path.
-        is_exact: Nothing is left out for its size or cost: the compiler tells what it cannot follow.
+        is_exact: Nothing is left out for its size or cost: the compiler tells what it cannot follow. Types of other
+            languages and members that call themselves required are refused.
     """
 
     is_exact: bool = False
@@ -84,7 +86,8 @@ def read_type(given: Schema, out: Schema, notes: Notes, at: str) -> None:
         return
     words = value if isinstance(value, list) else value.split("|") if isinstance(value, str) else []
     names = [_TYPES.get(word.strip().lower()) if isinstance(word, str) else None for word in words]
-    if not names or None in names:
+    is_foreign = notes.is_exact and not _OWN_TYPES.issuperset(str(word).strip().lower() for word in words)
+    if not names or None in names or is_foreign:
         notes.refuse(at, "type", value)
         return
     if ANY in names:

@@ -230,6 +230,8 @@ class _Walk:
             part = given["properties"][name]
             if isinstance(part, dict) and part.get("required") is True:
                 found.append(name)
+                if self.notes.is_exact:
+                    self.notes.refuse(f"{at}.properties.{name}", "required", True)
         is_closed = out.get("additionalProperties") is False and "patternProperties" not in out
         for name in [name for name in found if is_closed and name not in members]:
             self.notes.refuse(at, "required", name, {"properties": [*members], "additionalProperties": False})

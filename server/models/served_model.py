@@ -114,14 +114,6 @@ class ServedModel:
         return info
 
 
-def served_models(
-    engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings
-) -> Mapping[str, ServedModel]:
-    """Map each served name to the one model that the settings describe; see `served_model`."""
-    names = settings.served_model_name
-    return dict.fromkeys(names, served_model(engine_client, tokenizer, settings)) if names else {}
-
-
 def served_model(
     engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings, *, on_demand: bool = False
 ) -> ServedModel:

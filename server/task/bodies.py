@@ -25,7 +25,7 @@ from weft.server.task.schema import (
     WireModel,
     fewer,
 )
-from weft.server.text.replayed import CallId, JsonText, Reasoning, read_call, read_parts, read_result, read_turns
+from weft.server.text.replayed import CallId, JsonText, Reasoning, read_call, read_parts, read_turns
 
 
 class CacheBreakpoint(WireModel):
@@ -89,10 +89,7 @@ class Message(WireModel):
     def _in_any_form(cls, content: object, info: ValidationInfo) -> object:
         if isinstance(content, list) and any(isinstance(each, ContentPart) for each in content):
             return content  # of another API, which has read it
-        role = info.data.get("role")
-        return (
-            read_result(content) if role in ("tool", "function") else read_parts(content, is_answer=role == "assistant")
-        )
+        return read_parts(content, info.data.get("role"))
 
 
 class Prediction(WireModel):

@@ -172,7 +172,6 @@ class AnswerFormat(WireModel):
     """How an answer shall be formatted. It may be sent in the form of any API."""
 
     is_nested: ClassVar[bool]
-    may_be_wrong: ClassVar[bool] = False
     _schema_at: str = PrivateAttr(default="")
 
     @property

@@ -74,8 +74,7 @@ def _response_format(wanted: ResponseFormat) -> Structure:
         return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
     named = required(wanted.json_schema, "response_format.json_schema")
     schema = {"type": "object"} if named.schema_ is None else named.schema_
-    at = f"response_format{wanted.schema_at}"
-    return json_structure(schema, at, is_lenient=not named.strict, may_be_wrong=wanted.may_be_wrong)
+    return json_structure(schema, f"response_format{wanted.schema_at}", strict=named.strict)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:
@@ -112,22 +111,19 @@ def _fields(
         yield Structure({"gbnf" if is_gbnf else "lark_grammar": grammar}, f"{at}grammar")
 
 
-def json_structure(
-    schema: dict[str, Any], param: str, *, is_lenient: bool = False, may_be_wrong: bool = False
-) -> Structure:
+def json_structure(schema: dict[str, Any], param: str, *, strict: bool | None = True) -> Structure:
     """The structure of a JSON schema, which stands at `param` in the body.
 
     Args:
-        is_lenient: Leave out what a grammar cannot express.
-        may_be_wrong: Then also leave out what means nothing.
+        strict: If not, what a grammar cannot express is left out; if false, what means nothing, too.
 
     Raises:
         JsonSchemaError: The schema cannot be followed, or is none.
     """
-    if not is_lenient:
+    if strict:
         return schema_structure(exact(schema, param), param, is_strict=True)
     made = loosened(schema)
-    if made.wrong and not may_be_wrong:
+    if made.wrong and strict is None:
         raise JsonSchemaError(f"{param}{made.wrong[0]}", param=param)
     [schema] = fitted([made.schema], [True])
     lost = [*made.lost, *([] if schema is made.schema else [freed(schema)])]

@@ -5,6 +5,7 @@ The input of a custom tool is text. The model sees it as a function with one str
 """
 
 import re
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -317,12 +318,23 @@ def fit_call_ids(messages: list[dict[str, Any]], tools: ToolFormat | None) -> No
 
 
 def _answer_calls(messages: list[dict[str, Any]]) -> None:
-    """Give each result without an id that of the first call before it which has no result."""
-    unanswered = dict[str, None]()
+    """Number calls without an id, and give each result without one that of the first call that has no result yet.
+
+    Of a result with a name it is the first one of that name, if there is one.
+    """
+    waiting: OrderedDict[str, None] = OrderedDict()  # ids; a dict is slow to find its first key
+    named: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by names; some have a result
+    num_calls = 0
     for message in messages:
-        unanswered |= dict.fromkeys(call["id"] for call in message.get("tool_calls", ()) if "id" in call)
+        for call in message.get("tool_calls", ()):
+            waiting[call.setdefault("id", f"call_{num_calls}")] = None
+            named[call["function"]["name"]].append(call["id"])
+            num_calls += 1
         if "tool_call_id" in message:
-            unanswered.pop(message["tool_call_id"], None)
-        elif message["role"] == "tool" and unanswered:
-            message["tool_call_id"] = first = next(iter(unanswered))
-            del unanswered[first]
+            waiting.pop(message["tool_call_id"], None)
+        elif message["role"] == "tool" and waiting:
+            ids = named[message.get("name")]
+            while ids and ids[0] not in waiting:
+                ids.popleft()
+            message["tool_call_id"] = first = ids[0] if ids else next(iter(waiting))
+            del waiting[first]

@@ -155,17 +155,16 @@ def format_form(given: dict[str, Any] | str) -> FormatForm:
     if not isinstance(kind, str) or kind not in FORMAT_KINDS or kind == "text":
         return FormatForm(given.get("type"), {}, "", {key: value for key, value in given.items() if key != "type"})
     members = {key: given[key] for key in _ABOUT if key in given}
-    at, inner, last = "", given, ""
-    while not (at and _is_schema(inner)) and (key := next((key for key in _HOLDERS if inner.get(key) is not None), "")):
-        value = _parsed(inner[key])
-        if key == "json_schema" and not isinstance(value, dict):
+    at, inner = "", given
+    while isinstance(inner, dict) and not (at and _is_schema(inner)):
+        key = next((key for key in _HOLDERS if inner.get(key) is not None), "")
+        value = _parsed(inner.get(key))
+        if not key or (key == "json_schema" and not isinstance(value, dict)):
             break
         members |= {name: inner[name] for name in inner if at and name not in ("type", key)}
-        at, inner, last = f"{at}.{key}", value, key
+        at, inner = f"{at}.{key}", value
         others.pop(key, None)
-        if not isinstance(value, dict):
-            break
-    if last == "json_schema" and _SIGNS.isdisjoint(inner):
+    if at.endswith(".json_schema") and _SIGNS.isdisjoint(inner):
         members |= inner  # it only has a name, or what is not known
     elif at:
         members["schema"] = inner
@@ -179,8 +178,10 @@ def format_form(given: dict[str, Any] | str) -> FormatForm:
 def _is_schema(given: dict[str, Any]) -> bool:
     """Whether an object without a type of format is the schema itself."""
     kind = given.get("type")
-    names = {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else None
-    return names <= _TYPES if names is not None else kind is None and not _SIGNS.isdisjoint(given)
+    names = [kind] if isinstance(kind, str) else kind
+    if isinstance(names, list):
+        return all(isinstance(name, str) and name in _TYPES for name in names)
+    return kind is None and not _SIGNS.isdisjoint(given)
 
 
 def _parsed(value: Any) -> Any:

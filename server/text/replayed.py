@@ -2,11 +2,6 @@
 
 Conversations come through frameworks and proxies, and a refused turn ends them, so each form that has one meaning is
 read. What is read has the forms of OpenAI's API. Anything else stays as it is: the schemas say what is wrong with it.
-
-    {"type": "function_call", "call_id", "name", "arguments"}   a call: an item of the Responses API
-    {"type": "tool_use", "id", "name", "input"}                 a block of Anthropic's
-    {"type": "tool-call", "toolCallId", "toolName", "input"}    a part of Vercel's
-    {"name", "args", "id"}                                      LangChain's
 """
 
 import json
@@ -25,6 +20,8 @@ _REASONING_MEMBERS = ("thinking", "text", "reasoning_text", "reasoning_content",
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of the parts whose `text` is what they say."""
+_RESULT_PARTS = TEXT_PARTS | {"refusal"}
+_ANSWER_PARTS = _RESULT_PARTS | REASONING_PARTS | SEALED_PARTS
 _UNSEEN_PREFIXES = ("image", "input_", "audio", "video", "file", "document", "computer_screenshot", "container_upload")
 """Beginnings of the types of parts that no text stands for."""
 
@@ -57,17 +54,14 @@ def reasoning_text(value: object, depth: int = 8) -> str | None:
     return None
 
 
-def read_parts(content: object, *, is_answer: bool = False) -> object:
-    """Content as it is, but texts among its parts are parts too, and reasoning is of one type.
-
-    What another server did in its answer is shown as JSON.
-    """
-    parts = [_part(each) for each in content] if isinstance(content, list) else []
-    if is_answer:
-        parts = [
-            each if _is_shown_as_part(each, REASONING_PART) or not _is_part(each) else _as_json(each) for each in parts
-        ]
-    return parts if isinstance(content, list) else content
+def read_parts(content: object, role: object = None) -> object:
+    """Content as it is, but texts among its parts are parts too, and reasoning is of one type."""
+    if role in ("tool", "function"):
+        return read_result(content)
+    if not isinstance(content, list):
+        return content
+    is_answer = role == "assistant"
+    return [_seen(each, _ANSWER_PARTS) if is_answer and _is_part(each) else _part(each) for each in content]
 
 
 def _part(part: Any) -> Any:
@@ -84,24 +78,19 @@ def _part(part: Any) -> Any:
 def read_result(result: object) -> object:
     """The result of a tool: what is neither a text nor parts is shown as JSON."""
     if isinstance(result, list) and (not result or any(_is_part(each) for each in result)):
-        return [_part(each) if _is_shown_as_part(each) else _as_json(each) for each in result]
+        return [_seen(each, _RESULT_PARTS) for each in result]
     return json_of(result)
-
-
-def _as_json(part: object) -> dict[str, str]:
-    return {"type": "text", "text": json_of(part)}
 
 
 def _is_part(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
-def _is_shown_as_part(value: Any, *others: str) -> bool:
-    """Whether it is a part of a known type or one of the others, even one that a model of texts cannot be shown."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str):
-        return False
-    return kind in TEXT_PARTS or kind in ("refusal", *others) or kind.startswith(_UNSEEN_PREFIXES)
+def _seen(value: Any, known: frozenset[str]) -> Any:
+    """A part of a known type, even one that a model of texts cannot be shown; anything else as JSON."""
+    if _is_part(value) and (value["type"] in known or value["type"].startswith(_UNSEEN_PREFIXES)):
+        return _part(value)
+    return {"type": "text", "text": json_of(value)}
 
 
 def read_block(kind: str, block: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +144,7 @@ def _calls_of(turn: dict[str, Any]) -> list[Any]:
 
 
 def read_call(call: Any) -> Any:
-    """A call as chat has it."""
+    """A call as chat has it: an item of the Responses API, a block of Anthropic's, a part of Vercel's, LangChain's."""
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
         return {**call, "type": "function"}
     if not isinstance(call, dict) or not isinstance(name := _first(call, "name", "toolName"), str):

@@ -45,9 +45,8 @@ class Detokenizer(Protocol):
 class TextTokenizer(Protocol):
     """A vocabulary with its chat template.
 
-    Attributes:
-        call_texts: What the model writes around calls, for a template that shows none: opening, before, middle, after,
-            between, closing, as in a `Layout`. Set once, when the format is known.
+    `call_texts` is set once, when the format of calls is known, for a template that shows none: opening, before,
+    middle, after, between, closing, as in a `Layout`.
     """
 
     call_texts: Sequence[str]

@@ -23,7 +23,7 @@ from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status
 from weft.server.app.app import create_app
 from weft.server.errors import EngineUnavailableError
-from weft.server.models.served_model import served_models
+from weft.server.models.served_model import served_model
 from weft.server.settings import Settings
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
 from weft.server.text.text_tokenizer import TokenRoom, fitted
@@ -293,7 +293,8 @@ class Site:
 
     def rebuild(self) -> None:
         """Build the app anew, around the tokenizer as it is now."""
-        self.app = create_app(served_models(self.engine, self.tokenizer, self.settings), self.settings)
+        model = served_model(self.engine, self.tokenizer, self.settings)
+        self.app = create_app(dict.fromkeys(self.settings.served_model_name, model), self.settings)
         if isinstance(self.tokenizer, ByteTokenizer):  # formats were tried at the start, before anybody asked
             self.tokenizer.threads.clear()
             self.tokenizer.num_renderings = 0

@@ -140,11 +140,6 @@ class ContextBackend(AttentionBackend):
         self._contexts: dict[int, Context] = {}
         self._owners = np.full(num_blocks, _NOBODY)
 
-    @property
-    def num_contexts(self) -> int:
-        """Contexts that are held."""
-        return len(self._contexts)
-
     @override
     def prepare(self) -> bool:
         return False

@@ -1,23 +1,19 @@
-"""Bodies and answers in Ollama's shape, and the chat and completion bodies that are made of the bodies.
+"""Bodies and answers in Ollama's shape, and the chat and completion bodies that are made of the bodies."""
 
-Ollama's calls have no ids. A tool's turn belongs to the first open call of its name, or else to the first open call.
-"""
-
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
-from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, Message, ToolCall
+from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, Message
 from weft.server.task.schema import Int, Items, ResponseFormat, Text, TextOrTexts, ToolDefinition, WireModel
-from weft.server.task.validation import Refused, check_range, required
+from weft.server.task.validation import Refused, check_range
 from weft.server.text.declared import FORMAT_KINDS, format_form
 from weft.server.text.replayed import Reasoning, read_turns
 
@@ -34,15 +30,14 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class Format(ResponseFormat):
-    """A schema, which may have faults as those of tools, or a format in the form of another API."""
-
-    may_be_wrong = True
+_FORMAT: dict[str, Any] = {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}, {"type": "null"}]}
 
 
 def _format(value: object) -> object:
-    if isinstance(value, dict) and format_form(value).kind not in FORMAT_KINDS:
-        return {"json_schema": {"schema": value}}
+    """A schema, which may have faults as those of tools, or a format in the form of another API."""
+    form = format_form(value) if isinstance(value, dict) else None
+    if form and (form.kind not in [*FORMAT_KINDS] or form.members.get("schema") is value):
+        return {"json_schema": {"schema": value, "strict": False}}
     return value or None if isinstance(value, str) else value
 
 
@@ -71,7 +66,7 @@ class OllamaBody(WireModel):
 
     model: Text | None = None
     stream: bool | None = None
-    format: Annotated[Format | None, BeforeValidator(_format)] = None
+    format: Annotated[ResponseFormat | None, BeforeValidator(_format), WithJsonSchema(_FORMAT)] = None
     options: Options | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
 
@@ -82,17 +77,17 @@ class OllamaBody(WireModel):
 class OllamaMessage(Message):
     """One turn. A tool's turn names the tool, or follows the calls in their order."""
 
-    thinking: Reasoning = None
-    tool_name: Text | None = None
+    reasoning_content: Reasoning = Field(default=None, validation_alias=AliasChoices("thinking", "reasoning_content"))
+    name: Text | None = Field(default=None, validation_alias=AliasChoices("tool_name", "name"))
+
+
+_Turns = Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), BeforeValidator(read_turns)]
 
 
 class OllamaChatBody(OllamaBody):
     """The body of POST /api/chat. Without messages it only asks whether the model is there."""
 
-    messages: (
-        Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), BeforeValidator(read_turns)]
-        | None
-    ) = None
+    messages: _Turns | None = None
     tools: Items[ToolDefinition] | None = None
 
 
@@ -249,7 +244,7 @@ def chat_of(body: OllamaChatBody, defaults: GenerationDefaults) -> ChatCompletio
     """
     return ChatCompletionBody(
         **_shared_fields(body, defaults),
-        messages=_messages(body.messages or ()),
+        messages=[*(body.messages or ())],
         tools=body.tools or None,
         reasoning_effort=_effort(body),
     )
@@ -302,27 +297,3 @@ def _effort(body: OllamaBody) -> Any:
     if isinstance(body.think, bool):
         return "medium" if body.think else "none"
     return body.think
-
-
-def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
-    """The turns as messages, with ids for their calls."""
-    messages: list[Message] = []
-    open_calls: OrderedDict[str, str] = OrderedDict()  # id -> name; a dict is slow to find its first key
-    ids_of: defaultdict[str | None, deque[str]] = defaultdict(deque)  # name -> ids of its open calls
-    num_calls = 0
-    for i, each in enumerate(given):
-        calls = []
-        for j, call in enumerate(each.tool_calls or ()):
-            function = required(call.function, f"messages[{i}].tool_calls[{j}].function")
-            calls.append(ToolCall(id=call.id or f"call_{num_calls}", function=function))
-            open_calls[calls[-1].id or ""] = function.name
-            ids_of[function.name].append(calls[-1].id or "")
-            num_calls += 1
-        id, reasoning = each.tool_call_id, each.reasoning_content if each.thinking is None else each.thinking
-        message: dict[str, Any] = {"role": each.role, "content": each.content or "", "reasoning_content": reasoning}
-        if each.role == "tool":
-            ids = ids_of[each.tool_name] or ids_of[next(iter(open_calls.values()), None)]
-            id = id or (ids.popleft() if ids else "call_0")
-            open_calls.pop(id, None)
-        messages.append(Message(**message, tool_call_id=id, name=each.tool_name or each.name, tool_calls=calls or None))
-    return messages

@@ -117,7 +117,7 @@ def _structure(body: ResponseBody) -> Structure | None:
     if wanted.type == "json_object":
         return json_structure({"type": "object"}, "text.format")
     schema = required(wanted.schema_, "text.format.schema")
-    return json_structure(schema, f"text.format{wanted.schema_at}", is_lenient=not wanted.strict)
+    return json_structure(schema, f"text.format{wanted.schema_at}", strict=wanted.strict)
 
 
 def new_response(body: ResponseBody, conversation: str | None, task: Task) -> ResponseObject:

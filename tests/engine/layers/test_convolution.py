@@ -15,7 +15,7 @@ def random_layer(kernel: int, has_silu: bool = True) -> CausalConvolution:
 
 def plain(layer: CausalConvolution, inputs: torch.Tensor) -> torch.Tensor:
     """Torch's convolution over one request from its first token on, and SiLU."""
-    padded = F.pad(inputs.t(), (layer.state_shape[1], 0))
+    padded = F.pad(inputs.t(), (len(layer.taps) - 1, 0))
     return F.silu(F.conv1d(padded, layer.weight[:, None], layer.bias, groups=CHANNELS)).t()
 
 
@@ -24,7 +24,7 @@ def plain(layer: CausalConvolution, inputs: torch.Tensor) -> torch.Tensor:
 def test_any_chunks_give_the_outputs_of_the_whole_prompt(kernel: int, cuts: tuple[int, ...]) -> None:
     layer = random_layer(kernel)
     inputs = torch.randn(5, CHANNELS)
-    state = torch.zeros(1, *layer.state_shape)
+    state = torch.zeros(1, CHANNELS, len(layer.taps) - 1)
     outputs = []
     for chunk in inputs.split(cuts):
         output, state = layer(chunk, state, starts_of(len(chunk)))
@@ -36,7 +36,7 @@ def test_any_chunks_give_the_outputs_of_the_whole_prompt(kernel: int, cuts: tupl
 @pytest.mark.parametrize("counts", [(1, 1, 1), (4, 1, 2), (1, 7)], ids=str)
 def test_requests_of_a_step_do_not_mix(counts: tuple[int, ...]) -> None:
     layer = random_layer(4)
-    inputs, states = torch.randn(sum(counts), CHANNELS), torch.randn(len(counts), *layer.state_shape)
+    inputs, states = torch.randn(sum(counts), CHANNELS), torch.randn(len(counts), CHANNELS, len(layer.taps) - 1)
     outputs, after = layer(inputs, states, starts_of(*counts))
     for index, (chunk, output) in enumerate(zip(inputs.split(counts), outputs.split(counts), strict=True)):
         alone, state = layer(chunk, states[index : index + 1], starts_of(len(chunk)))
@@ -48,7 +48,7 @@ def test_requests_of_a_step_do_not_mix(counts: tuple[int, ...]) -> None:
 def test_bfloat16_inputs_are_summed_in_float32(counts: tuple[int, ...]) -> None:
     layer = random_layer(4, has_silu=False)
     inputs = torch.randn(sum(counts), CHANNELS).bfloat16()
-    states = torch.randn(len(counts), *layer.state_shape)
+    states = torch.randn(len(counts), CHANNELS, len(layer.taps) - 1)
     outputs, after = layer(inputs, states, starts_of(*counts))
     exact, _ = layer(inputs.float(), states, starts_of(*counts))
     assert outputs.dtype == torch.bfloat16

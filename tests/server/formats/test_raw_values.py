@@ -5,7 +5,7 @@ from weft.server.formats.xml_calls import raw_to_json
 
 ROOT = {
     "$defs": {
-        "A/b": {"type": "integer"},
+        "0": {"type": "integer"},
         "Loop": {"$ref": "#/$defs/Loop"},
         "Many": {"anyOf": [{"$ref": "#/$defs/Many"}]},
     }
@@ -17,7 +17,7 @@ ROOT = {
     [
         ({"type": "string"}, ["string"]),
         ({"type": ["integer", "null"]}, ["integer", "null"]),
-        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/A~1b"}]}, ["null", "integer"]),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/0"}]}, ["null", "integer"]),
         ({"oneOf": [{"type": "string"}, {}]}, []),
         ({"allOf": [{"type": "object"}, {"required": ["a"]}]}, ["object"]),
         ({"enum": ["a", 3]}, ["integer", "number", "string"]),

@@ -44,9 +44,3 @@ def test_only_objects_that_declare_members_and_say_nothing_of_others_are_closed(
 )
 def test_what_would_exclude_itself_stays_open(schema: dict[str, Any]) -> None:
     assert {key: value for key, value in guided_schema(schema).items() if key != "x-guidance"} == schema
-
-
-def test_what_only_people_read_is_left_out() -> None:
-    schema = {"title": "x", "properties": {"title": {"description": "y", "type": "string"}}}
-    assert guided_schema(schema)["properties"] == {"title": {"type": "string"}}
-    assert "title" not in guided_schema(schema)

@@ -288,7 +288,7 @@ def test_what_is_strict_stays_beside_what_is_not() -> None:
 @pytest.mark.parametrize("others", [None, GOOD])
 def test_a_structure_that_is_not_strict_is_loosened(others: Any) -> None:
     use = tools(others).use if others else None
-    answer, wishes = opened(OutputWishes(use, json_structure(BAD, "format", is_lenient=True)))
+    answer, wishes = opened(OutputWishes(use, json_structure(BAD, "format", strict=None)))
     assert wishes.structure is not None and wishes.structure.schema is not None
     assert wishes.structure.schema["properties"] == {"a": TEXT, "b": {}}
     assert answer.lost == ["format.properties.b.allOf"]
@@ -298,7 +298,7 @@ def test_a_structure_that_is_not_strict_is_loosened(others: Any) -> None:
 
 
 def test_an_answer_that_is_free_is_still_json() -> None:
-    answer, wishes = opened(OutputWishes(structure=json_structure(EMPTY, "format", is_lenient=True)))
+    answer, wishes = opened(OutputWishes(structure=json_structure(EMPTY, "format", strict=None)))
     assert wishes.structure is not None and wishes.structure.schema == {}
     assert answer.lost == ["format.allOf"]
 

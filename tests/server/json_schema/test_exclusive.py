@@ -109,3 +109,10 @@ def test_the_time_is_bounded(num: int) -> None:
     wide = {"oneOf": [obj(kind={"const": str(i)}) for i in range(num)]}
     assert loosened(obj(x=wide)).lost == ([] if num == 100 else [".properties.x.oneOf"])
     assert ".properties.x.oneOf" in loosened(obj(x=deep)).lost
+
+
+def test_references_that_multiply_end() -> None:
+    """Each of twelve definitions is nine of the next one: 9 ** 12 schemas hold together."""
+    many = {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 9} for i in range(12)} | {"12": TEXT}
+    schema = {**obj(x={"oneOf": [{"$ref": "#/$defs/0"}, {"$ref": "#/$defs/1"}]}), "$defs": many}
+    assert loosened(schema).lost == [".properties.x.oneOf"]

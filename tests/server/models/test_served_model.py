@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from tests.chat_templates_for_tests import QWEN3
-from tests.server.conftest import BOS, MODEL, ByteTokenizer, FakeEngine
+from tests.server.conftest import BOS, ByteTokenizer, FakeEngine
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.status_page import Status
 from weft.server.app.app import create_app
-from weft.server.models.served_model import served_models
+from weft.server.models.served_model import served_model
 
 
 class UpperTokenizer(ByteTokenizer):
@@ -34,12 +34,12 @@ LORA = Adapter("tuned", "/lora", "0")
 @pytest.fixture
 def site(site: Any) -> Any:
     """The models "first" (alias "1"), "second" with an engine of its own, and "tuned", an adapter of the first."""
-    first = served_models(site.engine, site.tokenizer, site.settings)[MODEL]
+    first = served_model(site.engine, site.tokenizer, site.settings)
     site.second = FakeEngine(answers=["Second"])
     site.second.info = msgspec.structs.replace(site.second.info, max_model_len=64)
     tokenizer = UpperTokenizer()
     tokenizer.template = QWEN3
-    second = served_models(site.second, tokenizer, site.settings)[MODEL]
+    second = served_model(site.second, tokenizer, site.settings)
     models = {
         "first": replace(first, name="first"),
         "1": replace(first, name="first"),

@@ -88,6 +88,9 @@ def test_text_is_text() -> None:
     [
         ({"type": "json_schema"}, "response_format.json_schema"),
         ({"type": "xml"}, "response_format.type"),
+        ({"type": ["xml"]}, "response_format.type"),
+        ({"type": [{}]}, "response_format.type"),
+        ({"type": {}}, "response_format.type"),
         ({}, "response_format"),
         ({"type": "json_schema", "json_schema": 5}, "response_format.json_schema"),
         ({"type": "json_schema", "schema": [1]}, "response_format.schema"),

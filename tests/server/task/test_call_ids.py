@@ -53,3 +53,24 @@ def test_a_result_without_an_id_is_of_the_first_call_without_a_result(
     turns = [Message(role="tool", tool_call_id=call_id, content="4") for call_id in answered]
     messages = template_messages([Message(role="assistant", tool_calls=calls), *turns])
     assert tuple(message.get("tool_call_id") for message in messages[1:]) == shown
+
+
+@pytest.mark.parametrize(
+    ("answered", "shown"),
+    [
+        (("f", "g", "f"), ("call_0", "call_1", "call_2")),
+        (("g", "f", "f"), ("call_1", "call_0", "call_2")),
+        ((None, "g", None), ("call_0", "call_1", "call_2")),
+        (("f", "x", None), ("call_0", "call_1", "call_2")),
+        ((None, "f", None), ("call_0", "call_2", "call_1")),
+    ],
+)
+def test_a_result_with_a_name_is_of_the_first_call_of_that_name(
+    answered: tuple[str | None, ...], shown: tuple[str, ...]
+) -> None:
+    """Calls without ids had none in the prompt, and templates that match results by ids could not."""
+    calls = [ToolCall(function=FunctionCall(name=name, arguments="{}")) for name in ("f", "g", "f")]
+    turns = [Message(role="tool", name=name, content="4") for name in answered]
+    messages = template_messages([Message(role="assistant", tool_calls=calls), *turns])
+    assert [call["id"] for call in messages[0]["tool_calls"]] == ["call_0", "call_1", "call_2"]
+    assert tuple(message["tool_call_id"] for message in messages[1:]) == shown

@@ -36,9 +36,9 @@ def test_what_a_template_sees(site: Any) -> None:
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [{"type": "function", "function": {"name": "g", "arguments": "no json"}}],
+            "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "no json"}}],
         },
-        {"role": "tool", "content": "5", "name": "g"},
+        {"role": "tool", "content": "5", "name": "g", "tool_call_id": "call_1"},
         {"role": "assistant", "content": "No."},
         {"role": "assistant", "content": "Never.", "reasoning_content": "x"},
     ]

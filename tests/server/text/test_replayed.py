@@ -280,6 +280,15 @@ def test_text_beside_blocks_keeps_its_place(site: Any) -> None:
     assert rest == [OK, {"role": "user", "content": "And?"}]
 
 
+@pytest.mark.parametrize(
+    "content", [["a"], ["a", {"type": "text", "text": "b"}], [{"type": "output_text", "text": "a"}]]
+)
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_texts_among_parts_are_texts(site: Any, role: str, content: Any) -> None:
+    [turn, _] = shown(site, "chat", [{"role": role, "content": content}, USER])
+    assert turn["content"] == "\n".join("ab"[: len(content)])
+
+
 @pytest.mark.parametrize("kind", ["server_tool_use", "web_search_tool_result", "poem"])
 def test_what_another_server_did_in_its_answer_is_json(site: Any, kind: str) -> None:
     part = {"type": kind, "id": "1", "input": {"query": "q"}}

@@ -26,7 +26,7 @@ def test_a_slot_that_begins_anew_has_a_new_context() -> None:
     backend = ContextBackend(10)
     (old,) = claim(backend, (1, 0, [1, 2]))
     (new,) = claim(backend, (1, 0, [1, 2]))
-    assert new is not old and new.num_tokens == 1 and backend.num_contexts == 1
+    assert new is not old and new.num_tokens == 1 and len(backend._contexts) == 1
 
 
 def test_a_context_goes_away_when_another_request_gets_one_of_its_blocks() -> None:
@@ -34,10 +34,10 @@ def test_a_context_goes_away_when_another_request_gets_one_of_its_blocks() -> No
     backend = ContextBackend(10)
     claim(backend, (1, 0, [1, 2]), (2, 0, [3, 4]))
     claim(backend, (3, 0, [5, 4]))
-    assert backend.num_contexts == 2  # slot 2 has lost block 4
+    assert len(backend._contexts) == 2  # slot 2 has lost block 4
     claim(backend, (2, 0, [6]))
     claim(backend, (3, 1, [5, 4, 3]))  # block 3 was of the request before in slot 2
-    assert backend.num_contexts == 3
+    assert len(backend._contexts) == 3
 
 
 def test_a_context_that_does_not_hold_what_was_computed_is_an_error() -> None:

@@ -109,7 +109,7 @@ FORMATS: list[tuple[Any, str | None]] = [
     ({"properties": {**WEATHER["properties"], "a": {"type": "intt"}}}, "format.properties.a.type"),
     ({"properties": {**WEATHER["properties"], "a": {"enum": []}}}, "format.properties.a.enum"),
     ({**WEATHER, "minProperties": 5, "maxProperties": 2}, "format.minProperties,format.maxProperties"),
-    ({"schema": {**WEATHER, "required": 5}}, "format.schema.required"),
+    ({"json_schema": {"strict": False, "schema": {**WEATHER, "required": 5}}}, "format.required"),
 ]
 
 
@@ -123,7 +123,9 @@ def test_a_format_is_as_loose_as_the_schema_of_a_tool(site: Any, format: Any, lo
     assert site.call("POST", "/api/generate", json=body).headers.get("x-ignored-params") == lost
 
 
-@pytest.mark.parametrize("format", ["json", {}, {"type": "any"}, {"type": "json_object"}])
+@pytest.mark.parametrize(
+    "format", ["json", {}, {"type": "any"}, {"type": "json_object"}, {"type": ["any"]}, {"type": [{}]}, {"type": {}}]
+)
 def test_any_json(site: Any, format: Any) -> None:
     assert chat(site, format=format).status == 200
     assert "json" in site.engine.asked[-1].guidance.grammar
@@ -139,3 +141,29 @@ def test_no_format(site: Any, format: Any) -> None:
 def test_what_is_no_format_is_refused(site: Any, format: Any) -> None:
     reply = chat(site, format=format)
     assert reply.status == 400 and reply.json["error"].startswith("format")
+
+
+@pytest.mark.parametrize("turn", [{"thinking": "hm"}, {"reasoning_content": "hm"}, {"thinking": {"text": "hm"}}])
+def test_reasoning_of_a_turn_has_ollamas_name_or_that_of_chat(able: Any, turn: Any) -> None:
+    assert chat(able, messages=[USER, {"role": "assistant", "content": "a", **turn}, USER]).status == 200
+    assert able.tokenizer.rendered[1]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"role": "assistant", "content": ["a", {"type": "tool_use", "id": "1", "name": "f"}]},
+         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "ok"}]}],
+        [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1", "name": "f", "arguments": {}}]},
+         {"role": "tool", "tool_call_id": "1", "content": "ok"}],
+        [{"role": "assistant", "content": "a", "tool_calls": [{"name": "g"}, {"function": {"name": "f"}}]},
+         {"role": "tool", "tool_name": "f", "content": "ok"}],
+    ],
+)  # fmt: skip
+def test_turns_in_the_forms_of_other_apis(able: Any, turns: Any) -> None:
+    """They were a 400, though the same server takes them elsewhere."""
+    assert chat(able, messages=[USER, *turns]).status == 200
+    call, result = able.tokenizer.rendered[1:]
+    assert (call["content"], result["content"]) == ("a", "ok")
+    assert result["tool_call_id"] == call["tool_calls"][-1]["id"]
+    assert call["tool_calls"][-1]["function"] == {"name": "f", "arguments": {}}
