@@ -158,13 +158,6 @@ def bloom(fields: Fields) -> FamilySwitches:
     )
 
 
-def _bloom_slopes(num_heads: int) -> tuple[float, ...]:
-    """2 ** (-8 i / n) for the largest power of two n; further heads get every second slope of 2 n heads."""
-    whole = 1 << (num_heads.bit_length() - 1)
-    firsts = [2.0 ** (-8 * index / whole) for index in range(1, whole + 1)]
-    return (*firsts, *(2.0 ** (-4 * index / whole) for index in range(1, 2 * (num_heads - whole), 2)))
-
-
 @family("MptForCausalLM")
 def mpt(fields: Fields) -> FamilySwitches:
     """ALiBi, no biases at all.
