@@ -37,7 +37,7 @@ def run(job: Job, reporter: Reporter) -> None:
     """
     source = model_folder(job.scratch, job.sizes.large)
     config = read_work(source).config
-    num_bytes = decoder_spec(config).file_bytes(config.dtype)
+    num_bytes = decoder_spec(config).num_parameters * config.dtype.itemsize
     with tempfile.TemporaryDirectory(prefix="weft-gpu-", dir=_place(job, num_bytes)) as parent:
         folder = pathlib.Path(parent) / job.sizes.large
         reporter.progress("writing a checkpoint")

@@ -17,17 +17,8 @@ from typing_extensions import override
 from weft.engine.families.registry import Identity, identify
 from weft.engine.families.switches import FamilySwitches
 from weft.engine.fields import Fields, understood
+from weft.engine.layers import rotary
 from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
-from weft.engine.layers.rotary import (
-    NO_ROPE,
-    LinearScaling,
-    Llama3Scaling,
-    LongScaling,
-    ProportionalScaling,
-    RopeConfig,
-    RopeScaling,
-    YarnScaling,
-)
 from weft.engine.ranges import MAX_CONTEXT
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
@@ -107,7 +98,7 @@ class ModelConfig(ModelFacts):
     num_layers: int
     num_positions: int
     rms_norm_eps: float
-    ropes: tuple[RopeConfig, ...]
+    ropes: tuple[rotary.RopeConfig, ...]
     sliding_windows: tuple[int | None, ...]
     activation: str
     tie_word_embeddings: bool
@@ -140,11 +131,11 @@ class ModelConfig(ModelFacts):
     @property
     @override
     def short_context(self) -> int:
-        scalings = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, LongScaling)]
+        scalings = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, rotary.LongScaling)]
         return min((scaling.original_max_position_embeddings for scaling in scalings), default=0)
 
     @property
-    def distinct_ropes(self) -> tuple[RopeConfig, ...]:
+    def distinct_ropes(self) -> tuple[rotary.RopeConfig, ...]:
         """Every rotary embedding of the model once."""
         return tuple(dict.fromkeys(self.ropes))
 
@@ -251,7 +242,7 @@ _DEFAULT_THETA = 10_000.0
 
 def read_ropes(
     fields: Fields, switches: FamilySwitches, windows: Sequence[int | None], head_dim: int, longest: int
-) -> tuple[RopeConfig, ...]:
+) -> tuple[rotary.RopeConfig, ...]:
     """The rotary embedding of every layer. What the rotary layer cannot compute is refused by name.
 
     Args:
@@ -270,11 +261,12 @@ def read_ropes(
             if window is not None and switches.local_rope_theta is not None and not _sections(fields)[kind].names():
                 by_kind[window] = replace(by_kind[window], theta=switches.local_rope_theta, scaling=None)
     return tuple(
-        NO_ROPE if layer in switches.ropeless else by_kind.get(window, NO_ROPE) for layer, window in enumerate(windows)
+        rotary.NO_ROPE if layer in switches.ropeless else by_kind.get(window, rotary.NO_ROPE)
+        for layer, window in enumerate(windows)
     )
 
 
-def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_attention") -> RopeConfig:
+def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_attention") -> rotary.RopeConfig:
     """The rotary embedding that config.json asks for in layers of a kind, for heads of head_dim values."""
     by_kind = _sections(fields)
     section = by_kind[kind] if by_kind[kind].names() else by_kind[""]
@@ -290,7 +282,7 @@ def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_att
             theta *= alpha ** (rotary_dim / (rotary_dim - 2))
     original = fields.integer("original_max_position_embeddings", longest)
     scaling = _read_scaling(section, original, longest, rotary_dim)
-    return RopeConfig(theta, scaling, None if rotary_dim == head_dim else rotary_dim)
+    return rotary.RopeConfig(theta, scaling, None if rotary_dim == head_dim else rotary_dim)
 
 
 def _sections(fields: Fields) -> dict[str, Fields]:
@@ -300,23 +292,25 @@ def _sections(fields: Fields) -> dict[str, Fields]:
     return {**kinds, "": section}
 
 
-def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int) -> RopeScaling | None:
+def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int) -> rotary.RopeScaling | None:
     original = section.integer("original_max_position_embeddings", original)
     match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
         case "default" | "mrope" | "dynamic":  # which differ for images, and for contexts beyond the longest
             return None
         case "proportional":
-            return ProportionalScaling(section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0))
+            return rotary.ProportionalScaling(
+                section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0)
+            )
         case "linear":
-            return LinearScaling(section.number("factor"))
+            return rotary.LinearScaling(section.number("factor"))
         case "llama3":
             low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
             if not low < high:
                 raise section.wrong("high_freq_factor", f"above low_freq_factor, which is {low:g}")
-            return Llama3Scaling(section.number("factor"), low, high, original_max_position_embeddings=original)
+            return rotary.Llama3Scaling(section.number("factor"), low, high, original_max_position_embeddings=original)
         case "yarn":
             factor = section.number("factor", longest / original)
-            return YarnScaling(
+            return rotary.YarnScaling(
                 factor=factor,
                 original_max_position_embeddings=original,
                 attention_factor=_read_attention_factor(section, factor),
@@ -328,7 +322,7 @@ def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int)
             short, long = (_read_factors(section, f"{kind}_factor", rotary_dim) for kind in ("short", "long"))
             extension = section.number("factor", longest / original)
             factor = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
-            return LongScaling(short, long, original, section.number("attention_factor", factor))
+            return rotary.LongScaling(short, long, original, section.number("attention_factor", factor))
     raise ModelError(
         f"rope type {rope_type} is not supported "
         "(supported: default, linear, dynamic, llama3, longrope, proportional, yarn)"
@@ -357,13 +351,13 @@ def _attention_factor(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
+def longest_context(ropes: Iterable[rotary.RopeConfig], longest: int) -> int:
     """How far positions reach.
 
     Published YaRN recipes leave max_position_embeddings at its value before the extension.
     """
     for rope in ropes:
-        if isinstance(rope.scaling, YarnScaling):
+        if isinstance(rope.scaling, rotary.YarnScaling):
             longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
     if longest > MAX_CONTEXT:
         raise ModelError(

@@ -24,15 +24,8 @@ from weft.engine.kernels.torch.layer_kernels import (
     forbid_split_sums,
     stack,
 )
+from weft.engine.kernels.triton import layers
 from weft.engine.kernels.triton import layers_jit as kernels
-from weft.engine.kernels.triton.layers import (
-    OWN_ACTIVATIONS,
-    FewRowsGated,
-    FewRowsLinear,
-    GatedActivation,
-    TritonNorm,
-    fuse_norms,
-)
 from weft.engine.kernels.triton.layers_jit import launch_options
 from weft.engine.kernels.triton.packed import Form, PackedMatrix, common_form, form_of, pack
 from weft.engine.kernels.triton.products import Fp8Linear, PackedLinear, TritonExperts
@@ -103,7 +96,7 @@ class TritonKernels(TorchKernels):
     @override
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
         if self._few_rows:
-            return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
+            return layers.FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
         return super()._matrix(weight, bias)
 
     def packed_form(self, ref: WeightRef, *, is_expert: bool = False) -> Form | None:
@@ -212,22 +205,22 @@ class TritonKernels(TorchKernels):
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         gate_up = self.linear(ref, reader)
-        if not self._has_own_norms or activation not in OWN_ACTIVATIONS:
+        if not self._has_own_norms or activation not in layers.OWN_ACTIVATIONS:
             return gated(gate_up, activation)
-        activate = GatedActivation(activation, self._is_dependent)
-        if isinstance(gate_up, FewRowsLinear):
-            return FewRowsGated(gate_up, activate)
+        activate = layers.GatedActivation(activation, self._is_dependent)
+        if isinstance(gate_up, layers.FewRowsLinear):
+            return layers.FewRowsGated(gate_up, activate)
         return ActivatedLinear(gate_up, activate)
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         if not self._has_own_norms:
             return super().norm(weight, eps)
-        return TritonNorm(weight, eps, self._is_dependent)
+        return layers.TritonNorm(weight, eps, self._is_dependent)
 
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        return fuse_norms(blocks)
+        return layers.fuse_norms(blocks)
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.responses import options
 from weft.server.apis.responses.background import BackgroundRun, followed
 from weft.server.apis.responses.input import (
     InputItem,
@@ -22,17 +23,6 @@ from weft.server.apis.responses.input import (
     shortened,
 )
 from weft.server.apis.responses.mcp_tools import NO_HOSTED, HostedTools
-from weft.server.apis.responses.options import (
-    ACCEPTED,
-    ENCRYPTED,
-    REFUSED,
-    is_prewarm,
-    max_output_tokens,
-    new_response,
-    num_logprobs,
-    read_wishes,
-    template_options,
-)
 from weft.server.apis.responses.render import ResponseOptions, ResponseRenderer, error_event
 from weft.server.apis.responses.schema import ResponseBody
 from weft.server.apis.responses.sealing import Sealer
@@ -78,9 +68,12 @@ async def _response(body: ResponseBody, request: Request, context: ServerContext
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
     tools = await list_servers(body, items.all, items.size, request, context)
     task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
-    seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
+    seal = sealer.seal if options.ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
-    shows, head = ResponseOptions(num_logprobs(body), pads, seal), new_response(body, conversation_id(body), task)
+    shows, head = (
+        ResponseOptions(options.num_logprobs(body), pads, seal),
+        options.new_response(body, conversation_id(body), task),
+    )
     new_renderer = partial(ResponseRenderer, task, head, shows)
     if tools is None and not head.store and head.conversation is None:
         return await respond(task, request, context, new_renderer)
@@ -112,9 +105,9 @@ async def count_input_tokens(body: ResponseBody, request: Request, context: Cont
         size,
         ignored_fields,
         body,
-        REFUSED,
+        options.REFUSED,
         strict=context.settings.strict_params,
-        accepted=ACCEPTED,
+        accepted=options.ACCEPTED,
     )
     items = await input_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
@@ -217,20 +210,20 @@ async def _read(
 ) -> Task:
     model = await context.check_model(request, body.model)
     require_task(model, "generate")
-    logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
+    logprobs, max_tokens = options.num_logprobs(body), options.max_output_tokens(body)
     chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     task = await read_task(
         body,
         request,
         context,
-        REFUSED,
+        options.REFUSED,
         input=chat,
         wishes=wishes,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=None,
         user=body.safety_identifier or body.user,
-        accepted=ACCEPTED,
+        accepted=options.ACCEPTED,
     )
     return replace(task, size=items.size)
 
@@ -245,9 +238,9 @@ async def read_chat(
     hosted: HostedTools = NO_HOSTED,
 ) -> tuple[Chat, OutputWishes]:
     """The messages for the template, and what the output must be."""
-    max_tokens = max_output_tokens(body)
+    max_tokens = options.max_output_tokens(body)
     strict = context.settings.strict_params
-    wishes = await context.workers.run_light(size, read_wishes, body, model.formats, hosted, strict=strict)
+    wishes = await context.workers.run_light(size, options.read_wishes, body, model.formats, hosted, strict=strict)
     messages, breakpoints, left_out = await context.workers.run_light(
         size,
         input_messages,
@@ -257,11 +250,11 @@ async def read_chat(
         body.prompt_cache_options,
         shows_old_reasoning=not (body.reasoning and body.reasoning.context == "current_turn"),
         unseal=sealer.unseal,
-        may_be_empty=is_prewarm(body),
+        may_be_empty=options.is_prewarm(body),
     )
     wishes = replace(wishes, left_out=[*wishes.left_out, *left_out])
     note_left_out(wishes.left_out)
-    chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
+    chat = Chat(messages, options.template_options(body, wishes, model.tokenizer), breakpoints, "input")
     if body.truncation == "auto":
         room = TokenRoom(num_prompt_tokens(model.engine_info.max_model_len, max_tokens, is_bound=not strict))
         fits = partial(_fits, model, room)

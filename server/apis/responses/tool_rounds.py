@@ -18,19 +18,10 @@ import msgspec
 from starlette.requests import Request
 
 from weft.engine.wire.messages import FinishReason
+from weft.server.apis.responses import mcp_tools
 from weft.server.apis.responses.answers import McpTool, ResponseObject
 from weft.server.apis.responses.input import InputItem
 from weft.server.apis.responses.mcp_client import McpFailure, Outcome, call_tool, list_tools
-from weft.server.apis.responses.mcp_tools import (
-    ApprovedCall,
-    HostedTools,
-    Listing,
-    McpUse,
-    approved_calls,
-    hosted_functions,
-    listings_in,
-    read_servers,
-)
 from weft.server.apis.responses.render import ResponseRenderer
 from weft.server.apis.responses.schema import ResponseBody, ResponseItem
 from weft.server.apis.responses.tools import presentable
@@ -51,7 +42,7 @@ class ItemRenderer(Protocol):
     def listed(self, label: str, tools: Sequence[McpTool], error: str | None) -> bytes:
         """The list of a server's tools."""
 
-    def approved(self, call: ApprovedCall) -> bytes:
+    def approved(self, call: mcp_tools.ApprovedCall) -> bytes:
         """A call that the client has approved begins."""
 
     def called(self, output: str | None, error: dict[str, object] | None) -> bytes:
@@ -71,8 +62,8 @@ class Hosting:
         max_calls: Most calls of all rounds; beyond it a call fails.
     """
 
-    listings: Sequence[Listing]
-    approved: Sequence[ApprovedCall]
+    listings: Sequence[mcp_tools.Listing]
+    approved: Sequence[mcp_tools.ApprovedCall]
     first_task: Task
     next_task: Callable[[bool], Awaitable[Task]]
     call: Callable[[str, str, str], Awaitable[Outcome]]
@@ -223,9 +214,9 @@ class ToolRounds:
 class McpTools:
     """The MCP servers of a body, after they were listed."""
 
-    listings: Sequence[Listing]
-    approved: Sequence[ApprovedCall]
-    hosted: HostedTools
+    listings: Sequence[mcp_tools.Listing]
+    approved: Sequence[mcp_tools.ApprovedCall]
+    hosted: mcp_tools.HostedTools
 
     async def call(self, label: str, name: str, arguments: str) -> Outcome:
         """Call a tool, if the body's servers have it."""
@@ -244,31 +235,33 @@ async def list_servers(
     Raises:
         InvalidRequestError: A server may not be used, or the input's items about it are wrong.
     """
-    uses = read_servers(body.tools, context.settings)
-    approved = approved_calls(items, uses)
+    uses = mcp_tools.read_servers(body.tools, context.settings)
+    approved = mcp_tools.approved_calls(items, uses)
     if not uses:
         return None
     model = await context.check_model(request, body.model)  # before anybody else is asked
-    known = await context.workers.run_light(size, listings_in, items, uses)
+    known = await context.workers.run_light(size, mcp_tools.listings_in, items, uses)
     listings = await asyncio.gather(*(_listing(use, known) for use in uses))
     own_names = {tool.name for tool in body.tools or () if tool.name is not None}
     most = size + len(uses) * context.settings.mcp_max_bytes  # bytes of schemas
-    listed = await context.workers.run_light(most, hosted_functions, listings, own_names)
+    listed = await context.workers.run_light(most, mcp_tools.hosted_functions, listings, own_names)
     can_show, fits = partial(_can_show, model.tokenizer), partial(_fits, model)
     functions, odd = await context.workers.run_template(model.tokenizer, most, presentable, listed, can_show, fits)
     left_out = [path for listing in listings for path in listing.left_out]
     prewarms = body.prompt_cache_options is not None and bool(body.prompt_cache_options.prewarm)
-    return McpTools(listings, [] if prewarms else approved, HostedTools(functions, left_out=[*left_out, *odd]))
+    return McpTools(
+        listings, [] if prewarms else approved, mcp_tools.HostedTools(functions, left_out=[*left_out, *odd])
+    )
 
 
-async def _listing(use: McpUse, known: dict[str, Listing]) -> Listing:
+async def _listing(use: mcp_tools.McpUse, known: dict[str, mcp_tools.Listing]) -> mcp_tools.Listing:
     if use.label in known:
         return known[use.label]
     try:
         listed = await list_tools(use.connection)
     except McpFailure as failure:
-        return Listing(use, [], str(failure))
-    return Listing(use, [tool for tool in listed.tools if use.allows(tool)], left_out=listed.left_out)
+        return mcp_tools.Listing(use, [], str(failure))
+    return mcp_tools.Listing(use, [tool for tool in listed.tools if use.allows(tool)], left_out=listed.left_out)
 
 
 def _can_show(tokenizer: TextTokenizer, tools: list[dict[str, object]]) -> bool:
@@ -294,7 +287,7 @@ async def open_rounds(
     tools: McpTools,
     task: Task,
     head: ResponseObject,
-    read: Callable[[list[InputItem], int, HostedTools], Awaitable[Task]],
+    read: Callable[[list[InputItem], int, mcp_tools.HostedTools], Awaitable[Task]],
     new_renderer: Callable[[ToolRounds], ResponseRenderer],
     request: Request,
     context: ServerContext,

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from tests import gguf_files
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, Checkpoint, load_reference
 from tests.engine.layers.test_decoder import Runner, make_prompts
-from tests.engine.models.test_sharding import put
+from tests.engine.models.test_cut import put
 from weft.engine.describe.config import load_model_config
 from weft.engine.gguf.folder import made_folder
 from weft.engine.gguf.tensors import GgufSource

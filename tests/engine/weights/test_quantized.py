@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests import quantized_checkpoints as written
 from tests.checkpoints import load_reference
 from tests.engine.layers.test_decoder import Runner, make_prompts
-from tests.engine.models.test_sharding import put
+from tests.engine.models.test_cut import put
 from weft.engine import config as engine_config
 from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
