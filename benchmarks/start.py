@@ -74,7 +74,10 @@ def first_token(url: str) -> float:
     began = time.perf_counter()
     with contextlib.closing(connection):
         connection.request("POST", "/v1/chat/completions", asked, {"Content-Type": "application/json"})
-        for line in connection.getresponse():
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise SystemExit(f"a chat was answered with {reply.status}: {reply.read(300).decode(errors='replace')}")
+        for line in reply:
             if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
                 return time.perf_counter() - began
     raise SystemExit("a chat had no answer")
