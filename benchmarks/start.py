@@ -135,7 +135,7 @@ def main() -> None:
     Console().print(table(torch_s, found))
     if options.out:
         rounds = {pathlib.Path(model).name: [dataclasses.asdict(s) for s in each] for model, each in starts.items()}
-        report = {"machine": dataclasses.asdict(facts), "command": sys.argv, "torch_s": torch_s}
+        report = {"machine": dataclasses.asdict(facts), "runs": options.runs, "torch_s": torch_s}
         options.out.write_text(json.dumps(report | {"median": found, "rounds": rounds}, indent=1) + "\n")
 
 

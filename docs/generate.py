@@ -159,6 +159,17 @@ def render_correctness(run: Path) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+def render_starts(run: Path) -> str:
+    """The table of a stored run of starts: medians, beside Python loading torch."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    titles = ("ready", "first answer begins", "CPU time until ready", "first token of later chats")
+    lines = [f"| | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    for name, each in report["median"].items():
+        cells = [f"{each[key]:.2f} s" for key in ("ready_s", "answered_s", "cpu_s")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {each['later_s'] * 1000:.1f} ms |")
+    return "\n".join([*lines, f"| `import torch` alone | {report['torch_s']:.2f} s | | | |"]) + "\n"
+
+
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/cli/architectures.json"
@@ -184,6 +195,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
     "real-quality.json": partial(render_real, ROOT / "benchmarks/results/real-quality.json"),
     "correctness": partial(render_correctness, ROOT / "benchmarks/results/real-quality.json"),
+    "start.json": partial(render_starts, ROOT / "benchmarks/results/start.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
 
