@@ -85,7 +85,7 @@ def take(browser: Browser, url: str, path: pathlib.Path, scene: Any, hover: str 
     """One picture: the scene, in a browser that has nothing stored but a temperature of 0: pictures should repeat."""
     context = browser.new_context(**options)
     context.add_init_script(
-        "localStorage.setItem('weft:settings', localStorage.getItem('weft:settings') ?? '{\"temperature\": 0}')"
+        "localStorage.setItem('weft:defaults', localStorage.getItem('weft:defaults') ?? '{\"temperature\": 0}')"
     )
     page = context.new_page()
     page.goto(url)

@@ -26,7 +26,21 @@ async function request(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new ApiError(body.error?.message ?? `The server answered ${response.status}.`, response.status, body.error?.code ?? "");
+  throw failure(body.error ?? { message: `The server answered ${response.status}.` }, response.status);
+}
+
+/** What happened, by the API's code; the server's own words say more. */
+const EVENTS = {
+  shutting_down: "The server was shut down.",
+  engine_restarting: "The engine is away: it died, hangs or is loading, and comes back by itself.",
+  model_loading: "The model is being loaded.",
+  invalid_api_key: "The API key is missing, or is accepted no more.",
+  queue_full: "Too many requests are waiting.",
+};
+
+function failure({ message, code = "" }, status) {
+  const event = EVENTS[code];
+  return new ApiError(event ? `${event} (${message})` : message, status, code ?? "");
 }
 
 /**
@@ -67,7 +81,7 @@ export async function* streamChat(body, signal) {
   for await (const data of events(response.body)) {
     if (data.startsWith("[DONE]")) return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.error.message, Number(chunk.error.code) || 500);
+    if (chunk.error) throw failure(chunk.error, 500);
     yield chunk;
   }
   throw new ApiError("The connection was lost before the answer was complete.");

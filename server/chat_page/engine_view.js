@@ -35,7 +35,7 @@ export class EngineView {
         this.onStats(this.last, model);
         pause = PAUSE_MS;
       } catch (error) {
-        this.showState("offline", "bad");
+        this.showState(nameOf(error), "bad");
         this.last = null;
         pause = Math.min(2 * pause, MAX_PAUSE_MS);
         if (error.status === 401) await this.onRefused(error);
@@ -64,6 +64,7 @@ export class EngineView {
 
   show() {
     const { engine, is_ready: isReady } = this.last;
+    this.wasReady ||= isReady;
     const [prefill, decode] = this.steps.at(-1);
     const { num_requests_running: running, num_requests_waiting: waiting } = engine;
     const hits = engine.prefix_cache_queries ? engine.prefix_cache_hits / engine.prefix_cache_queries : 0;
@@ -79,7 +80,7 @@ export class EngineView {
       decode: brief(decode),
     };
     for (const [id, value] of Object.entries(numbers)) byId(id).textContent = value;
-    if (!isReady) this.showState("loading", "");
+    if (!isReady) this.showState(this.wasReady ? "engine is restarting" : "loading", "");
     else if (running || waiting) this.showState(`${running} running${waiting ? `, ${waiting} waiting` : ""}`, "busy");
     else this.showState("idle", "good");
     const blocks = `${engine.num_used_blocks} of ${engine.num_blocks} KV blocks in use, ${engine.num_cached_blocks} cached`;
@@ -141,6 +142,9 @@ export class EngineView {
     });
   }
 }
+
+/** What keeps the engine out of sight, in a few words. */
+const nameOf = ({ status, code }) => ({ invalid_api_key: "no key", shutting_down: "shutting down" })[code] ?? (status ? `error ${status}` : "server is away");
 
 const brief = (number) => (number >= 10 || Number.isInteger(number) ? Math.round(number) : number.toFixed(1));
 

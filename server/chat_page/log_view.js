@@ -3,7 +3,7 @@
 import { byId, el } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { AnswerView, UserView } from "./message_view.js";
-import { resultsOf, sentPath } from "./request.js";
+import { resultsOf, sentPath, turnsOf } from "./request.js";
 
 const NEAR_END = 48;
 const PAUSE = 4; // between two redraws, in multiples of the duration of the last one
@@ -30,8 +30,11 @@ export class LogView {
   /** Show all messages. */
   show() {
     const path = this.chat.conversation.path();
-    const sent = new Set(sentPath(path));
-    const state = { path, sent, last: path.at(-1), isRunning: this.chat.isRunning };
+    const { isRunning } = this.chat;
+    const last = path.at(-1);
+    const isOpen = isRunning || (last?.calls?.length > 0 && !last.error); // its turn was sent, and is not over
+    const sent = new Set([...sentPath(path), ...(isOpen ? turnsOf(path).at(-1) ?? [] : [])]);
+    const state = { path, sent, last, isRunning };
     const shown = path.flatMap((message) => [
       ...(message.role === "tool" ? [] : [this.compared.has(message.parent) ? this.compareView(message, state) : this.view(message, state).element]),
       ...(message.cut ? [this.cutView(message)] : []),

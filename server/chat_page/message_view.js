@@ -158,7 +158,7 @@ export class AnswerView {
       input.focus();
     });
     return el("section", { class: "call", "aria-label": `Call of ${call.name}` },
-      el("div", { class: "row" }, el("h4", {}, "Call ", el("code", {}, call.name)), canAnswer ? edit : null),
+      el("div", { class: "row" }, el("p", { class: "call-name" }, "Call ", el("code", {}, call.name)), canAnswer ? edit : null),
       given,
       result === undefined ? null : el("p", { class: "result" }, el("b", {}, "Result "), result),
       canAnswer ? el("textarea", area) : null);

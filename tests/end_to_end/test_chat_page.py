@@ -1,7 +1,9 @@
 """The chat page against a live server: what somebody does with it, in a real browser."""
 
 import json
+import os
 import re
+import signal
 import time
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.end_to_end.browser import CHAT, Open, pages, say, script, text_answer
-from tests.end_to_end.conftest import LiveServer, Serve
+from tests.end_to_end.conftest import ENGINE, LiveServer, Serve
 
 LONG = '{"type": "string", "minLength": 1000000}'
 """An answer that follows this schema fills the context of the model, however fast that is: it runs until it is stopped.
@@ -283,6 +285,25 @@ def test_an_example_fills_the_playground(page: Page) -> None:
     expect(page.locator(".answer .content")).to_have_text("fine")
     assert bodies[0]["tools"][0]["function"]["name"] == "get_weather"
     expect(page.locator("[data-toggle=tools_on]")).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.slow
+def test_a_dead_engine_and_a_shutdown_each_say_what_happened(open_page: Open, serve: Serve, long_model: str) -> None:
+    server = serve(long_model, "--dtype", "float32", WEFT_DRAIN_TIMEOUT_S="0")
+    page = open_page(server.base_url)
+    ask_for_something_long(page)
+    expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
+    os.kill(server.children(ENGINE)[0], signal.SIGKILL)
+    expect(page.locator(".error")).to_contain_text("The engine is away")
+    expect(page.locator("#pill-text")).to_have_text("idle")  # it has come back
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
+    server.stop()
+    expect(page.locator(".error")).to_contain_text("The server was shut down.")
+    expect(page.locator("#pill-text")).to_have_text("server is away")
+    page.fill("#input", "Still there?")
+    page.press("#input", "Enter")
+    expect(page.locator(".error").last).to_contain_text("The server cannot be reached.")
 
 
 @pytest.mark.slow

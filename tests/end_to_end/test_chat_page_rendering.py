@@ -177,6 +177,10 @@ ERROR = {"message": "temperature must be at most 2, got 9", "type": "invalid_req
     [
         ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
         ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
+        (
+            {"status": 503, "json": {"error": {"message": "m", "code": "shutting_down"}}},
+            "The server was shut down. (m)",
+        ),
         ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered 502."),
         (stream(chunk({"content": "half"}), {"error": {"message": "the engine died"}}), "the engine died"),
         (stream(chunk({"content": "half"}), done=False), "The connection was lost"),
@@ -337,6 +341,20 @@ def test_everything_has_an_accessible_name(page: Page) -> None:
     named = [(role, name) for role, name in found if role in WITH_ROLES]
     assert len(named) > 40
     assert [role for role, name in named if not name] == []
+
+
+SMALL = """() => [...document.querySelectorAll("button, a[href], input, select, textarea, summary")]
+    .filter(e => e.checkVisibility({ visibilityProperty: true }) && !e.closest(".prose"))
+    .map(e => [e.outerHTML, e.getBoundingClientRect()])
+    .filter(([, { width, height }]) => width && (width < 24 || height < 24)).map(([html]) => html)"""
+"""What a finger misses; links in a line of text cannot be larger than it."""
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_everything_is_large_enough_to_be_hit(open_page: Open, live_server: LiveServer, width: int) -> None:
+    page = open_page(live_server.base_url, width=width, height=800, reduced_motion="reduce")
+    fill(page)
+    assert page.evaluate(SMALL) == []
 
 
 CONTRASTS = """() => {

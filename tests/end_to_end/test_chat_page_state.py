@@ -111,6 +111,22 @@ def test_users_and_answers_take_turns_whatever_failed_before(page: Page, failure
     expect(page.locator(".unsent .bubble")).to_have_text(["two", "three"])
 
 
+def test_a_turn_that_waits_is_not_said_to_be_left_out(page: Page) -> None:
+    routes: list[Route] = []
+    page.route(CHAT, lambda route: routes.append(route))
+    page.fill("#input", "one")
+    with page.expect_request(CHAT):
+        page.press("#input", "Enter")
+    expect(page.locator(".answer.live")).to_be_visible()
+    expect(page.locator(".unsent")).to_have_count(0)
+    call = chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})
+    while not routes:
+        page.wait_for_timeout(10)
+    routes[0].fulfill(**stream(call, chunk({}, "tool_calls")))
+    expect(page.locator(".call textarea")).to_be_visible()
+    expect(page.locator(".unsent")).to_have_count(0)
+
+
 def test_a_call_that_got_no_answer_is_left_out(page: Page) -> None:
     call = chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})
     asks = stream(call, chunk({}, "tool_calls"))
@@ -149,6 +165,7 @@ def test_settings_belong_to_a_chat_and_new_ones_begin_with_the_defaults(page: Pa
     expect(page.locator("[data-setting=system]")).to_have_value("Be brief.")
     page.click("#forget-default")
     expect(page.locator("[data-setting=system]")).to_have_value("")
+    page.click("summary:text('Presets')")
     page.fill("#preset-name", "pirate")
     page.fill("[data-setting=system]", "Arr.")
     page.click("#keep-preset")
