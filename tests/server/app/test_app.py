@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from weft.server.app.app import create_app
+
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
@@ -28,7 +30,7 @@ def test_documentation(site: Any) -> None:
 
 def test_a_name_is_needed(make_site: Any) -> None:
     with pytest.raises(ValueError, match="served_model_name"):
-        make_site(served_model_name=())
+        create_app({}, make_site().settings)
 
 
 def test_two_apps_do_not_share_anything(make_site: Any) -> None:
