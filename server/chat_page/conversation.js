@@ -41,6 +41,8 @@ export class Conversation {
     /** @type {Map<string, Message>} */
     this.nodes = new Map();
     this.dirty = new Set(); // ids of messages that are not stored yet
+    /** @type {Set<string[]>} */
+    this.writing = new Set(); // ids that are on their way to the database
     this.added = new Set(); // ids of messages that are not stored yet, since `add`
     this.isStored = false; // it was, so if it is stored no more, another tab has deleted it
     this.isDeleted = false;

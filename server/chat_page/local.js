@@ -111,9 +111,9 @@ export const legacy = {
   remove: (name) => local.removeItem(name),
 };
 
-/** Answers that were growing when a page was closed: only this storage is written before the page is gone. */
+/** What was not stored yet when a page was closed: only this storage is written before the page is gone. */
 export const rescue = {
-  write: (message) => write(local, RESCUED + message.id, JSON.stringify(message)),
+  write: (rescued) => write(local, RESCUED + rescued.id, JSON.stringify(rescued)),
   list: () => Object.keys(local).filter((name) => name.startsWith(RESCUED)).map((name) => read(name, null)).filter(Boolean),
   remove: ({ id }) => local.removeItem(RESCUED + id),
 };

@@ -2,8 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { ApiError, streamChat } from "./api.js";
-import { rescue } from "./local.js";
-import { writeGrowing } from "./store.js";
+import { rescueAll, writeGrowing } from "./store.js";
 
 const SAVE_MS = 3000;
 
@@ -56,11 +55,9 @@ export class Runs {
     this.onEnd(run, error);
   }
 
-  /** Keep what has come of every answer, as the page is closed. */
+  /** Keep what has come of every answer, and what is not stored yet, as the page is closed. */
   leave() {
-    for (const { conversation, message } of this.running.values()) {
-      conversation.touch(message);
-      rescue.write({ ...message, finish: "stopped" });
-    }
+    for (const { conversation, message } of this.running.values()) conversation.touch(message);
+    rescueAll((message) => (this.has(message) ? { ...message, finish: "stopped" } : message));
   }
 }

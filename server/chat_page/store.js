@@ -66,14 +66,18 @@ export async function writeConversation(conversation) {
   for (const leaner of [(message) => message, ({ tokens, ...message }) => message]) {
     if (conversation.isDeleted) return true;
     const written = [];
+    conversation.writing.add(written);
     try {
       await transact("readwrite", (handle) => write(handle, conversation, leaner, written));
       unsaved.delete(conversation.id);
+      if (!conversation.isDeleted) conversation.isStored = true;
       conversation.added.clear();
       channel?.postMessage({ id: conversation.id });
       return true;
     } catch {
       for (const id of written) conversation.dirty.add(id);
+    } finally {
+      conversation.writing.delete(written);
     }
   }
   unsaved.add(conversation.id);
@@ -89,7 +93,17 @@ async function write(handle, conversation, leaner, written) {
   dirty.clear();
   for (const name of written) handle.putMessage(leaner(conversation.nodes.get(name))).catch(() => {});
   await handle.putChat(conversation.meta);
-  conversation.isStored = true;
+}
+
+/**
+ * Keep what is not in the database yet, as the page is closed; the next page takes it over.
+ * @param {(message: object) => object} ended gives a message as it is kept
+ */
+export function rescueAll(ended) {
+  for (const { id, meta, nodes, dirty, writing, isStored, isDeleted } of held.values()) {
+    const ids = new Set([...dirty, ...[...writing].flat()]);
+    if (ids.size && !isDeleted) rescue.write({ id: `${id}.${newName()}`, meta, isStored, nodes: [...ids].map((name) => ended(nodes.get(name))) });
+  }
 }
 
 /** Store the settings of a conversation, without reading its messages. */
@@ -214,10 +228,14 @@ export async function takeOver() {
     if (!conversation || (await writeConversation(conversation))) legacy.remove(name);
   }
   release(() => false);
-  for (const message of rescue.list()) {
-    const conversation = await readConversation(message.chat);
-    if (conversation) conversation.update(message);
-    if (conversation) conversation.dirty.add(message.id);
-    if (!conversation || (await writeConversation(conversation))) rescue.remove(message);
+  for (const rescued of rescue.list()) {
+    const { meta, nodes, isStored } = rescued;
+    const conversation = (await readConversation(meta.id)) ?? (isStored ? null : new Conversation(meta)); // null: it was deleted
+    for (const node of conversation ? nodes : []) {
+      if (!conversation.nodes.has(node.id)) conversation.added.add(node.id);
+      conversation.update(node);
+      conversation.dirty.add(node.id);
+    }
+    if (!conversation || (await writeConversation(conversation))) rescue.remove(rescued);
   }
 }

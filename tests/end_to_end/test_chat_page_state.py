@@ -320,6 +320,17 @@ def test_a_full_storage_is_told_and_loses_nothing_while_the_page_is_open(page: P
     expect(page.locator(".bubble")).to_have_text(["not kept", "more"])
 
 
+def test_what_was_not_stored_when_the_page_was_closed_is_stored_by_the_next(page: Page) -> None:
+    """A question in a new chat was gone if the page was closed before the database had it."""
+    script(page, text_answer("fine"))
+    page.evaluate(FULL)
+    ask(page, "in haste")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.reload()
+    page.click(".conversations .open:has-text('in haste')")
+    expect(page.locator(".answer .content")).to_have_text("fine")
+
+
 def test_a_closed_page_keeps_what_had_come(page: Page) -> None:
     """Of every answer that ran, also in the background: a database is too slow for a page that is closed."""
     page.evaluate("""() => {
