@@ -40,8 +40,8 @@ PORT ?=
 ARGS ?=
 URL ?=
 BENCH ?= compare
-# Processes that run tests side by side, one more than cores: some tests wait for a process or a time limit.
-WORKERS ?= 3
+# Processes that run tests side by side. Each starts servers of its own, and these have threads of their own.
+WORKERS ?= 2
 
 # Installed before anything else: of this very version pip takes a CPU build that its configuration offers, and what
 # follows is content with it, so nothing fetches CUDA packages onto a machine without a GPU.

@@ -5,6 +5,7 @@ Owns the origin of each value. A flag beats the environment (`WEFT_PORT`), the e
 """
 
 import pathlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
 
 def _where(name: str, origin: str) -> str:
     """The origin of a setting, and its name where that does not say it: flags and variables do, lines do not."""
-    return origin if origin.startswith(("-", ENV_PREFIX, "MODEL")) else f"{origin}: {name}"
+    return f"{origin}: {name}" if re.search(r":\d+$", origin) else origin
 
 
 def _check_nodes(settings: Settings, origins: Mapping[str, str]) -> None:
@@ -173,7 +174,10 @@ def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise StartError(f"{path}:1: expected lines of the form 'setting: value'")
-    _refuse_repeats(path, root, has_dashes=True)
+    try:
+        _refuse_repeats(path, root, has_dashes=True)
+    except RecursionError:
+        raise StartError(f"{path}: a value holds itself, or is nested too deeply") from None
     given: dict[str, tuple[object, str]] = {}
     for key_node, value_node in root.value:
         place = f"{path}:{key_node.start_mark.line + 1}"

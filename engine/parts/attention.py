@@ -79,7 +79,8 @@ class SharingSpec(MixerSpec):
 
     @override
     def cut(self, cut: Cut) -> Self:
-        return replace(self, attention=self.attention.cut(cut))
+        attention = self.attention.cut(cut)
+        return self if attention is self.attention else replace(self, attention=attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,8 @@ class TunedAttentionSpec(MixerSpec):
 
     @override
     def cut(self, cut: Cut) -> Self:
-        return replace(self, attention=self.attention.cut(cut))
+        attention = self.attention.cut(cut)
+        return self if attention is self.attention else replace(self, attention=attention)
 
 
 @mixer_spec.register

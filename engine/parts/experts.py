@@ -239,7 +239,8 @@ class ExpertsBesideSpec(FeedForwardSpec):
 
     @override
     def cut(self, cut: Cut) -> Self:
-        return replace(self, experts=self.experts.cut(cut), dense=self.dense.cut(cut))
+        experts, dense = self.experts.cut(cut), self.dense.cut(cut)
+        return self if experts is self.experts and dense is self.dense else replace(self, experts=experts, dense=dense)
 
 
 @feed_forward_spec.register

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from weft.engine.wire import errors as limits
+from weft.engine.wire import errors as wire
 from weft.server.cli.tables import describe, describe_values
 from weft.server.resolve import Resolved, check_adapters, resolve
 from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name
@@ -53,7 +53,7 @@ class _Group(TyperGroup):
         except Exception as error:
             # Depending on the version, usage errors are click's or typer's copy of them; both have format_message.
             message = str(error) if isinstance(error, StartError) else getattr(error, "format_message", lambda: None)()
-            message = message or limits.explain(error)
+            message = message or wire.explain(error)
             if message is None:
                 raise
             print(f"weft: error: {message}", file=sys.stderr)
@@ -153,7 +153,7 @@ def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     from weft.server.supervise import checkpoint
 
     if not is_plan:
-        limits.configure(settings.log_format, "supervisor")
+        wire.configure(settings.log_format, "supervisor")
     tell = (lambda note: print(f"weft: note: {note}", file=sys.stderr)) if is_plan else logger.warning
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})

@@ -110,7 +110,7 @@ class ReasoningOptions(WireModel):
 
 
 MAX_MESSAGES = 2**14
-Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES), BeforeValidator(read_turns)]
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -122,7 +122,7 @@ Metadata = Annotated[
 class ChatCompletionBody(GuidedBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[Messages, BeforeValidator(read_turns)]
+    messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None

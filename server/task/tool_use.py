@@ -324,12 +324,17 @@ def _answer_calls(messages: list[dict[str, Any]]) -> None:
     """
     waiting: OrderedDict[str, None] = OrderedDict()  # ids; a dict is slow to find its first key
     named: defaultdict[str | None, deque[str]] = defaultdict(deque)  # ids by names; some have a result
-    num_calls = 0
+    given = {call.get("id") for message in messages for call in message.get("tool_calls", ())}
+    number = 0
     for message in messages:
         for call in message.get("tool_calls", ()):
-            waiting[call.setdefault("id", f"call_{num_calls}")] = None
+            if "id" not in call:
+                while f"call_{number}" in given:
+                    number += 1
+                call["id"] = f"call_{number}"
+            number += 1
+            waiting[call["id"]] = None
             named[call["function"]["name"]].append(call["id"])
-            num_calls += 1
         if "tool_call_id" in message:
             waiting.pop(message["tool_call_id"], None)
         elif message["role"] == "tool" and waiting:

@@ -208,7 +208,7 @@ REFUSED_EVERYWHERE: Refused = {
 }
 
 
-_ASKING_FORNOTHING: Refused = {"store": (None, False)}
+_ASKING_FOR_NOTHING: Refused = {"store": (None, False)}
 ACCEPTED = frozenset(
     {
         *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity"),
@@ -243,7 +243,7 @@ def ignored_fields(
         elif is_extra and strict:
             path = dotted_path(at)
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in accepted) and value not in _ASKING_FORNOTHING.get(generic, NOTHING):
+        elif (is_extra or generic in accepted) and value not in _ASKING_FOR_NOTHING.get(generic, NOTHING):
             ignored.append(dotted_path(at))
     return ignored
 

@@ -175,7 +175,11 @@ def read_turns(turns: object) -> object:
             made = {"reasoning_content": reasoning_text(turn)} if kind == "reasoning" else {"tool_calls": [turn]}
             turn = {"role": "assistant", **made}
         if is_open and isinstance(turn, dict) and turn.get("role") == "assistant":
-            read[-1] = {**read[-1], **turn, "tool_calls": [*_calls_of(read[-1]), *_calls_of(turn)] or None}
+            calls = [*_calls_of(read[-1]), *_calls_of(turn)] or None
+            thoughts = [text for each in (read[-1], turn) if (text := each.get("reasoning_content"))]
+            if all(isinstance(text, str) for text in thoughts):
+                turn = {**turn, "reasoning_content": "\n".join(thoughts) or None}
+            read[-1] = {**read[-1], **turn, "tool_calls": calls}
         else:
             read += [_turn_of_result(turn)] if kind in _RESULTS else _split(turn)
         is_open = is_item

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
@@ -35,10 +36,14 @@ _FORMAT: dict[str, Any] = {"anyOf": [{"enum": ["", "json"]}, {"type": "object"},
 
 def _format(value: object) -> object:
     """A schema, which may have faults as those of tools, or a format in the form of another API."""
-    form = format_form(value) if isinstance(value, dict) else None
-    if form and (form.kind not in [*FORMAT_KINDS] or form.members.get("schema") is value):
+    if value in ("", "text", "json", None):
+        return value or None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("format", "input should be '' or 'json', or a JSON schema")
+    form = format_form(value)
+    if form.kind not in [*FORMAT_KINDS] or form.members.get("schema") is value:  # a list: a kind may be anything
         return {"json_schema": {"schema": value, "strict": False}}
-    return value or None if isinstance(value, str) else value
+    return value
 
 
 WholeNumber = Annotated[Int, BeforeValidator(_whole)]

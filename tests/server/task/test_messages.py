@@ -133,3 +133,12 @@ def test_reasoning_that_has_a_field_of_its_own_is_not_taken_from_parts(site: Any
 def test_a_user_does_not_reason(site: Any) -> None:
     error = site.chat(messages=[{"role": "user", "content": [{"type": "thinking", "thinking": "T"}]}]).error
     assert (error["code"], error["param"]) == ("invalid_value", "messages[0].content[0].type")
+
+
+def test_numbers_of_calls_are_not_those_of_given_ids(site: Any) -> None:
+    calls = [{"id": "call_1", "function": {"name": "f"}}, {"function": {"name": "g"}}]
+    results = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}]
+    assert site.chat(messages=[{"role": "assistant", "tool_calls": calls}, *results]).status == 200
+    said = site.tokenizer.rendered
+    assert [call["id"] for call in said[0]["tool_calls"]] == [turn["tool_call_id"] for turn in said[1:]]
+    assert len({turn["tool_call_id"] for turn in said[1:]}) == 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft.server.text.replayed import MAX_DEPTH, is_deep, read_nested_choice, reasoning_text
+from weft.server.text.replayed import MAX_DEPTH, is_deep, read_nested_choice, read_turns, reasoning_text
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 
@@ -320,3 +320,10 @@ def test_a_custom_call_that_is_an_item_is_one(site: Any) -> None:
 def test_what_is_no_turn_is_refused_by_its_place(site: Any, turn: Any) -> None:
     error = post(site, "chat/completions", {"messages": [USER, turn]}).error
     assert error["code"] in ("invalid_value", "invalid_type") and error["param"].startswith("messages[1]")
+
+
+def test_reasoning_of_items_is_joined() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    thoughts = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]} for text in "ab"]
+    (turn,) = read_turns([*thoughts, call, {"role": "assistant", "content": "x", "reasoning_content": None}])
+    assert (turn["reasoning_content"], turn["content"], len(turn["tool_calls"])) == ("a\nb", "x", 1)
