@@ -182,7 +182,8 @@ class Pythonic(ToolFormat):
     @property
     @override
     def call_texts(self) -> Sequence[str]:
-        return self.begin + self.before, "", "(", ")", self.between, self.after + self.end
+        begin, end = ("", "") if self.is_bare else (self.begin, self.end)
+        return begin + self.before, "", "(", ")", self.between, self.after + end
 
     @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:

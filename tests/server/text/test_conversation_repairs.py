@@ -10,7 +10,7 @@ from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import byte_level, write_checkpoint
 from weft.server.formats.json_calls import GRANITE, HERMES, KIMI_K2
 from weft.server.formats.parser import Kind, Tool, ToolFormat
-from weft.server.formats.pythonic_calls import LFM2, OLMO3
+from weft.server.formats.pythonic_calls import LFM2, OLMO3, PYTHONIC
 from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, TemplateOptions
 from weft.server.text.conversation_repairs import shows_all, ways
 from weft.server.text.tokenizer import Tokenizer
@@ -233,6 +233,7 @@ FORMS = [
               '{"name": "g", "arguments": {"x": "X2"}}]'),
     (HERMES, '<tool_call>\n{"name": "f", "arguments": {"x": "X1", "y": true, "z": [1, null]}}\n</tool_call>\n'
              '<tool_call>\n{"name": "g", "arguments": {"x": "X2"}}\n</tool_call>'),
+    (PYTHONIC, '[f(x="X1", y=True, z=[1, null]), g(x="X2")]'),  # whose markers these models leave out
     (OLMO3, '<function_calls>\nf(x="X1", y=True, z=[1, null])\ng(x="X2")\n</function_calls>'),
 ]  # fmt: skip
 
