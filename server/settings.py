@@ -1,7 +1,7 @@
 """Every flag, environment variable and YAML key, in one frozen model.
 
 Owns names, defaults, bounds and meaning of the settings; `server/resolve.py` reads them. With "auto" and None the
-engine decides. Holds secrets: never print a `Settings`; print the output of `settings_table` instead.
+engine decides. Holds secrets: never print a `Settings`; `server/cli/tables.py` shows one without them.
 """
 
 import difflib

@@ -343,7 +343,10 @@ class BatchRunner:
             if row.tenant not in self._running and len(self._running) < MAX_BATCHES:
                 task = asyncio.create_task(self._run(BatchRun(row, self._app, self._context, self._slots)))
                 self._running[row.tenant] = task
-                task.add_done_callback(partial(lambda tenant, _: self._running.pop(tenant), row.tenant))
+                task.add_done_callback(partial(self._forget, row.tenant))
+
+    def _forget(self, tenant: str, _: object) -> None:
+        del self._running[tenant]
 
     async def _run(self, batch: BatchRun) -> None:
         """Run a batch to its end."""

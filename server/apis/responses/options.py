@@ -24,16 +24,19 @@ from weft.server.task.validation import NOTHING, OFF, REFUSED_EVERYWHERE, Refuse
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
 
-_REFUSED = (
-    "prompt prompt_cache_options.comparison_response_id access_programs image background_options messages "
-    "response_format reasoning_effort max_tokens max_completion_tokens kv_transfer_params prompt_logprobs "
-    "logprob_token_ids length_penalty early_stopping truncate_prompt_tokens"
+_ABSENT = (
+    *("prompt", "prompt_cache_options.comparison_response_id", "access_programs", "image", "background_options"),
+    *("messages", "response_format", "reasoning_effort", "max_tokens", "max_completion_tokens", "kv_transfer_params"),
+    *("prompt_logprobs", "logprob_token_ids", "length_penalty", "early_stopping", "truncate_prompt_tokens"),
 )
-_OFF = "prewarm return_token_ids return_prompt_text use_beam_search stream_options.continuous_usage_stats"
+_SWITCHES = (
+    *("prewarm", "return_token_ids", "return_prompt_text", "use_beam_search"),
+    "stream_options.continuous_usage_stats",
+)
 REFUSED: Refused = {
     **REFUSED_EVERYWHERE,
-    **dict.fromkeys(_REFUSED.split(), NOTHING),
-    **dict.fromkeys(_OFF.split(), OFF),
+    **dict.fromkeys(_ABSENT, NOTHING),
+    **dict.fromkeys(_SWITCHES, OFF),
     "context_management": (None, []),
     "n": (None, 1),
 }

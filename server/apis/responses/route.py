@@ -70,10 +70,8 @@ async def _response(body: ResponseBody, request: Request, context: ServerContext
     task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
     seal = sealer.seal if options.ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
-    shows, head = (
-        ResponseOptions(options.num_logprobs(body), pads, seal),
-        options.new_response(body, conversation_id(body), task),
-    )
+    shows = ResponseOptions(options.num_logprobs(body), pads, seal)
+    head = options.new_response(body, conversation_id(body), task)
     new_renderer = partial(ResponseRenderer, task, head, shows)
     if tools is None and not head.store and head.conversation is None:
         return await respond(task, request, context, new_renderer)
