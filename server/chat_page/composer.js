@@ -13,6 +13,8 @@ export class Composer {
    */
   constructor(chat, onWrite) {
     Object.assign(this, { chat, onWrite, edited: null, recalled: -1 });
+    /** @type {Promise|null} a conversation that is being read, and will be the open one */
+    this.opening = null;
     this.attachments = new Attachments(() => chat.conversation.settings.model ?? "", onWrite);
     input.addEventListener("input", () => {
       this.recalled = -1;
@@ -76,8 +78,9 @@ export class Composer {
     this.write(message.content);
   }
 
-  /** Send the text, or keep it if a field of the panel is invalid. */
+  /** Send the text, or keep it if a field of the panel is invalid. It belongs to the conversation that was asked for last. */
   submit() {
+    if (this.opening) return void this.opening.then(() => this.submit());
     const { chat, edited, values } = this;
     if (!(values.content.trim() || values.files) || chat.isRunning) return;
     if (edited?.role === "assistant") chat.rewrite(edited, values.content);

@@ -60,15 +60,18 @@ function forgetConversation(id) {
 
 async function openConversation(id) {
   closeDrawer();
-  if (id !== chat.conversation.id) {
-    const conversation = await readConversation(id);
-    if (conversation) chat.open(conversation);
-  }
+  const opening = id === chat.conversation.id ? null : readConversation(id);
+  composer.opening = opening;
+  const conversation = await opening;
+  if (composer.opening !== opening) return; // another was asked for since
+  composer.opening = null;
+  if (conversation) chat.open(conversation);
   composer.focus();
 }
 
 function newChat() {
   closeDrawer();
+  composer.opening = null;
   chat.open(newConversation());
   composer.focus();
 }

@@ -143,6 +143,24 @@ def test_a_call_that_got_no_answer_is_left_out(page: Page) -> None:
     assert [message["role"] for message in bodies[4]["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
 
 
+def test_a_message_in_haste_belongs_to_the_chat_that_was_clicked_last(page: Page) -> None:
+    """While a chat was still read from storage, a message went to the one before it."""
+    bodies = script(page, *[text_answer("fine")] * 4)
+    for text in ("first", "second"):
+        page.click("#new-chat")
+        ask(page, text)
+    page.click("#new-chat")
+    click = "name => document.querySelectorAll('.conversations .open').forEach(b => b.textContent.includes(name) && b.click())"
+    send = "() => (document.querySelector('#input').value = 'more', document.querySelector('#composer').requestSubmit())"
+    page.evaluate(f"() => {{ ({click})('first'); ({click})('second'); ({send})(); }}")
+    expect(page.locator(".bubble")).to_have_text(["second", "more"])
+    page.wait_for_selector("#send:visible")
+    page.evaluate(f"() => {{ ({click})('first'); document.querySelector('#new-chat').click(); ({send})(); }}")
+    expect(page.locator(".bubble")).to_have_text(["more"])
+    page.wait_for_selector("#send:visible")
+    assert [contents(body) for body in bodies[2:]] == [["second", "fine", "more"], ["more"]]
+
+
 def test_settings_belong_to_a_chat_and_new_ones_begin_with_the_defaults(page: Page) -> None:
     """After the card with the schema, every new chat answered in JSON."""
     bodies = script(page, *[text_answer("{}")] * 5)
