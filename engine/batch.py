@@ -156,6 +156,19 @@ class PoolBatch:
     lengths: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """What the requests of a step begin with where a model has an encoder.
+
+    Attributes:
+        lengths: (num_requests,) tokens of each request's input.
+        num_slots: (num_requests,) leading tokens of the request that stand for it: the input, padded to whole blocks.
+    """
+
+    lengths: Ints
+    num_slots: Ints
+
+
 class GraphKey(NamedTuple):
     """What a recorded step can compute.
 
@@ -191,6 +204,7 @@ class Batch:
         adapters: (num_requests,) slot of each request's adapter, from 1; 0 is the model itself.
             None when all requests use the model itself.
         table_rows: (num_tokens,) where the model looks up each position; None where that is the position itself.
+        inputs: The inputs of an encoder; None for a model without one.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
             padding, which belongs to no request. None when the step is computed by launches of its own.
     """
@@ -208,6 +222,7 @@ class Batch:
     pooling: PoolBatch | None = None
     adapters: Ints | None = None
     table_rows: Ints | None = None
+    inputs: InputBatch | None = None
     graph: GraphKey | None = None
 
     @property

@@ -79,21 +79,23 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
     max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
     block_size = options.block_size or (16 if is_cuda else 32)  # the CPU's attention reads 32 tokens at a time
     least = max_num_seqs + block_size
-    longest_whole = options.max_model_len or model.max_position_embeddings if model.is_bidirectional else 0
+    longest = model.max_position_embeddings + -(-model.num_input_tokens // block_size) * block_size
+    longest_whole = options.max_model_len or longest if model.is_bidirectional or model.num_input_tokens else 0
     usual = max(8192 if is_cuda else 2048, least, longest_whole)
     max_num_batched_tokens = options.max_num_batched_tokens or usual
     if max_num_batched_tokens < least:
         raise ModelError(
             f"max_num_batched_tokens must be at least max_num_seqs + block_size = {least}, got {max_num_batched_tokens}"
         )
-    max_model_len = options.max_model_len or model.max_position_embeddings
-    if max_model_len > model.max_position_embeddings:
+    max_model_len = options.max_model_len or longest
+    if max_model_len > longest:
         raise ModelError(
-            f"max_model_len must be at most {model.max_position_embeddings}, which the model was made for, "
+            f"max_model_len must be at most {longest}, which the model was made for, "
             f"got {max_model_len}"
         )
-    if model.is_bidirectional:
+    if model.is_bidirectional or model.num_input_tokens:
         max_model_len = min(max_model_len, max_num_batched_tokens)
+    needs_torch = is_cuda and (model.is_bidirectional or model.num_input_tokens > 0)
     _check_ranks(options, device)
     _check_offload(options, device)
     dtype = _DTYPES.get(options.dtype, model.dtype)
@@ -112,7 +114,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         rounded_kv=_rounded_kv(options, device, dtype),
-        kernels=options.kernels | _TORCH_ATTENTION if is_cuda and model.is_bidirectional else options.kernels,
+        kernels=options.kernels | _TORCH_ATTENTION if needs_torch else options.kernels,
     )
 
 

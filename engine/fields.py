@@ -173,6 +173,10 @@ class Fields:
         given = {name: value for name, value in self._values.items() if value is not None}
         return Fields({**self._values, **defaults, **given}, self._where)
 
+    def with_values(self, values: Mapping[str, object]) -> "Fields":
+        """The same with other values for these fields."""
+        return Fields({**self._values, **values}, self._where)
+
     def with_aliases(self, aliases: Mapping[str, str]) -> "Fields":
         """The same with further names (values of aliases) for fields that have them and are not there."""
         more = {name: self._values[alias] for alias, name in aliases.items() if self.has(alias) and not self.has(name)}

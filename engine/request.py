@@ -74,6 +74,9 @@ class Request:
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_types: Of the prompt's tokens; empty if all have type 0.
+        input_length: Tokens of an encoder's input, which the prompt begins with; 0 without an encoder.
+        num_input_slots: The same with the padding behind them, which fills the last block. They are computed in one
+            step.
         token_ids: Prompt and known output ids.
         num_placeholders: Output ids that a launched step samples and that the host does not know yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
@@ -120,6 +123,8 @@ class Request:
     runs_alone: bool = False
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     token_types: list[int] = field(default_factory=list)
+    input_length: int = 0
+    num_input_slots: int = 0
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = field(init=False, default=0)
     draft_token_ids: list[int] = field(init=False, default_factory=list)
@@ -154,7 +159,7 @@ class Request:
         self.reasoning = ReasoningProgress(self.reasoning_budget) if self.reasoning_budget is not None else None
         params, self.token_counts = self.params, None
         if params.repetition_penalty != 1.0:
-            self.token_counts = TokenCounts(self.prompt_token_ids)
+            self.token_counts = TokenCounts(self.prompt_token_ids[self.num_input_slots :])
         elif params.presence_penalty or params.frequency_penalty:
             self.token_counts = TokenCounts(())
 
@@ -255,18 +260,21 @@ def make_request(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     cache_seed: bytes,
+    block_size: int,
 ) -> Request:
     """Turn a checked AddRequest into the request of its first choice; the others wait in `pending_indices`."""
-    params = add.sampling_params
+    params, token_ids = add.sampling_params, add.input.slots(block_size)
     max_num_tokens = max_model_len
     if params.max_tokens is not None:
-        max_num_tokens = min(max_model_len, len(add.input.token_ids) + params.max_tokens)
+        max_num_tokens = min(max_model_len, len(token_ids) + params.max_tokens)
     eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
     return Request(
         key=RequestKey(connection, add.request_id, 0),
         params=params,
-        prompt_token_ids=add.input.token_ids,
+        prompt_token_ids=token_ids,
         token_types=add.input.token_types,
+        input_length=add.input.input_length,
+        num_input_slots=len(token_ids) - len(add.input.token_ids) if add.input.input_length else 0,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

@@ -152,7 +152,7 @@ class KVCacheManager:
             num_blocks = len(hashes)
             for group in groups:
                 hashes = hashes[: self._longest_run(lookups[group], hashes, group)]
-        return num_blocks
+        return num_blocks if num_blocks * self.block_size >= request.num_input_slots else 0
 
     def _longest_run(self, lookup: Callable[[bytes], object], hashes: Sequence[bytes], group: int) -> int:
         if self.specs[group].sees_all:

@@ -45,6 +45,10 @@ class PagedKV:
         num_heads: Query heads; None means those that the model names for all layers.
         is_bidirectional: Whether a token sees the tokens behind it, too, as far as those before it. A request is then
             computed whole, in one step, and no later step reads its keys and values. So all layers share a cache.
+        has_bias: Whether a learned number for each head and distance is added to the scaled scores; `attend` gets them.
+        num_input_tokens: Most tokens of an encoder's input; 0 without an encoder. A request begins with its input,
+            padded to whole blocks. What the layer keeps of these tokens are the encoder's keys and values, written
+            once, in one step. The decoder's own tokens follow; among themselves they see no token of the input.
     """
 
     can_rewind: ClassVar[bool] = True
@@ -59,6 +63,8 @@ class PagedKV:
     has_sinks: bool = False
     num_heads: int | None = None
     is_bidirectional: bool = False
+    has_bias: bool = False
+    num_input_tokens: int = 0
 
     @property
     def num_ahead(self) -> int:
@@ -86,7 +92,7 @@ class PagedKV:
     def is_plain(self) -> bool:
         """Whether libraries know such attention: a softmax of scores of keys over a window."""
         is_causal = self.span is None and not self.is_bidirectional
-        return self.latent_dim is None and is_causal and not self.slopes and not self.has_sinks
+        return self.latent_dim is None and is_causal and not (self.slopes or self.has_sinks or self.has_bias)
 
     def first_seen(self, position: _PositionT) -> _PositionT:
         """The first position that the token at a position sees; for one or an array of them."""
@@ -129,7 +135,7 @@ class StateSpec:
     Attributes:
         can_rewind: See `PagedKV`.
         sliding_window: See `PagedKV`; a state is never given back early.
-        is_bidirectional: See `PagedKV`.
+        is_bidirectional, num_input_tokens: See `PagedKV`.
         sees_all: See `PagedKV`; of states a token sees only the one after the token before it.
         shape: Shape of one request's state.
         dtype: Dtype of its values, whatever the model's is.
@@ -137,6 +143,7 @@ class StateSpec:
 
     can_rewind: ClassVar[bool] = False
     is_bidirectional: ClassVar[bool] = False
+    num_input_tokens: ClassVar[int] = 0
     sliding_window: ClassVar[None] = None
     sees_all: ClassVar[bool] = False
     shape: tuple[int, ...]
@@ -172,13 +179,14 @@ class ModuleCache:
     and a fork begins at its first token.
 
     Attributes:
-        can_rewind, is_bidirectional, sliding_window, sees_all: See `StateSpec` and `PagedKV`.
+        can_rewind, is_bidirectional, num_input_tokens, sliding_window, sees_all: See `StateSpec` and `PagedKV`.
         bytes_per_token: What an object takes for each token, over all layers.
         bytes_per_request: What it takes beside that.
     """
 
     can_rewind: ClassVar[bool] = False
     is_bidirectional: ClassVar[bool] = False
+    num_input_tokens: ClassVar[int] = 0
     sliding_window: ClassVar[None] = None
     sees_all: ClassVar[bool] = True
     bytes_per_token: int

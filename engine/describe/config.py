@@ -56,6 +56,11 @@ class ModelFacts:
         return False
 
     @property
+    def num_input_tokens(self) -> int:
+        """Most tokens that an encoder reads; 0 without one. Then max_position_embeddings is that of the decoder."""
+        return 0
+
+    @property
     def feed_forward_values(self) -> int:
         """Values of a token inside the widest feed-forward layer at once."""
         return self.intermediate_size
@@ -92,6 +97,7 @@ class ModelConfig(ModelFacts):
         num_token_types: Types that a token may have; 1 for a model that knows none.
         num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
+        encoder: Of the encoder that the decoder reads; None for none.
         quantization: How the checkpoint has its matrices; None as they are.
     """
 
@@ -103,6 +109,7 @@ class ModelConfig(ModelFacts):
     activation: str
     tie_word_embeddings: bool
     switches: FamilySwitches
+    encoder: "ModelConfig | None" = None
     num_draft_layers: int = 0
     num_token_types: int = 1
     quantization: Quantization | None = None
@@ -111,6 +118,11 @@ class ModelConfig(ModelFacts):
     @override
     def is_bidirectional(self) -> bool:
         return self.switches.is_bidirectional
+
+    @property
+    @override
+    def num_input_tokens(self) -> int:
+        return self.encoder.num_positions if self.encoder else 0
 
     @property
     @override
@@ -160,7 +172,7 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
 def _native_config(folder: Path, identity: Identity) -> ModelConfig:
     switches = identity.switches
     assert switches is not None
-    fields = identity.fields.with_defaults(switches.defaults)
+    fields = identity.fields.with_defaults(switches.defaults).with_values(switches.sizes)
     vocab_size = fields.size("vocab_size")
     num_layers = fields.size("num_hidden_layers")
     hidden_size = fields.size("hidden_size")
@@ -195,6 +207,7 @@ def _native_config(folder: Path, identity: Identity) -> ModelConfig:
         dtype=read_dtype(fields),
         eos_token_ids=read_eos_token_ids(folder, fields, vocab_size),
         switches=switches,
+        encoder=_native_config(folder, replace(identity, switches=switches.encoder)) if switches.encoder else None,
         num_draft_layers=fields.integer("num_nextn_predict_layers", 0),
         num_token_types=fields.size("type_vocab_size", 1) if switches.names.token_types else 1,
         quantization=identity.quantization,

@@ -29,6 +29,7 @@ from weft.engine.layers.block import (
     PreNormBlock,
     unchanged,
 )
+from weft.engine.layers.cross_attention import distance_buckets
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import (
     HeadNorm,
@@ -234,6 +235,33 @@ class HeadNormsSpec(PartSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class BiasSpec(PartSpec):
+    """What is added to scores by distance, see `AttentionStep.attend` and `DistanceBias`.
+
+    Attributes:
+        weight: (num_buckets, num_heads), of all heads.
+        num_positions: Distances are below this.
+        heads: Those of a rank; None for all.
+    """
+
+    weight: TensorRef
+    max_distance: int
+    num_positions: int
+    is_bidirectional: bool
+    heads: Run | None = None
+
+    def build(self, reader: WeightReader) -> torch.Tensor:
+        """Load it: (num_heads, 2 * the number of distances), which is wide enough for a chunk of keys behind a query."""
+        reach = max(self.num_positions, 512)
+        weight = reader.tensor(self.weight)
+        if self.heads is not None:
+            weight = weight.narrow(1, *self.heads)
+        distances = torch.arange(-reach, reach)
+        buckets = distance_buckets(distances, self.weight.shape[0], self.max_distance, self.is_bidirectional)
+        return weight[buckets.to(weight.device)].t().contiguous()
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec(MixerSpec):
     """`weft.engine.layers.block.Attention`.
 
@@ -243,6 +271,7 @@ class AttentionSpec(MixerSpec):
         clip: Bound on the values of queries, keys and values; None for none.
         sinks: (num_heads,) float32, if the cache's spec says `has_sinks`; None otherwise.
         turns: Whether heads are rotated.
+        bias: If the cache's spec says `has_bias`; None otherwise.
     """
 
     qkv: WeightRef
@@ -254,6 +283,7 @@ class AttentionSpec(MixerSpec):
     clip: float | None = None
     sinks: TensorRef | None = None
     turns: bool = True
+    bias: BiasSpec | None = None
 
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
@@ -269,7 +299,8 @@ class AttentionSpec(MixerSpec):
             qkv = LinearWithEpilogue(qkv, clamped(unchanged, self.clip))
         output = self.output.build(kernels, reader)
         sinks = reader.tensor(self.sinks) if self.sinks else None
-        return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks)
+        bias = self.bias.build(reader) if self.bias else None
+        return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks, bias)
 
     @override
     def cut(self, cut: Cut, gate_size: int = 0) -> Self:
@@ -288,6 +319,7 @@ class AttentionSpec(MixerSpec):
             num_heads=own.size,
             cache=replace(cache, num_kv_heads=own_kv.size, num_heads=own.size, slopes=slopes),
             sinks=self.sinks and rows(self.sinks, own),
+            bias=self.bias and replace(self.bias, heads=own),
         )
 
 
@@ -332,18 +364,18 @@ class PreNormSpec(BlockSpec):
 
 @dataclass(frozen=True, slots=True)
 class PostNormSpec(BlockSpec):
-    """`PostNormBlock`."""
+    """`PostNormBlock`; None for a second half that there is not."""
 
     mixer: MixerSpec
     mixer_norm: NormSpec
-    feed_forward: FeedForwardSpec
-    feed_forward_norm: NormSpec
+    feed_forward: FeedForwardSpec | None
+    feed_forward_norm: NormSpec | None
 
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        mixer = self.mixer.build(kernels, reader, first_cache)
-        mixer_norm, feed_forward = self.mixer_norm.build(kernels, reader), self.feed_forward.build(kernels, reader)
-        return PostNormBlock(mixer, mixer_norm, feed_forward, self.feed_forward_norm.build(kernels, reader))
+        mixer, mixer_norm = self.mixer.build(kernels, reader, first_cache), self.mixer_norm.build(kernels, reader)
+        feed_forward = self.feed_forward.build(kernels, reader) if self.feed_forward else None
+        return PostNormBlock(mixer, mixer_norm, feed_forward, build_norm(self.feed_forward_norm, kernels, reader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +409,8 @@ class DecoderSpec(PartSpec):
         token_types: A learned embedding of the types of tokens; None for none.
         layer_embedding: An embedding of tokens for `LayerInputs`, the first block; None for none.
         embedding_norm: Of the embeddings; None for none.
+        logit_bias: (1, vocab_size), added to logits; None for none.
+        encoder: Whose result the blocks read; None for none. It has no embedding if that is the decoder's.
     """
 
     embedding: WeightRef | None
@@ -387,6 +421,8 @@ class DecoderSpec(PartSpec):
     embedding_norm: NormSpec | None = None
     token_types: WeightRef | None = None
     layer_embedding: WeightRef | None = None
+    logit_bias: TensorRef | None = None
+    encoder: "DecoderSpec | None" = None
 
     @property
     @override
@@ -408,7 +444,8 @@ class DecoderSpec(PartSpec):
         """Every matrix that inputs are multiplied with, in order."""
         inner = (weight for block in self.blocks for weight in block.weights if isinstance(weight, WeightRef))
         last = self.head or self.embedding
-        return (*inner, last) if last else tuple(inner)
+        encoder = self.encoder.matrices if self.encoder else ()
+        return (*encoder, *inner, last) if last else (*encoder, *inner)
 
     @property
     def tensors(self) -> tuple[TensorRef, ...]:
@@ -425,6 +462,8 @@ class DecoderSpec(PartSpec):
         inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kernels.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
+        if self.encoder is not None and self.encoder.positions is not None:
+            num_bytes += self.encoder.positions.num_values * dtype.itemsize
         num_bytes += sum(
             part.experts_bytes(kernels, dtype) for part in _values(self) if isinstance(part, FeedForwardSpec)
         )
@@ -448,4 +487,6 @@ class DecoderSpec(PartSpec):
             head=self.head and cut.vocabulary(self.head),
             layer_embedding=self.layer_embedding and cut.vocabulary(self.layer_embedding),
             blocks=tuple(block.cut(cut) for block in self.blocks),
+            logit_bias=self.logit_bias,
+            encoder=self.encoder and self.encoder.cut(cut),
         )

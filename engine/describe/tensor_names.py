@@ -14,6 +14,7 @@ from weft.engine.cache.specs import PagedKV
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import (
     AttentionSpec,
+    BiasSpec,
     DecoderSpec,
     DenseSpec,
     FeedForwardSpec,
@@ -94,12 +95,23 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
             slopes=switches.slopes,
             has_sinks=bool(switches.sinks),
             is_bidirectional=switches.is_bidirectional,
+            has_bias=switches.bias is not None,
+            num_input_tokens=config.num_input_tokens,
         ),
         rotation=config.distinct_ropes.index(rope),
         clip=switches.clip,
         sinks=sinks if switches.sinks else None,
         turns=rotary_dim > 0,
+        bias=_bias(config, index) if switches.bias else None,
     )
+
+
+def _bias(config: ModelConfig, index: int) -> BiasSpec:
+    bias, names = config.switches.bias, config.switches.names
+    assert bias is not None
+    name = f"{names.layers}.{0 if bias.is_shared else index}.{names.bias}.weight"
+    weight = TensorRef(name, (bias.num_buckets, config.num_heads), dtype=torch.float32)
+    return BiasSpec(weight, bias.max_distance, config.num_positions, config.switches.is_bidirectional)
 
 
 def _qkv(config: ModelConfig, names: tuple[str, ...], order: tuple[int, ...]) -> WeightRef:

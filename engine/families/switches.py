@@ -27,6 +27,8 @@ class TensorNames:
         mixer_post_norm, feed_forward_post_norm: Norms of what the halves of a block add.
         qkv: One name if the checkpoint has the three stacked.
         gate_up: One name if the checkpoint has both stacked, or if there is no gate.
+        bias: Of `DistanceBias`.
+        cross_norm, cross_qkv, cross_output: Of attention to an encoder.
     """
 
     embedding: str = "model.embed_tokens"
@@ -46,6 +48,10 @@ class TensorNames:
     output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    bias: str = ""
+    cross_norm: str = ""
+    cross_qkv: tuple[str, ...] = ()
+    cross_output: str = ""
 
 
 LLAMA = TensorNames()
@@ -142,6 +148,36 @@ class Temperature:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class DistanceBias:
+    """Learned numbers that are added to scores, by head and by how far the key is from the query (T5).
+
+    Near distances have a number each, further ones share it in buckets that grow with the distance.
+
+    Attributes:
+        num_buckets: For both directions, where a token sees both.
+        max_distance: From here on all have the same number.
+        is_shared: Whether all layers have those of the first.
+    """
+
+    num_buckets: int
+    max_distance: int
+    is_shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sinusoid:
+    """Positions as sines, then cosines (Vaswani et al., 2017, section 3.5).
+
+    Attributes:
+        first: The number of a request's first position.
+        is_of_fairseq: Whether the slowest wave is the longest one, not the next longest.
+    """
+
+    first: int = 0
+    is_of_fairseq: bool = False
+
+
 class Fused(enum.Enum):
     """How a checkpoint stacks queries, keys and values in one matrix: by kind, by head, or by key-value head.
 
@@ -188,6 +224,11 @@ class FamilySwitches:
     Attributes:
         names: Of tensors.
         defaults: Values of fields that config.json may leave out, as transformers has them.
+        sizes: Values of fields that count whatever config.json says.
+        encoder: Of the encoder that the decoder reads, see `with_cross_attention`; None for none.
+        bias: Added to scores by distance; None for none.
+        sinusoid: In the place of an embedding of positions; None for none.
+        logit_bias: Name of a vector that is added to logits, if the checkpoint has it; "" for none.
         norm: Kind of all norms of hidden states.
         norms: Where they are.
         has_final_norm: Whether there is one behind the last block.
@@ -229,6 +270,11 @@ class FamilySwitches:
 
     names: TensorNames = LLAMA
     defaults: Mapping[str, object] = field(default_factory=dict)
+    sizes: Mapping[str, object] = field(default_factory=dict)
+    encoder: "FamilySwitches | None" = None
+    bias: DistanceBias | None = None
+    sinusoid: Sinusoid | None = None
+    logit_bias: str = ""
     norm: Norm = Norm.RMS
     norms: Norms = Norms.BEFORE
     has_final_norm: bool = True

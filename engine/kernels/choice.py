@@ -26,6 +26,7 @@ from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.packed import PANEL
 from weft.engine.kernels.cpu.products import MAX_RANK, AdapterMemory, NativeSite
 from weft.engine.kernels.torch.caches import Caches, ContextBackend, StateCache
+from weft.engine.kernels.torch.encoder_step import EncoderCaches
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, TorchSite, torch_kernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.triton.attention_tiles import TileNames
@@ -198,12 +199,14 @@ def make_caches(
     """
     check_cache(groups, config)
     states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
+    with_input = [group.spec for group in paged_groups(groups) if group.spec.num_input_tokens]
     is_of_module = any(isinstance(group.spec, ModuleCache) for group in groups)
     return Caches(
         ContextBackend(num_blocks)
         if is_of_module
         else make_backend(paged_groups(groups), num_blocks, config, num_heads, scales),
         StateCache(states, num_states or config.max_num_seqs, config.device) if states else None,
+        next((EncoderCaches(config.block_size, spec.scale, config.device) for spec in with_input), None),
     )
 
 

@@ -10,7 +10,7 @@ model owns no cache: the caller passes the `StepCaches` of each step, and runs e
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from typing_extensions import override
@@ -68,6 +68,7 @@ class AttentionStep(Protocol):
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend causally, each token within its request; first write keys and values unless `cache` returns a place.
 
@@ -77,6 +78,8 @@ class AttentionStep(Protocol):
             keys: (num_tokens, num_kv_heads, head_dim), rotary embedding applied.
             values: (num_tokens, num_kv_heads, value_dim); of latents these are the first values of the keys.
             sinks: (num_heads,) float32, of a layer whose spec says `has_sinks`; None for any other.
+            bias: (num_heads, 2 * n) float32, of a layer whose spec says `has_bias`; None for any other. Column n +
+                position of the key - position of the query is added to the scaled score.
 
         Returns:
             (num_tokens, num_heads, value_dim), valid until the next call, which may reuse the memory.
@@ -138,17 +141,53 @@ class StateStep(Protocol):
         """(num_requests,) int64 on the device: the slot of each request, distinct except for slot 0 of padding."""
 
 
+@runtime_checkable
+class CrossStep(Protocol):
+    """Reads and writes, in one step, what layers keep of the inputs."""
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write those of the inputs that this step reads, (num_input_tokens, num_kv_heads, head_dim)."""
+
+    def read(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attend from the decoder's tokens, (num_tokens, num_heads, head_dim), each to all of its request's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStep:
+    """The two kinds of tokens in one step.
+
+    Attributes:
+        inputs: (num_input_tokens,) indices of the tokens that the encoder reads; padding is left out.
+        input_positions: (num_input_tokens,)
+        texts: Attention within the inputs.
+        own: (num_own_tokens,) indices of the decoder's tokens.
+        own_positions: (num_own_tokens,) where they are behind the inputs.
+        places: (num_tokens,) where a token of the step is among the decoder's.
+        cross: What layers keep of the inputs.
+    """
+
+    inputs: torch.Tensor
+    input_positions: torch.Tensor
+    texts: AttentionStep
+    own: torch.Tensor
+    own_positions: torch.Tensor
+    places: torch.Tensor
+    cross: CrossStep
+
+
 @dataclass(frozen=True, slots=True)
 class StepCaches:
     """The caches of one step, by kind, and what its blocks leave for later ones.
 
     Attributes:
         states: None if no layer keeps a state.
+        encoder: None for a model without an encoder.
         passed: By name, what a block made of the step's tokens and a later one reads.
     """
 
     attention: AttentionStep
     states: StateStep | None = None
+    encoder: EncoderStep | None = None
     passed: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
 
@@ -209,7 +248,7 @@ class Attention(Mixer):
         heads: QK-norm, if the family has it, and rotary embedding.
         cache: Index of its cache in the model.
         rotation: Index of its rotary embedding among those of the model.
-        sinks: (num_heads,) float32, see `AttentionStep.attend`; None without sinks.
+        sinks, bias: See `AttentionStep.attend`; None for none.
     """
 
     qkv: Linear
@@ -219,6 +258,7 @@ class Attention(Mixer):
     cache: int
     rotation: int = 0
     sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
@@ -229,7 +269,7 @@ class Attention(Mixer):
         num_tokens, attention = qkv.size(0), step.caches.attention
         qkv = qkv.view(num_tokens, -1, self.head_dim)
         heads = self.heads(qkv, step.rotations[self.rotation], attention.cache(self.cache))
-        return attention.attend(self.cache, *heads, self.sinks).reshape(num_tokens, -1)
+        return attention.attend(self.cache, *heads, self.sinks, self.bias).reshape(num_tokens, -1)
 
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:

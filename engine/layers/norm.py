@@ -156,11 +156,14 @@ class ParallelBlock(Block):
 
 @dataclass(frozen=True, slots=True)
 class PostNormBlock(Block):
-    """A block with a norm behind the sum of each half and its input (Vaswani et al., 2017), as in BERT."""
+    """A block with a norm behind the sum of each half and its input (Vaswani et al., 2017), as in BERT.
+
+    Without a feed-forward layer it is the first half alone.
+    """
 
     mixer: Mixer
     mixer_norm: Layer
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     feed_forward_norm: Layer
 
     @override
@@ -172,5 +175,7 @@ class PostNormBlock(Block):
                 return hidden
         self.mixer.add_to(hidden, mixed)
         hidden = self.mixer_norm(hidden)
+        if self.feed_forward is None:
+            return hidden
         self.feed_forward.add_to(hidden, hidden)
         return self.feed_forward_norm(hidden)

@@ -79,6 +79,11 @@ def scaled(layer: Layer, factor: float) -> Layer:
     return lambda inputs: layer(inputs).mul_(factor)
 
 
+def added(bias: torch.Tensor) -> Layer:
+    """Add bias to values, in place."""
+    return lambda values: values.add_(bias)
+
+
 def shifted(layer: Layer, offset: int) -> Layer:
     """Add offset to the layer's inputs."""
     return lambda inputs: layer(inputs + offset)

@@ -35,21 +35,28 @@ class RejectedError(Exception):
         self.reason = reason
 
 
-def request_fault(add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None) -> str | None:
+def request_fault(
+    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, max_input: int = 0
+) -> str | None:
     """The first fault of a request, fit for the caller; None when there is none. O(ids listed).
 
     This is the only check between the socket and the scheduler, of everything but the request's length. The ranges of
     sampling parameters are not checked here: `SamplingParams` does that when it is made. Nor is anything that depends
     on the state of the engine.
     """
-    return next((fault for fault in _faults(add, vocab_size, num_adapter_slots, vectors) if fault is not None), None)
+    faults = _faults(add, vocab_size, num_adapter_slots, vectors, max_input)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def _faults(
-    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None
+    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, max_input: int
 ) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
-    yield add.input.fault(vocab_size)
+    yield add.input.fault(vocab_size, max_input)
+    if add.input.input_length and not max_input:
+        yield "this model has no encoder"
+    if add.input.input_length and params.prompt_logprobs is not None:
+        yield "prompt_logprobs is not supported by a model with an encoder"
     if add.num_choices < 1:
         yield f"num_choices must be at least 1, got {add.num_choices}"
     if add.adapter is not None and not num_adapter_slots:

@@ -8,7 +8,7 @@ that a checkpoint brings for an fp8 cache.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,10 @@ from weft.engine.describe.specs import DecoderSpec, build_norm
 from weft.engine.gguf.tensors import GgufSource, decode_gguf
 from weft.engine.layers.all_ranks import LaterStages, Received, embedding_of_all_ranks, of_all_ids, returned
 from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
+from weft.engine.layers.cross_attention import EncoderDecoder, sine_table
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.rotary import PositionTable, RotaryTable
-from weft.engine.layers.wrapped_linear import LinearWithEpilogue, scaled, shifted, soft_cap
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue, added, scaled, shifted, soft_cap
 from weft.engine.models.cut import ONLY_STAGE, Stage, shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
 from weft.engine.parts.decoder import decoder_spec
@@ -56,8 +57,8 @@ def load_weights(
     seed: int = 0,
     progress: Progress = lambda done, total: None,
     stage: Stage = ONLY_STAGE,
-) -> Decoder:
-    """Build a decoder from the safetensors in folder, or a rank's part of a stage of it.
+) -> Decoder | EncoderDecoder:
+    """Build a model from the safetensors in folder, or a rank's part of a stage of it.
 
     Args:
         folder: Model folder in Hugging Face layout; not read if load_format is "dummy".
@@ -80,6 +81,8 @@ def load_weights(
         checkpoint = _open(folder, config, device, unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
+        if config.switches.logit_bias and checkpoint.shape(config.switches.logit_bias) is None:
+            config = replace(config, switches=replace(config.switches, logit_bias=""))
         source = DecodedSource(checkpoint, config.quantization, device) if config.quantization else checkpoint
     whole = decoder_spec(config)
     spec = shard(whole, stage.rank, stage.num_ranks)
@@ -90,10 +93,30 @@ def load_weights(
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.num_parameters * dtype.itemsize, progress)
         rotaries = make_rotaries(config, max_model_len, dtype, device)
-        decoder = build_decoder(spec, config, kernels, reader, rotaries, dtype, stage)
+        model: Decoder | EncoderDecoder
+        model = decoder = build_decoder(spec, config, kernels, reader, rotaries, dtype, stage)
+        if spec.encoder is not None and config.encoder is not None:
+            rotaries = make_rotaries(config.encoder, max_model_len, dtype, device)
+            encoder = build_decoder(spec.encoder, config.encoder, kernels, reader, rotaries, dtype)
+            model = _join((encoder, decoder), (config.encoder, config), dtype, device)
     if stage.is_first and stage.rank == 0:  # which reads some of every tensor that others of its stage read
         source.close()
-    return decoder
+    return model
+
+
+def _join(
+    halves: Sequence[Decoder], configs: Sequence[ModelConfig], dtype: torch.dtype, device: torch.device
+) -> EncoderDecoder:
+    """Give encoder and decoder their sines, if they have such, and the first the other's embedding, if it lacks one."""
+    joined = []
+    for half, own in zip(halves, configs, strict=True):
+        positions, sinusoid = half.positions, own.switches.sinusoid
+        if sinusoid:
+            table = sine_table(own.num_positions, own.hidden_size, sinusoid.first, sinusoid.is_of_fairseq)
+            positions = partial(F.embedding, weight=table.to(device, dtype))
+        embedding = halves[1].embedding if half.embedding is unchanged else half.embedding
+        joined.append(replace(half, embedding=embedding, positions=positions))
+    return EncoderDecoder(*joined)
 
 
 def lacks_head(folder: Path, config: ModelConfig) -> bool:
@@ -195,6 +218,8 @@ def _ends(
         head = LinearWithEpilogue(head, scaled(unchanged, switches.logit_scale))
     if switches.logit_soft_cap is not None:
         head = LinearWithEpilogue(head, soft_cap(switches.logit_soft_cap))
+    if spec.logit_bias is not None:
+        head = LinearWithEpilogue(head, added(reader.tensor(spec.logit_bias)))
     if share := (spec.head or spec.embedding).share:
         head = LinearWithEpilogue(head, of_all_ids(sum(share.sizes)))
     return embedding, head

@@ -27,7 +27,8 @@ from weft.engine.describe.tensor_names import (
     norm_spec,
 )
 from weft.engine.families.switches import Halves, Norms
-from weft.engine.weights.reader import WeightRef
+from weft.engine.parts.cross_attention import with_cross_attention
+from weft.engine.weights.reader import TensorRef, WeightRef
 
 for _module in pkgutil.iter_modules(parts.__path__):
     if _module.name != __name__.rpartition(".")[2]:
@@ -54,7 +55,10 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         positions=positions,
         embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
         token_types=token_types,
+        logit_bias=TensorRef(switches.logit_bias, (1, *vocabulary)) if switches.logit_bias else None,
     )
+    if config.encoder is not None:
+        return with_cross_attention(config, spec, decoder_spec(config.encoder))
     return extended_spec(switches.extension, config, spec) if switches.extension else spec
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.engine.batch import Batch, GroupBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+from weft.engine.batch import Batch, GroupBatch, InputBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.config import EngineConfig
 
@@ -21,6 +21,8 @@ def dummy_batch(
     capacity: int = 0,
 ) -> Batch:
     """Prompts of num_tokens zeros in all, of which the last num_rows are sampled greedily; block ids start at 1.
+
+    Where there is an encoder, all but the last block of each is its input, up to the most that it reads.
 
     Args:
         specs: One entry per cache group.
@@ -42,15 +44,20 @@ def dummy_batch(
         block_tables=1 + np.arange(len(starts) * num_blocks).reshape(-1, num_blocks),
         block_copies=no_copies,
     )
+    lengths = np.diff(np.append(starts, num_tokens))
+    longest_input = max((spec.num_input_tokens for spec in specs), default=0)
+    num_slots = np.minimum(lengths - 1, longest_input + block_size - 1) // block_size * block_size
+    inputs = InputBatch(np.minimum(num_slots, longest_input), num_slots) if longest_input else None
     states = GroupBatch(none, 1 + np.arange(len(starts))[:, None], no_copies)
     return Batch(
         token_ids=np.zeros(num_tokens, np.int64),
         positions=positions,
         placeholders=Placeholders(none, none),
         query_start_locs=np.append(starts, num_tokens),
-        seq_lens=np.diff(np.append(starts, num_tokens)) + num_cached,
+        seq_lens=lengths + num_cached,
         groups=tuple(states if isinstance(spec, StateSpec) else paged for spec in specs),
         row_indices=at[-num_rows:],
+        inputs=inputs,
         sampling=SamplingBatch(
             temperatures=np.zeros(num_rows, np.float32),
             top_ks=np.zeros(num_rows, np.int64),

@@ -16,6 +16,7 @@ from weft.engine.batch import (
     ConditionalBans,
     Floats,
     GroupBatch,
+    InputBatch,
     Ints,
     PenaltyBatch,
     Placeholders,
@@ -61,8 +62,15 @@ def build_batch(
         scores=_scores(requests, query_start_locs),
         token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
         pooling=pool_batch(requests, query_start_locs),
+        inputs=_inputs(requests) if any(spec.num_input_tokens for spec in specs) else None,
         table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
+    )
+
+
+def _inputs(requests: list[ScheduledRequest]) -> InputBatch:
+    return InputBatch(
+        _ints([s.request.input_length for s in requests]), _ints([s.request.num_input_slots for s in requests])
     )
 
 

@@ -376,7 +376,8 @@ class Scheduler:
         self._loading = [(r, growth) for r, growth in self._loading if r.status is RequestStatus.LOADING]
         growth = sum(map(self._expected_growth, self.running)) + sum(growth for _, growth in self._loading)
         for request, num_cached in candidates(self.waiting, self.kv, self.running):
-            num_tokens = budget.grant(request.num_tokens - num_cached, num_cached, is_whole=self.kv.is_whole)
+            is_whole = self.kv.is_whole or num_cached < request.num_input_slots
+            num_tokens = budget.grant(request.num_tokens - num_cached, num_cached, is_whole=is_whole)
             self.kv.plan_stops(request, num_cached)
             num_tokens = self.kv.num_tokens_before_stop(request, num_cached, num_tokens)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)

@@ -215,7 +215,7 @@ def _load_native(
     stage: Stage,
     folder: Path,
     progress: Progress,
-) -> Decoder:
+) -> LoadedModel:
     note = weights_note(model, config, kernels)
     if note and config.rank == 0:
         logger.info("weights are %s", note)

@@ -120,6 +120,8 @@ def start(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
+        max_input=model_config.num_input_tokens,
+        max_own=model_config.max_position_embeddings,
         max_loras=options.max_loras,
         lora_modules_to_save=options.lora_modules_to_save,
         eos_token_ids=model_config.eos_token_ids,

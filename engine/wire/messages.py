@@ -6,12 +6,14 @@ server.
 """
 
 import enum
+import hashlib
 import itertools
 import socket
 import struct
 import time
+from array import array
 from collections.abc import Collection
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -209,9 +211,23 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
 
     token_ids: list[int]
     token_types: list[int] = []
+    input_length: ClassVar[int] = 0
+    """Tokens for an encoder."""
+    hash_keys: ClassVar[tuple[str, ...]] = ()
+    """What must be equal, beside the tokens, for blocks to be shared."""
 
-    def fault(self, vocab_size: int) -> str | None:
-        """What is wrong with the prompt for a model of vocab_size ids; None when nothing is."""
+    def slots(self, block_size: int) -> list[int]:
+        """The ids that the cache has places for."""
+        return self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int) -> str | None:
+        """What is wrong with it for a model of vocab_size ids; None when nothing is.
+
+        Args:
+            max_input: Most tokens that the model's encoder reads; 0 for a model without one.
+        """
+        if max_input:
+            return "a model with an encoder needs an input"
         if not self.token_ids:
             return "the prompt must hold at least one token"
         if self.token_types and (len(self.token_types) != len(self.token_ids) or min(self.token_types) < 0):
@@ -219,7 +235,43 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         return id_fault("prompt", self.token_ids, vocab_size)
 
 
-RequestInput = TokensInput
+class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
+    """An input of at least one token for the encoder, and the beginning of what the decoder writes about it.
+
+    Attributes:
+        input_ids: What the encoder reads.
+        token_ids: What the decoder begins with; at least one.
+    """
+
+    input_ids: list[int]
+    token_ids: list[int]
+    token_types: ClassVar[list[int]] = []
+
+    @property
+    def input_length(self) -> int:
+        """See `TokensInput`."""
+        return len(self.input_ids)
+
+    @property
+    def hash_keys(self) -> tuple[str, ...]:
+        """See `TokensInput`: what the encoder makes of a token depends on all of the input."""
+        return (hashlib.blake2b(array("q", self.input_ids).tobytes(), digest_size=16).hexdigest(),)
+
+    def slots(self, block_size: int) -> list[int]:
+        """See `TokensInput`; the padding repeats the last id."""
+        padding = -len(self.input_ids) % block_size
+        return self.input_ids + self.input_ids[-1:] * padding + self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int) -> str | None:
+        """See `TokensInput`."""
+        if not 1 <= len(self.input_ids) <= max_input:
+            return f"the input must hold from 1 to {max_input} tokens, got {len(self.input_ids)}"
+        if not self.token_ids:
+            return "the decoder must begin with at least one token"
+        return id_fault("input", self.input_ids, vocab_size) or id_fault("prompt", self.token_ids, vocab_size)
+
+
+RequestInput = TokensInput | EncoderInput
 """What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and `token_types` and
 finds its own `fault`."""
 
@@ -239,7 +291,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
     Attributes:
-        input: The prompt to be continued.
+        input: The prompt to be continued, or what an encoder reads and how the decoder begins.
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
         tenant: Who asks; empty when unknown. Meant for fairness and accounting later; no effect yet.

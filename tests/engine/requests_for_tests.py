@@ -49,6 +49,7 @@ def request(
         eos_token_ids=frozenset(eos_token_ids),
         max_model_len=max_model_len,
         cache_seed=cache_seed,
+        block_size=16,
     )
 
 

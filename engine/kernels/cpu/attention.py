@@ -112,7 +112,8 @@ class NativeBackend(AttentionBackend):
         self._size_plan = library.function("weft_size_attention_plan", _POINTER)
         self._fill_plan = library.function("weft_plan_attention", _POINTER)
         rows = (_POINTER, _SIZE)
-        self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, _POINTER, _POINTER)
+        last = (_POINTER, _POINTER, _SIZE, _POINTER)
+        self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, *last)
 
     @override
     def begin(self, batch: Batch) -> "NativeStep":
@@ -171,19 +172,25 @@ class NativeBackend(AttentionBackend):
         self,
         plan: int,
         cache: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None,
+        queries: torch.Tensor | None,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
+        sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        value_dim: int = 0,
     ) -> torch.Tensor:
-        """Write K/V, then attend, by pointers to plan and cache; shapes as in `AttentionStep.attend`."""
-        shape = (*queries.shape[:2], values.shape[2])
+        """Write K/V, then attend, by pointers to plan and cache; shapes as in `AttentionStep.attend`.
+
+        Without keys nothing is written, without queries nothing attends.
+        """
+        shape = (*queries.shape[:2], value_dim or queries.shape[2]) if queries is not None else (0,)
         num_values = math.prod(shape)
         if num_values > self._outputs.numel():
             self._outputs = torch.empty(num_values, dtype=torch.bfloat16)
         inputs = (*_rows(queries), *_rows(keys), *_rows(values))
+        biases = (None, 0) if bias is None else (bias.data_ptr(), bias.shape[1] // 2)
         sinks_pointer = None if sinks is None else sinks.data_ptr()
-        self._attend(plan, cache, *inputs, sinks_pointer, self._outputs.data_ptr())
+        self._attend(plan, cache, *inputs, sinks_pointer, *biases, self._outputs.data_ptr())
         return self._outputs[:num_values].view(shape)
 
     def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
@@ -223,8 +230,18 @@ class NativeStep(AttentionStep):
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._backend.attend(*self.addresses(layer, queries.shape[1]), queries, keys, values, sinks)
+        addresses = self.addresses(layer, queries.shape[1])
+        return self._backend.attend(*addresses, queries, keys, values, sinks, bias, values.shape[2])
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write K/V of the step's tokens."""
+        self._backend.attend(*self.addresses(layer, keys.shape[1]), None, keys, values)
+
+    def read(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attend to what is written."""
+        return self._backend.attend(*self.addresses(layer, queries.shape[1]), queries, None, None)
 
     def addresses(self, layer: int, num_heads: int) -> tuple[int, int]:
         """Addresses of a layer's plan, made for this step, and of its cache."""
@@ -233,8 +250,10 @@ class NativeStep(AttentionStep):
         return ctypes.addressof(self._plans[layer]), self._backend.pointers[layer]
 
 
-def _rows(heads: torch.Tensor) -> tuple[int, int]:
-    """Address of the first token's heads, and the number of values from one token to the next."""
+def _rows(heads: torch.Tensor | None) -> tuple[int | None, int]:
+    """Address of the first token's heads, and the number of values from one token to the next; None for none."""
+    if heads is None:
+        return None, 0
     token_stride, head_stride, stride = heads.stride()
     assert stride == 1 and (heads.shape[1] == 1 or head_stride == heads.shape[2]), (
         "the heads of a token must be contiguous"

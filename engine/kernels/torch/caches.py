@@ -16,6 +16,7 @@ from typing_extensions import override
 from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec
 from weft.engine.device import fill, to_device
+from weft.engine.kernels.torch.encoder_step import EncoderCaches
 from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache, StateStep, StepCaches
 
 
@@ -208,16 +209,18 @@ class ContextStep(AttentionStep):
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         raise AssertionError("the module attends itself")
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The backends of a model; states is None if no layer keeps a state."""
+    """The backends of a model; states is None if no layer keeps a state, encoder if there is none."""
 
     attention: AttentionBackend
     states: StateCache | None = None
+    encoder: EncoderCaches | None = None
 
     @property
     def name(self) -> str:
@@ -257,6 +260,8 @@ class Caches:
 
     def begin(self, batch: Batch) -> StepCaches:
         """Do the copies of the batch, and prepare what the layers of each kind share."""
+        if self.encoder is not None:
+            return self.encoder.begin(self.attention, batch)
         if self.states is None:
             return StepCaches(self.attention.begin(batch))
         paged = tuple(group for index, group in enumerate(batch.groups) if index not in self.states.groups)

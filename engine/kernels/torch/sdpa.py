@@ -16,9 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.layers.block import AttentionStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +43,89 @@ def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[Equa
         return None
     if not np.array_equal(lengths, batch.seq_lens):
         return None
+    return texts_by_length(starts, lengths, spec.sliding_window, device)
+
+
+def texts_by_length(
+    starts: Ints, lengths: Ints, window: int | None, device: torch.device
+) -> tuple[EqualTexts, ...]:
+    """Texts whose tokens begin at these indices of a step, and see window - 1 tokens on both sides, or all."""
     texts = []
     for length in np.unique(lengths).tolist():
         tokens = torch.from_numpy(starts[lengths == length][:, None] + np.arange(length))
         is_seen = None
-        if spec.sliding_window is not None and spec.sliding_window < length:
+        if window is not None and window < length:
             places = torch.arange(length)
-            is_seen = ((places[:, None] - places).abs() < spec.sliding_window).to(device, non_blocking=True)
+            is_seen = ((places[:, None] - places).abs() < window).to(device, non_blocking=True)
         texts.append(EqualTexts(tokens.to(device, non_blocking=True), is_seen))
     return tuple(texts)
 
 
 def attend_to_texts(
-    texts: tuple[EqualTexts, ...], queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: PagedKV
+    texts: tuple[EqualTexts, ...],
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float | None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend among the tokens of each text; shapes as in `AttentionStep.attend`."""
+    """Attend among the tokens of each text; shapes as in `AttentionStep.attend`, scale as in `PagedKV`."""
     if len(texts) == 1:  # all tokens, in their order
         shape = texts[0].tokens.shape
         heads = [part.view(*shape, *part.shape[1:]) for part in (queries, keys, values)]
-        return _attend_equal(heads, texts[0].is_seen, spec).flatten(0, 1)
+        return _attend_equal(heads, texts[0].is_seen, scale, bias).flatten(0, 1)
     attended = queries.new_empty(*queries.shape[:2], values.shape[2])
     for each in texts:
         attended[each.tokens] = _attend_equal(
-            [part[each.tokens] for part in (queries, keys, values)], each.is_seen, spec
+            [part[each.tokens] for part in (queries, keys, values)], each.is_seen, scale, bias
         )
     return attended
 
 
-def _attend_equal(heads: list[torch.Tensor], is_seen: torch.Tensor | None, spec: PagedKV) -> torch.Tensor:
+def _attend_equal(
+    heads: list[torch.Tensor], is_seen: torch.Tensor | None, scale: float | None, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Queries, keys and values (num_texts, length, their heads, head_dim) -> as the queries."""
     queries, keys, values = (part.transpose(1, 2) for part in heads)
+    if bias is not None:
+        places = torch.arange(queries.shape[2], device=bias.device)
+        biases = _at_distances(bias, places - places[:, None]).to(queries.dtype)
+        is_seen = biases if is_seen is None else biases.masked_fill(~is_seen, float("-inf"))
     has_groups = queries.shape[1] != keys.shape[1]
     attended = F.scaled_dot_product_attention(
-        queries, keys, values, is_seen, scale=spec.score_scale, enable_gqa=has_groups
+        queries, keys, values, is_seen, scale=scale, enable_gqa=has_groups
     )
     return attended.transpose(1, 2)
+
+
+def _at_distances(bias: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+    """(num_heads, *shape of distances): what `AttentionStep.attend` adds to scores of keys so far from their query."""
+    middle = bias.shape[1] // 2
+    return bias[:, (middle + distances).clamp(0, bias.shape[1] - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TextsStep(AttentionStep):
+    """Attention of an encoder, among the tokens of each text; nothing is kept."""
+
+    texts: tuple[EqualTexts, ...]
+    scale: float | None
+
+    @override
+    def cache(self, layer: int) -> None:
+        return None
+
+    @override
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return attend_to_texts(self.texts, queries, keys, values, self.scale, bias)
 
 
 _QUERIES_AT_ONCE = 256
@@ -215,7 +265,7 @@ class SdpaBackend:
             self._to_device(np.stack([np.arange(run.start, run.stop) for run in runs])),
             self._to_device(slots[:, 0]),
             self._to_device(is_seen),
-            self._to_device(seen - positions) if spec.slopes else None,
+            self._to_device(seen - positions) if spec.slopes or spec.has_bias else None,
         )
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
@@ -243,17 +293,33 @@ class SdpaStep:
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
-        plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
+        plan = self._plans[layer]
         if plan.texts is not None:
-            return attend_to_texts(plan.texts, queries, keys, values, plan.spec)
-        cached_keys.index_copy_(0, plan.slot_mapping, keys)
-        cached_values.index_copy_(0, plan.slot_mapping, values)
-        attended = queries.new_empty(*queries.shape[:2], values.shape[2])
+            return attend_to_texts(plan.texts, queries, keys, values, plan.spec.scale)
+        self.write(layer, keys, values)
+        return self.read(layer, queries, sinks, bias)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write K/V of the step's tokens."""
+        for cached, new in ((self._keys[layer], keys), (self._values[layer], values)):
+            cached.index_copy_(0, self._plans[layer].slot_mapping, new)
+
+    def read(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what is written."""
+        plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
+        attended = queries.new_empty(*queries.shape[:2], cached_values.shape[2])
         for part in plan.parts:
             seen = cached_keys[part.slots], cached_values[part.slots]
-            results = attend(queries[part.tokens], *seen, part.is_seen, plan.spec, part.distances, sinks)
+            results = attend(queries[part.tokens], *seen, part.is_seen, plan.spec, part.distances, sinks, bias)
             attended[part.tokens] = results.to(attended.dtype)
         return attended
 
@@ -266,6 +332,7 @@ def attend(
     spec: PagedKV,
     distances: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(soft cap(scale * queries . keys)) . values, in float32. Vaswani et al., 2017; Ainslie et al., 2023.
 
@@ -273,8 +340,9 @@ def attend(
         queries: (r, q, num_heads, head_dim), of r runs.
         keys, values: (r, k, num_kv_heads, head_dim or value_dim), each for num_heads / num_kv_heads neighbouring heads.
         is_seen: (r, q, k).
-        distances: (r, q, k) positions of keys minus those of queries, which slopes need.
+        distances: (r, q, k) positions of keys minus those of queries, which slopes and bias need.
         sinks: (num_heads,) logits of a further position with a value of zeros; None for none.
+        bias: See `AttentionStep.attend`.
 
     Returns:
         (r, q, num_heads, value_dim), float32.
@@ -286,9 +354,11 @@ def attend(
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     num_shared = scores.shape[2]
-    if distances is not None:
+    if distances is not None and spec.slopes:
         slopes = torch.tensor(spec.slopes, device=scores.device).view(num_kv_heads, num_shared, 1, 1)
         scores += slopes * distances[:, None, None]
+    if distances is not None and bias is not None:
+        scores += _at_distances(bias, distances).view(num_kv_heads, num_shared, *distances.shape).movedim(2, 0)
     scores.masked_fill_(~is_seen[:, None, None], float("-inf"))
     if sinks is not None:
         sunk = sinks.view(num_kv_heads, num_shared, 1, 1).expand(num_runs, -1, -1, num_queries, 1)

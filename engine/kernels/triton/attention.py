@@ -394,5 +394,6 @@ class TritonStep(AttentionStep):
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return self._backend.attend(self._steps[layer], layer, queries, keys, values, sinks)

@@ -37,6 +37,8 @@ typedef struct {
     const bf16 *queries, *keys, *values;
     int64_t query_stride, key_stride, value_stride;
     const float *sinks; /* (num_heads), or NULL */
+    const float *bias;  /* (num_heads, 2 * bias_reach), or NULL: column bias_reach + key's position - query's */
+    int64_t bias_reach;
     bf16 *outputs;
     float *parts; /* (num_parts, num_heads, part_values): result, maximum, sum */
     char *memory; /* worker_bytes per thread */
@@ -325,13 +327,15 @@ static void keep(const Call *call, Worker *worker, const Visit *visit, int64_t r
 
 /* Bend and bias the products of a block of rows, if the layer does so; returns the factor that they still need. Maxima
  * and scores are multiplied by log2(e), since exponentials are powers of two. */
-static float shape_scores(const Plan *plan, Worker *worker, const Visit *part, int64_t row, int64_t rows) {
+static float shape_scores(const Call *call, Worker *worker, const Visit *part, int64_t row, int64_t rows) {
+    const Plan *plan = call->plan;
     Shape shape = {.scale = (float)(plan->scale * LOG2_E), .cap = (float)(plan->soft_cap * LOG2_E)};
-    if (!plan->slopes && shape.cap == 0) return shape.scale;
+    if (!plan->slopes && !call->bias && shape.cap == 0) return shape.scale;
     for (int64_t r = 0; r < rows; r++) {
         int64_t head = row_head(plan, part, row + r);
         int64_t position = worker->rows[2 * (row + r) + 1] - 1;
         if (plan->slopes) shape.slope = plan->slopes[head] * (float)LOG2_E;
+        if (call->bias) shape.bias = call->bias + (2 * head + 1) * call->bias_reach;
         shape_row(worker->scores + row_start(r, CHUNK_UNITS, RESULT_VALUES), 2 * part->first_step, 2 * part->end_step,
                   shape, part->chunk * CHUNK - position);
     }
@@ -363,7 +367,7 @@ static void compute_block(const Call *call, Worker *worker, Visit *visit, int64_
     else if (!is_staged)
         stage_values(plan, worker, visit, ahead);
     memcpy(part.value_steps, visit->value_steps, sizeof part.value_steps);
-    const float scale = shape_scores(plan, worker, &part, row, rows);
+    const float scale = shape_scores(call, worker, &part, row, rows);
     for (int64_t r = 0; r < rows; r++)
         mask_row(worker->scores + row_start(r, CHUNK_UNITS, RESULT_VALUES), 2 * part.first_step, 2 * part.end_step,
                  seen[2 * r] - start, seen[2 * r + 1] - start);
@@ -467,21 +471,23 @@ static void run_worker(void *context, int thread) {
 /* Write this step's keys and values (num_tokens, num_kv_heads, head_dim) of one layer to its cache, then attend with
  * queries (num_tokens, num_heads, head_dim). outputs are (num_tokens, num_heads, value_dim). sinks (num_heads) are
  * logits that join the sums of exponentials, or NULL. Strides are from token to token, in values. Latents have no
- * values. */
+ * values. bias (num_heads, 2 * bias_reach) is added to scores, or NULL: column bias_reach is that of a token's own
+ * position. Without keys nothing is written, without queries nothing attends. */
 void weft_attend(const Plan *plan, char *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
-                 const float *sinks, bf16 *outputs) {
+                 const float *sinks, const float *bias, int64_t bias_reach, bf16 *outputs) {
     static Scratch worker_scratch, part_scratch;
     Worker sizes;
     const size_t worker_bytes = (lay_out(plan, NULL, &sizes) + 4095) & ~(size_t)4095;
     const size_t part_bytes = (size_t)(plan->num_parts * plan->num_heads * part_values(plan)) * sizeof(float);
     Call call = {.plan = plan, .cache = cache, .queries = queries,
                  .keys = keys, .values = values, .query_stride = query_stride, .key_stride = key_stride,
-                 .value_stride = value_stride, .sinks = sinks, .outputs = outputs,
+                 .value_stride = value_stride, .sinks = sinks, .bias = bias, .bias_reach = bias_reach, .outputs = outputs,
                  .parts = scratch_reserve(&part_scratch, part_bytes), .worker_bytes = worker_bytes,
                  .memory = scratch_reserve(&worker_scratch, worker_bytes * (size_t)num_threads())};
-    const int64_t pieces = ceil_div(plan->num_tokens, WRITE_TOKENS) * plan->num_kv_heads;
-    run_loop(pieces, plan->num_tokens < 4 ? pieces : 1, write_cache, &call);
+    const int64_t pieces = keys ? ceil_div(plan->num_tokens, WRITE_TOKENS) * plan->num_kv_heads : 0;
+    if (pieces) run_loop(pieces, plan->num_tokens < 4 ? pieces : 1, write_cache, &call);
+    if (!queries) return;
     atomic_store(&next_work, 0);
     run_on_all(run_worker, &call);
 }

@@ -102,7 +102,8 @@ void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens
         multiply_adapted(&layer->qkv, layer->qkv_slots, rows, normed, num_tokens, qkv, STORE_BF16);
         weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, layer->rotation, layer->head_norm,
                            (float)layer->head_norm_eps);
-        weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, layer->sinks, attended);
+        weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, layer->sinks, NULL, 0,
+                    attended);
         multiply_adapted(&layer->o, layer->o_slots, rows, attended, num_tokens, hidden, ADD_BF16);
         if (mixed) multiply(&layer->mamba->output, mixed, num_tokens, hidden, ADD_BF16);
         weft_rms_norm(hidden, size, num_tokens, size, layer->mlp_norm, (float)layer->norm_eps, normed);

@@ -318,9 +318,11 @@ static void mask_row(float *scores, int64_t first_unit, int64_t end_unit, int64_
     }
 }
 
-/* What else than a scale makes scores of products. `cap` 0 means no soft cap; `slope` is that of the row's query head. */
+/* What else than a scale makes scores of products. `cap` 0 means no soft cap; `slope` is that of the row's query head; `bias`
+ * points to the number for a key at the query's own position, NULL for none. */
 typedef struct {
     float scale, cap, slope;
+    const float *bias;
 } Shape;
 
 /* Turn products of a row into scores: scaled, capped, and with a slope along the positions of keys. `distance` is the
@@ -332,6 +334,7 @@ static void shape_row(float *scores, int64_t first_unit, int64_t end_unit, Shape
         f32x16 values = load_f32(at) * shape.scale;
         if (shape.cap != 0) /* tanh(x) = 1 - 2 / (exp(2 x) + 1) */
             values = shape.cap - 2 * shape.cap / (vector_exp(values * (2 / shape.cap)) + 1.0f);
+        if (shape.bias) values += load_f32(shape.bias + distance + unit * UNIT) * (float)LOG2_E;
         store_f32(at, values + shape.slope * (lanes + (float)(distance + unit * UNIT)));
     }
 }

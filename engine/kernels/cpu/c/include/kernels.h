@@ -68,7 +68,7 @@ void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const
 
 void weft_attend(const struct Plan *plan, char *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
-                 const float *sinks, bf16 *outputs);
+                 const float *sinks, const float *bias, int64_t bias_reach, bf16 *outputs);
 
 void weft_convolve(const Requests *requests, const bf16 *inputs, int64_t input_stride, int64_t channels, int64_t kernel,
                    const float *taps, const float *bias, int64_t has_silu, bf16 *outputs);

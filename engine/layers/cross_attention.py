@@ -1,0 +1,115 @@
+"""Attention to what an encoder made of a request's input, and the model around encoder and decoder.
+
+A request begins with its input, and its decoder's tokens follow (`PagedKV.num_input_tokens`). The encoder reads whole
+inputs, each in one step, and keeps nothing. Every layer of the decoder then makes keys and values of its result and
+writes them where the tokens of the input have their places in the cache. So later steps read them from there, and what
+shares, moves or evicts blocks knows no encoder (Vaswani et al., 2017, section 3.2.3, for the attention itself).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from typing_extensions import override
+
+from weft.engine.cache.specs import CacheSpec
+from weft.engine.layers.block import BlockStep, Decoder, Linear, LoadedModel, Mixer, StepCaches
+
+
+def distance_buckets(
+    distances: torch.Tensor, num_buckets: int, max_distance: int, is_bidirectional: bool
+) -> torch.Tensor:
+    """The bucket of each distance, position of the key - that of the query (Raffel et al., 2020, section 2.1).
+
+    Half of the buckets hold one distance each, the others grow with its logarithm. A decoder has no keys behind a
+    query; an encoder has half of the buckets for these.
+    """
+    behind = torch.zeros_like(distances)
+    if is_bidirectional:
+        num_buckets //= 2
+        behind = (distances > 0) * num_buckets
+        distances = distances.abs()
+    else:
+        distances = -distances.clamp(max=0)
+    num_exact = num_buckets // 2
+    ratio = torch.log(distances.clamp(min=1).float() / num_exact) / math.log(max_distance / num_exact)
+    growing = (num_exact + (ratio * (num_buckets - num_exact)).long()).clamp(max=num_buckets - 1)
+    return behind + torch.where(distances < num_exact, distances, growing)
+
+
+def sine_table(num_positions: int, size: int, first: int, is_of_fairseq: bool) -> torch.Tensor:
+    """(num_positions, size) float32: sines, then cosines, of waves that grow longer; see `Sinusoid`."""
+    half = size // 2
+    steps = torch.arange(half, dtype=torch.float64) / ((half - 1) if is_of_fairseq else half)
+    angles = torch.arange(first, first + num_positions)[:, None] * 10_000.0**-steps
+    return torch.cat((angles.sin(), angles.cos()), 1).float()
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention(Mixer):
+    """Attention to the input.
+
+    Attributes:
+        queries: (num_heads * head_dim, hidden_size), of the decoder's tokens.
+        keys_values: Both stacked, (2 * num_kv_heads * head_dim, hidden_size), of the encoder's result.
+        cache: Index of the layer's cache.
+    """
+
+    queries: Linear
+    keys_values: Linear
+    o: Linear
+    head_dim: int
+    cache: int
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        assert step.caches.encoder is not None
+        cross = step.caches.encoder.cross
+        if encoded := step.caches.passed.get("encoded"):
+            keys, values = self.keys_values(encoded[0]).view(len(encoded[0]), 2, -1, self.head_dim).unbind(1)
+            cross.write(self.cache, keys, values)
+        queries = self.queries(normed).view(len(normed), -1, self.head_dim)
+        return cross.read(self.cache, queries).reshape(len(normed), -1)
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.o.add_to(residual, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDecoder(LoadedModel):
+    """A model of two halves. The encoder has no head and no caches."""
+
+    encoder: Decoder
+    decoder: Decoder
+
+    @property
+    @override
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return self.decoder.cache_specs
+
+    @property
+    @override
+    def weights_bytes(self) -> int:
+        return self.decoder.weights_bytes
+
+    @override
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        step = caches.encoder
+        assert step is not None
+        if len(step.inputs):
+            encoded = self.encoder.forward(token_ids[step.inputs], step.input_positions, StepCaches(step.texts))
+            caches.passed["encoded"] = (encoded,)
+        own_rows = None if rows is None else step.places[rows]
+        hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)
+        if rows is not None or len(step.own) == len(token_ids):
+            return hidden
+        whole = hidden.new_zeros(len(token_ids), hidden.size(1))  # who names no rows finds tokens by their indices
+        whole[step.own] = hidden
+        return whole
+
+    @override
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.decoder.compute_logits(hidden_states)
