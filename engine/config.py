@@ -89,10 +89,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         )
     max_model_len = options.max_model_len or longest
     if max_model_len > longest:
-        raise ModelError(
-            f"max_model_len must be at most {longest}, which the model was made for, "
-            f"got {max_model_len}"
-        )
+        raise ModelError(f"max_model_len must be at most {longest}, which the model was made for, got {max_model_len}")
     if model.is_bidirectional or model.num_input_tokens:
         max_model_len = min(max_model_len, max_num_batched_tokens)
     needs_torch = is_cuda and (model.is_bidirectional or model.num_input_tokens > 0)

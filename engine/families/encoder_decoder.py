@@ -199,9 +199,7 @@ def marian(fields: Fields) -> FamilySwitches:
         raise UseModule("vocabularies of two sizes are not supported")
     is_shared = fields.flag("share_encoder_decoder_embeddings", True)
     decoder, encoder = (
-        _bart_half(
-            fields, half, is_after=True, has_embedding_norm=False, sinusoid=Sinusoid(), is_shared=is_shared
-        )
+        _bart_half(fields, half, is_after=True, has_embedding_norm=False, sinusoid=Sinusoid(), is_shared=is_shared)
         for half in _HALVES
     )
     return _bart(fields, (decoder, encoder))
@@ -211,9 +209,7 @@ def marian(fields: Fields) -> FamilySwitches:
 def pegasus(fields: Fields) -> FamilySwitches:
     """Marian with norms before the halves."""
     decoder, encoder = (
-        _bart_half(
-            fields, half, is_after=False, has_embedding_norm=False, has_final_norm=True, sinusoid=Sinusoid()
-        )
+        _bart_half(fields, half, is_after=False, has_embedding_norm=False, has_final_norm=True, sinusoid=Sinusoid())
         for half in _HALVES
     )
     return _bart(fields, (decoder, encoder))

@@ -101,7 +101,7 @@ class EncoderDecoder(LoadedModel):
         assert step is not None
         if len(step.inputs):
             encoded = self.encoder.forward(token_ids[step.inputs], step.input_positions, StepCaches(step.texts))
-            caches.passed["encoded"] = (encoded,)
+            caches.passed["encoded"] = (encoded.clone(),)
         own_rows = None if rows is None else step.places[rows]
         hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)
         if rows is not None or len(step.own) == len(token_ids):

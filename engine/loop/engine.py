@@ -275,8 +275,7 @@ class Engine(Generic[Launched]):
         if num_prompt + least > (room := self._room(add)):
             raise RejectedError(
                 RejectReason.CONTEXT_LENGTH,
-                f"the context holds {room} tokens, but {num_prompt} in the prompt and {least} of output "
-                f"were asked for",
+                f"the context holds {room} tokens, but {num_prompt} in the prompt and {least} of output were asked for",
             )
         if self.num_waiting >= self._max_num_waiting:
             message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"

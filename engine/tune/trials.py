@@ -276,7 +276,11 @@ class BlockTrials(Trials):
 
 
 def tried_spec(model: ModelConfig, config: EngineConfig) -> DecoderSpec:
-    """What this process computes: of several ranks its part, without the sums, for which others must run."""
+    """What this process computes: of several ranks its part, without the sums, for which others must run.
+
+    A decoder is tried without its encoder, whose result steps here do not have, and without what lies beside heads.
+    """
+    model = dataclasses.replace(model, encoder=None, switches=dataclasses.replace(model.switches, bias=None))
     return shard(decoder_spec(model), config.rank, config.options.tensor_parallel_size, has_sums=False)
 
 

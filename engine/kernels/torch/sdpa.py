@@ -46,9 +46,7 @@ def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[Equa
     return texts_by_length(starts, lengths, spec.sliding_window, device)
 
 
-def texts_by_length(
-    starts: Ints, lengths: Ints, window: int | None, device: torch.device
-) -> tuple[EqualTexts, ...]:
+def texts_by_length(starts: Ints, lengths: Ints, window: int | None, device: torch.device) -> tuple[EqualTexts, ...]:
     """Texts whose tokens begin at these indices of a step, and see window - 1 tokens on both sides, or all."""
     texts = []
     for length in np.unique(lengths).tolist():
@@ -92,9 +90,7 @@ def _attend_equal(
         biases = _at_distances(bias, places - places[:, None]).to(queries.dtype)
         is_seen = biases if is_seen is None else biases.masked_fill(~is_seen, float("-inf"))
     has_groups = queries.shape[1] != keys.shape[1]
-    attended = F.scaled_dot_product_attention(
-        queries, keys, values, is_seen, scale=scale, enable_gqa=has_groups
-    )
+    attended = F.scaled_dot_product_attention(queries, keys, values, is_seen, scale=scale, enable_gqa=has_groups)
     return attended.transpose(1, 2)
 
 
