@@ -185,7 +185,7 @@ def mbart(fields: Fields) -> FamilySwitches:
 
 @family("BlenderbotForConditionalGeneration")
 def blenderbot(fields: Fields) -> FamilySwitches:
-    """mBART without a norm of embeddings; every row of the embedding of positions is used."""
+    """The same as mBART, without a norm of embeddings; every row of the embedding of positions is used."""
     decoder, encoder = (
         _bart_half(fields, half, is_after=False, has_final_norm=True, has_embedding_norm=False) for half in _HALVES
     )
