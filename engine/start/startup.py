@@ -314,6 +314,8 @@ def _info(
         num_blocks=plan.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_input=min(model_config.num_input_tokens, plan.max_model_len),
+        max_own=model_config.max_position_embeddings,
     )
 
 

@@ -115,7 +115,12 @@ class RejectReason(enum.IntEnum):
 
 
 class EngineInfo(msgspec.Struct, tag="info", frozen=True):
-    """The handshake: what the engine behind this connection is. A new epoch means a new engine process."""
+    """The handshake: what the engine behind this connection is. A new epoch means a new engine process.
+
+    Attributes:
+        max_input: Most tokens that its encoder reads; 0 for a model without one.
+        max_own: Most tokens of the decoder of such a model.
+    """
 
     epoch: str
     architecture: str
@@ -132,6 +137,20 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     task: str = "generate"
     vectors: VectorInfo | None = None
     kv_role: str = "none"
+    max_input: int = 0
+    max_own: int = 0
+
+    @property
+    def max_prompt(self) -> int:
+        """Most tokens of a prompt."""
+        return self.max_input or self.max_model_len
+
+    def room(self, num_prompt_tokens: int, num_begun: int = 0) -> int:
+        """Tokens that an output can have behind a prompt, or behind what a decoder begins with."""
+        if not self.max_input:
+            return self.max_model_len - num_prompt_tokens
+        num_slots = -(-num_prompt_tokens // self.block_size) * self.block_size
+        return min(self.max_own, self.max_model_len - num_slots) - num_begun
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
@@ -196,10 +215,12 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
         early_stopping: True ends the search once as many beams are finished as there are choices. False ends it when
             the best live beam, at its present length, scores no better than the worst of these. "never" ends it when no
             live beam of any length can score better.
+        width: Beams at a time, of which the best become the choices; 0 for as many as there are choices.
     """
 
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    width: int = 0
 
 
 class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True):

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.wire.messages import AddRequest, CachePolicy, Guidance, Pin, TokensInput
+from weft.engine.wire.messages import AddRequest, CachePolicy, EncoderInput, Guidance, Pin, TokensInput
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Renderer, Report, WholeChoice
@@ -127,11 +127,11 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
     if not (task.has_seed or isinstance(task.input, Chat)):  # so that equal prompts of a list get different answers
         params = msgspec.structs.replace(params, seed=secrets.randbits(64))
     if task.fits_context and params.max_tokens is not None:
-        room = task.model.engine_info.max_model_len - len(prompt.token_ids)
+        room = task.model.engine_info.room(len(prompt.token_ids), len(task.begin))
         max_tokens, min_tokens = min(params.max_tokens, room), min(params.min_tokens, room)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     return AddRequest(
-        TokensInput(prompt.token_ids),
+        EncoderInput(prompt.token_ids, list(task.begin)) if task.begin else TokensInput(prompt.token_ids),
         params,
         num_choices=task.num_made,
         tenant=task.tenant,

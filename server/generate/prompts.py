@@ -11,6 +11,7 @@ from functools import partial
 from weft.engine.wire.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.limits import LONG_SIZE, Workers
+from weft.server.models.seq2seq import with_source
 from weft.server.task.request_options import find_pins, marked
 from weft.server.task.task import Chat, Prompt, Task, Texts
 from weft.server.task.validation import check_range, check_token_ids
@@ -73,6 +74,16 @@ def _pins(
     return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
 
 
+def last_text(chat: Chat) -> str:
+    """The text of the last message of a user, which is what a model with an encoder reads of a chat."""
+    for message in reversed(chat.messages):
+        if message.get("role") == "user":
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"text": content}]
+            return "\n".join(str(part.get("text") or "") for part in parts)
+    raise InvalidRequestError(f"{chat.param} must hold a message of the user", param=chat.param)
+
+
 def num_prompt_tokens(max_model_len: int, max_tokens: int | None, *, is_bound: bool) -> int:
     """How many tokens a prompt may have that is shortened for the sake of its output.
 
@@ -93,7 +104,7 @@ class PromptEncoder:
         self._workers = workers
         self._tokenizer = task.model.tokenizer
         self._info = task.model.engine_info
-        self._room = TokenRoom(self._info.max_model_len, keeps_end=task.truncate_to is not None)
+        self._room = TokenRoom(self._info.max_prompt, keeps_end=task.truncate_to is not None)
 
     async def prompts(self) -> tuple[list[Prompt], list[Pin]]:
         """Every prompt, and for messages the pins, which keep beginnings of the prompt in the prefix cache.
@@ -106,6 +117,11 @@ class PromptEncoder:
             self._check_context(prompts, "prompt")
             return prompts, list(self._task.input.pins)
         param = self._task.input.param
+        if self._task.model.seq2seq:
+            text = last_text(self._task.input)
+            prompts = [self._truncated(await self._prompt(text, param, len(text), Texts([(param, text)]), param))]
+            self._check_context(prompts, param)
+            return prompts, []
         with self._checking_context(param):
             token_ids, pins = await encode_chat(
                 self._tokenizer, self._task.input, self._room, self._workers, self._task.size
@@ -142,11 +158,16 @@ class PromptEncoder:
             raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
         return prompts
 
-    async def _prompt(self, item: str | list[int], at: str, num_chars: int, input: Texts) -> Prompt:
+    async def _prompt(
+        self, item: str | list[int], at: str, num_chars: int, input: Texts, param: str = "prompt"
+    ) -> Prompt:
         if isinstance(item, str):
             size, encode = max(num_chars, len(item)), self._tokenizer.encode
-            with self._checking_context("prompt"):
-                return Prompt(await self._workers.run(size, encode, item, input.add_special_tokens, self._room), item)
+            with self._checking_context(param):
+                token_ids = await self._workers.run(size, encode, item, input.add_special_tokens, self._room)
+            if self._task.source is not None:
+                token_ids = with_source(self._tokenizer, token_ids, self._task.source)
+            return Prompt(token_ids, item)
         if self._task.truncate_to is None:  # before each id is checked
             self._check_context([Prompt(item)], "prompt")
         await self._workers.run_light(len(item), check_token_ids, item, self._info.vocab_size, at)
@@ -154,7 +175,7 @@ class PromptEncoder:
 
     def _truncated(self, prompt: Prompt) -> Prompt:
         """The prompt, cut to its end if the caller asked for that. A cut prompt has no text."""
-        num_kept, max_len = self._task.truncate_to, self._info.max_model_len
+        num_kept, max_len = self._task.truncate_to, self._info.max_prompt
         if num_kept == -1:  # keep as many as leave room for the output
             num_kept = num_prompt_tokens(max_len, self._task.sampling.max_tokens, is_bound=self._task.fits_context)
         elif num_kept is not None:
@@ -166,7 +187,8 @@ class PromptEncoder:
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
         max_tokens = self._task.num_reserved
         for num_tokens in (len(prompt.token_ids) for prompt in prompts):
-            if num_tokens + (1 if max_tokens is None else max_tokens) > self._info.max_model_len:
+            room = self._info.room(num_tokens, len(self._task.begin))
+            if num_tokens > self._info.max_prompt or (1 if max_tokens is None else max_tokens) > room:
                 raise self._context_length_error(num_tokens, param, "", max_tokens)
 
     @contextmanager
@@ -182,6 +204,14 @@ class PromptEncoder:
         self, num_prompt_tokens: int, param: str, at_least: str, max_tokens: int | None
     ) -> ContextLengthError:
         num_output_tokens = 1 if max_tokens is None else max_tokens
+        if longest := self._info.max_input:
+            return ContextLengthError(
+                f"the model reads at most {longest} tokens and writes at most {self._info.max_own}, but "
+                f"{at_least}{num_prompt_tokens} in {param} and {num_output_tokens} for the output were asked for",
+                param=param,
+                num_tokens=num_prompt_tokens,
+                max_num_tokens=longest,
+            )
         return ContextLengthError(
             f"the context holds at most {self._info.max_model_len} tokens, but "
             f"{at_least}{num_prompt_tokens + num_output_tokens} were asked for: {at_least}{num_prompt_tokens} in "

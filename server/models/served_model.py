@@ -20,6 +20,7 @@ from weft.server.formats.detection import OutputFormats, choose_formats
 from weft.server.formats.trial import renderer
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
+from weft.server.models.seq2seq import Seq2Seq, read_seq2seq
 from weft.server.sampling import NAMES, GenerationDefaults, sampling_fault
 from weft.server.settings import Settings
 from weft.server.text.template_files import TemplateFileError, read_object
@@ -90,6 +91,7 @@ class ServedModel:
         adapter: What the engine applies; None: the base model.
         on_demand: Whether it may be not loaded, in which case its `engine_client` has it loaded.
         prompts: Texts that the checkpoint wants before those whose vectors are made.
+        seq2seq: How it answers if it has an encoder; None without one.
     """
 
     name: str
@@ -100,6 +102,7 @@ class ServedModel:
     adapter: Adapter | None = None
     prompts: VectorPrompts = NO_PROMPTS
     on_demand: bool = False
+    seq2seq: Seq2Seq | None = None
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -124,6 +127,9 @@ def served_model(
         settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
     """
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
+    seq2seq = read_seq2seq(pathlib.Path(settings.model)) if settings.model else None
+    if seq2seq and not seq2seq.is_sampled:
+        defaults = replace(defaults, temperature=0.0)
     defaults = defaults.with_stated(settings.default_sampling)
     if defaults.values():
         _log.info("requests that do not say are sampled with %s", defaults)
@@ -132,7 +138,7 @@ def served_model(
     formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
     tokenizer.call_texts = formats.tools.call_texts if formats.tools else ()
     name = settings.served_model_name[0]
-    return ServedModel(name, engine_client, tokenizer, formats, defaults, prompts=prompts, on_demand=on_demand)
+    return ServedModel(name, engine_client, tokenizer, formats, defaults, None, prompts, on_demand, seq2seq)
 
 
 class LiveModels(Mapping[str, ServedModel]):

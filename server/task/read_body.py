@@ -13,13 +13,22 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from weft.engine.wire.messages import EngineInfo
+from weft.engine.wire.messages import BeamOptions, EngineInfo
 from weft.engine.wire.params import SamplingParams
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
+from weft.server.models.seq2seq import Seq2Seq, language_id
 from weft.server.models.served_model import ServedModel
-from weft.server.task.request_options import beam_options, deadline_of, salt_of, service_of, stores_prompt, uses_cache
+from weft.server.task.request_options import (
+    beam_options,
+    deadline_of,
+    neutral_in_beam_search,
+    salt_of,
+    service_of,
+    stores_prompt,
+    uses_cache,
+)
 from weft.server.task.schema import GenerationBody
 from weft.server.task.task import Chat, OutputWishes, Task, TextOptions, Texts
 from weft.server.task.template_options import honoured_by_template
@@ -72,13 +81,16 @@ async def read_task(
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
     n, beams = 1 if body.n is None else body.n, beam_options(body)
+    languages = _languages(body, model)
+    if model.seq2seq and body.use_beam_search is None and not wishes.structure and not num_made:
+        beams = _own_beams(body, model.seq2seq, n)
     filling = input.filling if isinstance(input, Texts) else None
     sampling = await context.workers.run(
         num_to_look_at(body),
         build_sampling_params,
         body,
         model,
-        max_tokens=max_tokens,
+        max_tokens=max_tokens if max_tokens is not None or not model.seq2seq else model.seq2seq.max_tokens,
         logprobs=0 if logprobs is None and (num_made or n) > n else logprobs,
         prompt_logprobs=prompt_logprobs,
         extra_stop_ids=filling.stop_token_ids if filling else (),
@@ -102,10 +114,27 @@ async def read_task(
         cache_salt=salt_of(body),
         uses_cache=uses_cache(body.prompt_cache_options),
         stores_prompt=stores_prompt(body, model.engine_info),
+        source=languages[0],
+        begin=model.seq2seq.begin_in(languages[1]) if model.seq2seq else (),
         fits_context=not settings.strict_params,
         is_stream=bool(body.stream),
         ignored=[*wishes.left_out, *(n for n in ignored if n not in honoured), *wishes.thinking.ignored, *wishes.lost],
     )
+
+
+def _languages(body: GenerationBody, model: ServedModel) -> tuple[int | None, int | None]:
+    """The ids of the languages of input and answer; None for one that is not named."""
+    found = []
+    for param, name in (("source_language", body.source_language), ("target_language", body.target_language)):
+        if name is not None and not model.seq2seq:
+            raise InvalidRequestError(f"{param} is only allowed for a model with an encoder", param=param)
+        found.append(None if name is None else language_id(model.tokenizer, name, param))
+    return found[0], found[1]
+
+
+def _own_beams(body: GenerationBody, seq2seq: Seq2Seq, n: int) -> BeamOptions | None:
+    """The search that the checkpoint asks for; None if the caller asks for something else."""
+    return seq2seq.beams if n <= seq2seq.num_beams and neutral_in_beam_search(body) else None
 
 
 def check_common(body: GenerationBody, max_n: int) -> None:
@@ -138,7 +167,7 @@ def build_sampling_params(
     try:
         return SamplingParams(
             max_tokens=max_tokens,
-            min_tokens=check_range("min_tokens", _first(body.min_tokens, 0), 0, info.max_model_len),
+            min_tokens=check_range("min_tokens", _min_tokens(body, model, max_tokens), 0, info.max_model_len),
             temperature=_first(body.temperature, defaults.temperature, 1.0),
             top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # other servers use -1 for all
             top_p=_first(body.top_p, defaults.top_p, 1.0),
@@ -160,6 +189,11 @@ def build_sampling_params(
         )
     except ValueError as exc:
         raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
+
+
+def _min_tokens(body: GenerationBody, model: ServedModel, max_tokens: int | None) -> int:
+    least = model.seq2seq.min_tokens if model.seq2seq and body.min_tokens is None else body.min_tokens or 0
+    return least if body.min_tokens is not None or max_tokens is None else min(least, max_tokens)
 
 
 def num_to_look_at(body: GenerationBody) -> int:

@@ -242,6 +242,12 @@ The search uses the model's own probabilities, and runs to the end.
 """
 
 
+def neutral_in_beam_search(body: GenerationBody) -> bool:
+    """Whether a search can honour all of a body; its choices come whole, streamed or not."""
+    fields = ((name, values) for name, values in _NEUTRAL_IN_BEAM_SEARCH.items() if name != "stream")
+    return all(getattr(body, name, None) in (None, *values) for name, values in fields)
+
+
 def beam_options(body: GenerationBody) -> BeamOptions | None:
     """Read the options of a body; None if it asks for no beam search.
 

@@ -119,6 +119,8 @@ class Task:
         uses_cache: The prefix cache is used even without breakpoints.
         stores_prompt: The prompt's blocks are stored for another server before the answer begins.
         names: Patterns of paths in the body that was read, and what the caller calls them.
+        source: The language of the input, where the tokenizer of a model with an encoder names languages.
+        begin: What the decoder of such a model begins with.
         fits_context: An output that would not fit is bounded by the context; if not, the request is refused.
     """
 
@@ -140,6 +142,8 @@ class Task:
     cache_salt: str = ""
     uses_cache: bool = True
     stores_prompt: bool = False
+    source: int | None = None
+    begin: Sequence[int] = ()
     fits_context: bool = False
     is_stream: bool = False
     ignored: Sequence[str] = ()
@@ -153,4 +157,6 @@ class Task:
     @property
     def continues_prompt(self) -> bool:
         """Whether the output continues the text of the prompt."""
+        if self.model.seq2seq:
+            return False
         return isinstance(self.input, Texts) or self.input.options.continue_final_message

@@ -62,14 +62,18 @@ async def completion_task(
     Args:
         sent: See `chat_task`.
         refused: Fields that the endpoint refuses; see `ignored_fields`.
-        is_bounded: Without `max_tokens` the output has few tokens; if not, it may fill the context.
+        is_bounded: Without `max_tokens` the output has few tokens; if not, or if the model has an encoder, it may fill
+            the context.
 
     Raises:
         ApiError: A field is wrong, or the model is not served.
     """
     size = len(await request.body())
     num_made = _num_made(body, context.settings.max_n)
-    filling = _filling(body, (await context.check_model(request, body.model)).tokenizer)
+    model = await context.check_model(request, body.model)
+    filling = _filling(body, model.tokenizer)
+    if model.seq2seq and body.echo:
+        raise InvalidRequestError("echo is only allowed for a model without an encoder", param="echo")
     logprobs = shown_logprobs(body)
     items = _items(body.prompt)
     if items is not None:  # more prompts would never fit the queue; refuse them before any work
@@ -82,7 +86,7 @@ async def completion_task(
         sent=sent,
         input=Texts(items, body.add_special_tokens is not False, body.suffix or "", filling),
         wishes=OutputWishes(structure=await context.workers.run_light(size, structure_of, body)),
-        max_tokens=_max_tokens(body, is_bounded=is_bounded),
+        max_tokens=_max_tokens(body, is_bounded=is_bounded and not model.seq2seq),
         logprobs=logprobs,
         prompt_logprobs=num_prompt_logprobs(body, logprobs if body.echo else None),
         num_made=num_made,

@@ -1,0 +1,120 @@
+"""What a checkpoint with an encoder says of its inputs and answers, and the languages that its tokenizer names.
+
+transformers applies these numbers where a caller says nothing else, and so does Weft. They stand in
+generation_config.json, or in config.json where older versions kept them.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from weft.engine.wire.messages import BeamOptions
+from weft.engine.wire.params import MAX_BEAMS
+from weft.server.errors import InvalidRequestError, shown
+from weft.server.text.template_files import TemplateFileError, read_object
+from weft.server.text.text_tokenizer import TextTokenizer
+
+_log = logging.getLogger(__name__)
+
+_LANGUAGE = re.compile("(__)?[a-z]{2,3}(_[A-Za-z]{2,4})?(__)?")
+"""Of NLLB (eng_Latn), of mBART (en_XX) and of M2M100 (__en__)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2Seq:
+    """How a model with an encoder answers.
+
+    Attributes:
+        begin: What its decoder begins with.
+        max_tokens: Most tokens of an answer, if the checkpoint bounds them.
+        num_beams: Of a search; 1 for none.
+        is_sampled: Whether ids are sampled, rather than the most probable ones taken.
+    """
+
+    begin: tuple[int, ...]
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    no_repeat_ngram_size: int = 0
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    is_sampled: bool = False
+
+    @property
+    def beams(self) -> BeamOptions | None:
+        """The search that the checkpoint asks for; None for none."""
+        return BeamOptions(self.length_penalty, self.early_stopping, self.num_beams) if self.num_beams > 1 else None
+
+    def begin_in(self, target: int | None) -> list[int]:
+        """What the decoder begins with, to answer in a language."""
+        return list(self.begin if target is None else (*self.begin[:1], target))
+
+
+class _Stated(msgspec.Struct):
+    """The fields of both files that count, as transformers names them."""
+
+    decoder_start_token_id: int | None = None
+    bos_token_id: int | None = None
+    forced_bos_token_id: int | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    min_length: int | None = None
+    min_new_tokens: int | None = None
+    no_repeat_ngram_size: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    do_sample: bool | None = None
+
+
+def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
+    """Read the files of a checkpoint; None if it has no encoder, or if they cannot be read, which the engine tells."""
+    try:
+        if (config := read_object(checkpoint / "config.json")).get("is_encoder_decoder") is not True:
+            return None
+        own = read_object(checkpoint / "generation_config.json")
+        stated = msgspec.convert(
+            {**config, **{name: value for name, value in own.items() if value is not None}}, _Stated
+        )
+    except (TemplateFileError, msgspec.ValidationError) as exc:
+        _log.warning("%s: what it says of its answers is not used: %s", checkpoint, exc)
+        return None
+    begin = [next((i for i in (stated.decoder_start_token_id, stated.bos_token_id) if i is not None), 0)]
+    if stated.forced_bos_token_id is not None:
+        begin.append(stated.forced_bos_token_id)
+    longest = stated.max_length and stated.max_length - len(begin)
+    shortest = (stated.min_length or 0) - len(begin)
+    return Seq2Seq(
+        tuple(begin),
+        max_tokens=stated.max_new_tokens or (max(longest, 1) if longest else None),
+        min_tokens=max(stated.min_new_tokens or 0, shortest, 0),
+        no_repeat_ngram_size=stated.no_repeat_ngram_size or 0,
+        num_beams=1 if stated.do_sample else min(stated.num_beams or 1, MAX_BEAMS),
+        length_penalty=1.0 if stated.length_penalty is None else stated.length_penalty,
+        early_stopping=stated.early_stopping or False,
+        is_sampled=bool(stated.do_sample),
+    )
+
+
+def language_id(tokenizer: TextTokenizer, name: str, param: str) -> int:
+    """The id of a language by its code.
+
+    Raises:
+        InvalidRequestError: The tokenizer has no language of this code.
+    """
+    for text in (name, f"__{name}__"):
+        if _LANGUAGE.fullmatch(text) and (token_id := tokenizer.added_id(text)) is not None:
+            return token_id
+    raise InvalidRequestError(f"{param}: the model's tokenizer has no language {shown(name)}", param=param)
+
+
+def with_source(tokenizer: TextTokenizer, token_ids: list[int], source: int) -> list[int]:
+    """An input with this language in the place of the one that the tokenizer put at its beginning or its end."""
+    for at in (0, -1) if token_ids else ():
+        if tokenizer.is_special(token_ids[at]) and _LANGUAGE.fullmatch(tokenizer.token_text(token_ids[at])):
+            return [*token_ids[:at], source, *token_ids[1:]] if at == 0 else [*token_ids[:-1], source]
+    return [source, *token_ids]
