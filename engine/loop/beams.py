@@ -24,8 +24,11 @@ from weft.engine.wire.params import MAX_BEAMS, SamplingParams
 
 def beam_fault(add: AddRequest, vocab_size: int) -> str | None:
     """What is wrong with a request for beams; None when nothing is."""
-    if add.num_choices > min(MAX_BEAMS, vocab_size):
-        return f"num_choices must be at most {min(MAX_BEAMS, vocab_size)} with beams, got {add.num_choices}"
+    most = min(MAX_BEAMS, vocab_size)
+    if add.num_choices > most:
+        return f"num_choices must be at most {most} with beams, got {add.num_choices}"
+    if add.beams is not None and add.beams.width and not add.num_choices <= add.beams.width <= most:
+        return f"the width of a search must be from {add.num_choices} to {most}, got {add.beams.width}"
     if add.sampling_params.max_tokens == 0:
         return "max_tokens must be at least 1 with beams, got 0"
     if add.guidance.grammar is not None or add.guidance.reasoning_budget is not None:
@@ -151,13 +154,14 @@ class BeamSearch(Continuation):
         self._num_logprobs = request.params.logprobs
         self._stop_ids = request.stop_ids
         max_tokens = request.max_num_tokens - request.num_prompt_tokens
-        self._beams = Beams(num_choices, max_tokens, self._stop_ids, options, self._num_logprobs or 0)
+        width = options.width or num_choices
+        self._beams = Beams(width, max_tokens, self._stop_ids, options, self._num_logprobs or 0)
         self._names = itertools.count(num_choices)  # no choice has these names, so no caller can abort a beam
         self._requests = [request]  # one per live beam
         request.key = request.key._replace(choice=next(self._names))
         request.pending_indices = []
         request.prediction = request.token_counts = None
-        request.params = SamplingParams(temperature=0.0, logprobs=max(2 * num_choices, self._num_logprobs or 0))
+        request.params = SamplingParams(temperature=0.0, logprobs=max(2 * width, self._num_logprobs or 0))
         self._rows: dict[Request, TokenLogprobs] = {}
 
     @override
@@ -194,7 +198,7 @@ class BeamSearch(Continuation):
         return self._close([self._output(index, reason, message=message) for index in indices])
 
     def _finish(self) -> Outputs:
-        outputs = [self._choice(index, beam) for index, beam in enumerate(self._beams.best)]
+        outputs = [self._choice(index, beam) for index, beam in enumerate(self._beams.best[: self._num_choices])]
         self._scheduler.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
         return self._close(outputs)
 

@@ -94,7 +94,10 @@ def show(settings: Settings) -> int:
     if task == "generate":
         template = tokenizer.template_source(has_tools=True)
         formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
-        rows.append(("chat", "the template of the model" if template else NO_TEMPLATE))
+        lacking = (
+            "the last message is what the encoder reads" if fields.flag("is_encoder_decoder", False) else NO_TEMPLATE
+        )
+        rows.append(("chat", "the template of the model" if template else lacking))
         rows.append(("tools", formats.tools.name if formats.tools else formats.no_tools))
         rows.append(("reasoning", formats.reasoning.name if formats.reasoning else "none"))
     print(align([(f"{label:<11}", text) for label, text in rows]), flush=True)

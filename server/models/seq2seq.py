@@ -6,6 +6,7 @@ generation_config.json, or in config.json where older versions kept them.
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,14 +31,14 @@ class Seq2Seq:
 
     Attributes:
         begin: What its decoder begins with.
-        max_tokens: Most tokens of an answer, if the checkpoint bounds them.
+        max_length, min_length: Of what the decoder begins with and the answer together; None for no bound.
         num_beams: Of a search; 1 for none.
         is_sampled: Whether ids are sampled, rather than the most probable ones taken.
     """
 
     begin: tuple[int, ...]
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    max_length: int | None = None
+    min_length: int = 0
     no_repeat_ngram_size: int = 0
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -48,6 +49,10 @@ class Seq2Seq:
     def beams(self) -> BeamOptions | None:
         """The search that the checkpoint asks for; None for none."""
         return BeamOptions(self.length_penalty, self.early_stopping, self.num_beams) if self.num_beams > 1 else None
+
+    def max_tokens(self, begin: Sequence[int]) -> int | None:
+        """Most tokens of an answer behind what the decoder begins with; None for no bound."""
+        return None if self.max_length is None else max(self.max_length - len(begin), 1)
 
     def begin_in(self, target: int | None) -> list[int]:
         """What the decoder begins with, to answer in a language."""
@@ -86,12 +91,10 @@ def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
     begin = [next((i for i in (stated.decoder_start_token_id, stated.bos_token_id) if i is not None), 0)]
     if stated.forced_bos_token_id is not None:
         begin.append(stated.forced_bos_token_id)
-    longest = stated.max_length and stated.max_length - len(begin)
-    shortest = (stated.min_length or 0) - len(begin)
     return Seq2Seq(
         tuple(begin),
-        max_tokens=stated.max_new_tokens or (max(longest, 1) if longest else None),
-        min_tokens=max(stated.min_new_tokens or 0, shortest, 0),
+        max_length=stated.max_new_tokens + 1 if stated.max_new_tokens else stated.max_length,
+        min_length=stated.min_new_tokens + 1 if stated.min_new_tokens else stated.min_length or 0,
         no_repeat_ngram_size=stated.no_repeat_ngram_size or 0,
         num_beams=1 if stated.do_sample else min(stated.num_beams or 1, MAX_BEAMS),
         length_penalty=1.0 if stated.length_penalty is None else stated.length_penalty,

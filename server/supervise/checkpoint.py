@@ -243,7 +243,8 @@ def check_tokenizer(folder: pathlib.Path, task: str = "auto", template: pathlib.
     Raises:
         StartError: The tokenizer has more tokens than the model.
     """
-    vocab_size = identify(folder).fields.optional_integer("vocab_size")
+    fields = identify(folder).fields
+    vocab_size, reads_input = fields.optional_integer("vocab_size"), fields.flag("is_encoder_decoder", False)
     if task in ("auto", "generate"):
         processes().start()  # beside what is read first
     try:
@@ -258,7 +259,8 @@ def check_tokenizer(folder: pathlib.Path, task: str = "auto", template: pathlib.
         return notes
     templates = ChatTemplates.load(folder, config, template)
     notes += [f"{fault}: {BROKEN}" for fault in templates.faults]
-    return notes if templates.faults or templates.own(has_tools=True) else [*notes, NO_TEMPLATE]
+    has_template = templates.faults or templates.own(has_tools=True) or reads_input
+    return notes if has_template else [*notes, NO_TEMPLATE]
 
 
 def _compare(tokenizer: _TokenizerFile, vocab_size: int) -> list[str]:

@@ -81,16 +81,20 @@ async def read_task(
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
     n, beams = 1 if body.n is None else body.n, beam_options(body)
-    languages = _languages(body, model)
-    if model.seq2seq and body.use_beam_search is None and not wishes.structure and not num_made:
-        beams = _own_beams(body, model.seq2seq, n)
+    source, target = _languages(body, model)
+    begin: Sequence[int] = ()
+    if seq2seq := model.seq2seq:
+        begin = seq2seq.begin_in(target)
+        max_tokens = seq2seq.max_tokens(begin) if max_tokens is None else max_tokens
+        if body.use_beam_search is None and not wishes.structure and not num_made:
+            beams = _own_beams(body, seq2seq, n)
     filling = input.filling if isinstance(input, Texts) else None
     sampling = await context.workers.run(
         num_to_look_at(body),
         build_sampling_params,
         body,
         model,
-        max_tokens=max_tokens if max_tokens is not None or not model.seq2seq else model.seq2seq.max_tokens,
+        max_tokens=max_tokens,
         logprobs=0 if logprobs is None and (num_made or n) > n else logprobs,
         prompt_logprobs=prompt_logprobs,
         extra_stop_ids=filling.stop_token_ids if filling else (),
@@ -114,8 +118,8 @@ async def read_task(
         cache_salt=salt_of(body),
         uses_cache=uses_cache(body.prompt_cache_options),
         stores_prompt=stores_prompt(body, model.engine_info),
-        source=languages[0],
-        begin=model.seq2seq.begin_in(languages[1]) if model.seq2seq else (),
+        source=source,
+        begin=begin,
         fits_context=not settings.strict_params,
         is_stream=bool(body.stream),
         ignored=[*wishes.left_out, *(n for n in ignored if n not in honoured), *wishes.thinking.ignored, *wishes.lost],
@@ -167,7 +171,7 @@ def build_sampling_params(
     try:
         return SamplingParams(
             max_tokens=max_tokens,
-            min_tokens=check_range("min_tokens", _min_tokens(body, model, max_tokens), 0, info.max_model_len),
+            min_tokens=check_range("min_tokens", _first(body.min_tokens, 0), 0, info.max_model_len),
             temperature=_first(body.temperature, defaults.temperature, 1.0),
             top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # other servers use -1 for all
             top_p=_first(body.top_p, defaults.top_p, 1.0),
@@ -189,11 +193,6 @@ def build_sampling_params(
         )
     except ValueError as exc:
         raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
-
-
-def _min_tokens(body: GenerationBody, model: ServedModel, max_tokens: int | None) -> int:
-    least = model.seq2seq.min_tokens if model.seq2seq and body.min_tokens is None else body.min_tokens or 0
-    return least if body.min_tokens is not None or max_tokens is None else min(least, max_tokens)
 
 
 def num_to_look_at(body: GenerationBody) -> int:

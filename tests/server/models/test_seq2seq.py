@@ -1,0 +1,64 @@
+"""What checkpoints with an encoder say of their answers, and languages by their codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.seq2seq_checkpoints import ENGLISH, EOS, FRENCH, letters
+from weft.engine.wire.messages import BeamOptions
+from weft.server.errors import InvalidRequestError
+from weft.server.models.seq2seq import Seq2Seq, language_id, read_seq2seq, with_source
+from weft.server.text.tokenizer import Tokenizer
+
+
+def write(folder: Path, own: dict[str, object] | None = None, **config: object) -> Path:
+    (folder / "config.json").write_text(json.dumps({"is_encoder_decoder": True, **config}))
+    if own is not None:
+        (folder / "generation_config.json").write_text(json.dumps(own))
+    return folder
+
+
+def test_generation_config_goes_before_config(tmp_path: Path) -> None:
+    own = {"decoder_start_token_id": 2, "forced_bos_token_id": 0, "num_beams": 4, "length_penalty": 2.0}
+    lengths = {"max_length": 142, "min_length": 56, "no_repeat_ngram_size": 3, "early_stopping": True}
+    found = read_seq2seq(write(tmp_path, {**own, "num_beams": None}, num_beams=2, decoder_start_token_id=7, **lengths))
+    assert found == Seq2Seq((2, 0), 142, 56, 3, 2, 2.0, True)
+    assert found and found.beams == BeamOptions(2.0, True, 2)
+    assert found.begin_in(None) == [2, 0] and found.begin_in(9) == [2, 9]
+    assert found.max_tokens([2, 0]) == 140 and Seq2Seq((2,), 1).max_tokens([2]) == 1
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({}, Seq2Seq((0,))),
+        ({"bos_token_id": 5}, Seq2Seq((5,))),
+        ({"max_new_tokens": 9, "max_length": 20, "min_new_tokens": 2}, Seq2Seq((0,), 10, 3)),
+        ({"do_sample": True, "num_beams": 4}, Seq2Seq((0,), is_sampled=True)),
+        ({"min_length": 0, "max_length": 1}, Seq2Seq((0,), 1)),
+    ],
+)
+def test_what_is_not_stated_is_plain(tmp_path: Path, stated: dict[str, object], expected: Seq2Seq) -> None:
+    assert read_seq2seq(write(tmp_path, stated)) == expected
+
+
+def test_decoders_and_broken_files_have_none(tmp_path: Path) -> None:
+    assert read_seq2seq(tmp_path) is None
+    assert read_seq2seq(write(tmp_path, {"num_beams": "many"})) is None
+    assert read_seq2seq(write(tmp_path, {}, is_encoder_decoder=False, bos_token_id=[1, 2])) is None
+
+
+def test_languages(tmp_path: Path) -> None:
+    letters().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    english, french, eos = (tokenizer.added_id(text) for text in (ENGLISH, FRENCH, EOS))
+    assert english is not None and french is not None and eos is not None
+    assert language_id(tokenizer, FRENCH, "target_language") == french
+    for name in (EOS, "<pad>", "abc", "", "x" * 1000):
+        with pytest.raises(InvalidRequestError, match="target_language"):
+            language_id(tokenizer, name, "target_language")
+    assert with_source(tokenizer, [english, 7, 8, eos], french) == [french, 7, 8, eos]
+    assert with_source(tokenizer, [7, 8, eos, english], french) == [7, 8, eos, french]
+    assert with_source(tokenizer, [7, eos], french) == [french, 7, eos]
+    assert with_source(tokenizer, [], french) == [french]
