@@ -274,7 +274,7 @@ def make_request(
         prompt_token_ids=token_ids,
         token_types=add.input.token_types,
         input_length=add.input.input_length,
-        num_input_slots=len(token_ids) - len(add.input.token_ids) if add.input.input_length else 0,
+        num_input_slots=add.input.num_slots(block_size),
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

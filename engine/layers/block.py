@@ -10,7 +10,7 @@ model owns no cache: the caller passes the `StepCaches` of each step, and runs e
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from typing_extensions import override
@@ -141,53 +141,17 @@ class StateStep(Protocol):
         """(num_requests,) int64 on the device: the slot of each request, distinct except for slot 0 of padding."""
 
 
-@runtime_checkable
-class CrossStep(Protocol):
-    """Reads and writes, in one step, what layers keep of the inputs."""
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write those of the inputs that this step reads, (num_input_tokens, num_kv_heads, head_dim)."""
-
-    def read(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attend from the decoder's tokens, (num_tokens, num_heads, head_dim), each to all of its request's input."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderStep:
-    """The two kinds of tokens in one step.
-
-    Attributes:
-        inputs: (num_input_tokens,) indices of the tokens that the encoder reads; padding is left out.
-        input_positions: (num_input_tokens,)
-        texts: Attention within the inputs.
-        own: (num_own_tokens,) indices of the decoder's tokens.
-        own_positions: (num_own_tokens,) where they are behind the inputs.
-        places: (num_tokens,) where a token of the step is among the decoder's.
-        cross: What layers keep of the inputs.
-    """
-
-    inputs: torch.Tensor
-    input_positions: torch.Tensor
-    texts: AttentionStep
-    own: torch.Tensor
-    own_positions: torch.Tensor
-    places: torch.Tensor
-    cross: CrossStep
-
-
 @dataclass(frozen=True, slots=True)
 class StepCaches:
     """The caches of one step, by kind, and what its blocks leave for later ones.
 
     Attributes:
         states: None if no layer keeps a state.
-        encoder: None for a model without an encoder.
         passed: By name, what a block made of the step's tokens and a later one reads.
     """
 
     attention: AttentionStep
     states: StateStep | None = None
-    encoder: EncoderStep | None = None
     passed: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
 

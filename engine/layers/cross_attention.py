@@ -7,13 +7,55 @@ shares, moves or evicts blocks knows no encoder (Vaswani et al., 2017, section 3
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec
-from weft.engine.layers.block import BlockStep, Decoder, Linear, LoadedModel, Mixer, StepCaches
+from weft.engine.layers.block import AttentionStep, BlockStep, Decoder, Linear, LoadedModel, Mixer, StepCaches
+
+
+@runtime_checkable
+class CrossStep(Protocol):
+    """Reads and writes, in one step, what layers keep of the inputs."""
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write those of the inputs that this step reads, (num_input_tokens, num_kv_heads, head_dim)."""
+
+    def read(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attend from the decoder's tokens, (num_tokens, num_heads, head_dim), each to all of its request's input."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStep:
+    """The two kinds of tokens in one step.
+
+    Attributes:
+        inputs: (num_input_tokens,) indices of the tokens that the encoder reads; padding is left out.
+        input_positions: (num_input_tokens,)
+        texts: Attention within the inputs.
+        own: (num_own_tokens,) indices of the decoder's tokens.
+        own_positions: (num_own_tokens,) where they are behind the inputs.
+        places: (num_tokens,) where a token of the step is among the decoder's.
+        cross: What layers keep of the inputs.
+    """
+
+    inputs: torch.Tensor
+    input_positions: torch.Tensor
+    texts: AttentionStep
+    own: torch.Tensor
+    own_positions: torch.Tensor
+    places: torch.Tensor
+    cross: CrossStep
+
+
+@dataclass(frozen=True, slots=True)
+class InputCaches(StepCaches):
+    """The caches of one step of a model with an encoder."""
+
+    encoder: EncoderStep = field(kw_only=True)
 
 
 def distance_buckets(
@@ -63,7 +105,7 @@ class CrossAttention(Mixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        assert step.caches.encoder is not None
+        assert isinstance(step.caches, InputCaches)
         cross = step.caches.encoder.cross
         if encoded := step.caches.passed.get("encoded"):
             keys, values = self.keys_values(encoded[0]).view(len(encoded[0]), 2, -1, self.head_dim).unbind(1)
@@ -97,8 +139,8 @@ class EncoderDecoder(LoadedModel):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
+        assert isinstance(caches, InputCaches)
         step = caches.encoder
-        assert step is not None
         if len(step.inputs):
             encoded = self.encoder.forward(token_ids[step.inputs], step.input_positions, StepCaches(step.texts))
             caches.passed["encoded"] = (encoded.clone(),)

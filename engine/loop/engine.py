@@ -42,8 +42,7 @@ class Engine(Generic[Launched]):
         vocab_size: int,
         max_model_len: int,
         max_num_waiting: int,
-        max_input: int = 0,
-        max_own: int = 0,
+        input_limits: tuple[int, int] = (0, 0),
         eos_token_ids: tuple[int, ...] = (),
         max_loras: int = 0,
         lora_modules_to_save: int = 0,
@@ -62,8 +61,7 @@ class Engine(Generic[Launched]):
             executor: Computes batches.
             vocab_size: Token ids are from 0 to this, exclusive.
             max_model_len: Most tokens of a request.
-            max_input: Most tokens that the model's encoder reads; 0 for a model without one.
-            max_own: Most tokens of the decoder of such a model.
+            input_limits: Most tokens that the model's encoder reads, and of its decoder; 0 for a model without one.
             max_num_waiting: Most requests that wait; further ones are rejected.
             eos_token_ids: End an output unless the request ignores them.
             max_loras: Slots of the executor for adapters. A batch refers to them by index, from 1.
@@ -80,7 +78,7 @@ class Engine(Generic[Launched]):
         self._executor = executor
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._max_input, self._max_own = max_input, max_own
+        self._max_input, self._max_own = input_limits if input_limits[0] else (0, max_model_len)
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
@@ -131,7 +129,7 @@ class Engine(Generic[Launched]):
             arrival=self._num_arrivals,
             arrival_time=self.scheduler.clock(),
             eos_token_ids=self._eos_token_ids,
-            max_model_len=self._num_slots(add) + self._room(add),
+            max_model_len=self._longest(add),
             cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter, hash_keys),
             block_size=self.scheduler.kv.block_size,
         )
@@ -256,26 +254,21 @@ class Engine(Generic[Launched]):
         self.scheduler.cost.observe(step.load, seconds)
         self.scheduler.token_budget.observe(step.load.num_tokens)
 
-    def _num_slots(self, add: AddRequest) -> int:
-        """Tokens of the context that stand for an encoder's input."""
-        return self.scheduler.kv.num_blocks_for(add.input.input_length) * self.scheduler.kv.block_size
-
-    def _room(self, add: AddRequest) -> int:
-        """Most tokens that the model writes and begins with."""
-        if not self._max_input:
-            return self._max_model_len
-        return min(self._max_model_len - self._num_slots(add), self._max_own)
+    def _longest(self, add: AddRequest) -> int:
+        """Most tokens of a request, with the places of an encoder's input."""
+        return min(self._max_model_len, add.input.num_slots(self.scheduler.kv.block_size) + self._max_own)
 
     def _check(self, add: AddRequest) -> None:
-        num_prompt, params = len(add.input.token_ids), add.sampling_params
-        num_slots = self.pending.adapters.num_slots
-        if fault := request_fault(add, self._vocab_size, num_slots, self._vectors, self._max_input):
+        params, num_adapters = add.sampling_params, self.pending.adapters.num_slots
+        if fault := request_fault(add, self._vocab_size, num_adapters, self._vectors, self._max_input):
             raise RejectedError(RejectReason.INVALID, fault)
         least = 1 if params.max_tokens is None else params.max_tokens
-        if num_prompt + least > (room := self._room(add)):
+        num_prompt = add.input.num_slots(self.scheduler.kv.block_size) + len(add.input.token_ids)
+        if num_prompt + least > (longest := self._longest(add)):
             raise RejectedError(
                 RejectReason.CONTEXT_LENGTH,
-                f"the context holds {room} tokens, but {num_prompt} in the prompt and {least} of output were asked for",
+                f"the context holds {longest} tokens, but {num_prompt} in the prompt and {least} of output "
+                f"were asked for",
             )
         if self.num_waiting >= self._max_num_waiting:
             message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"

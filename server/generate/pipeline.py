@@ -123,15 +123,15 @@ async def new_answer(task: Task, request: Request, context: ServerContext) -> tu
 
 
 def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin]) -> AddRequest:
-    params = task.sampling
+    params, begin = task.sampling, task.encoded.begin
     if not (task.has_seed or isinstance(task.input, Chat)):  # so that equal prompts of a list get different answers
         params = msgspec.structs.replace(params, seed=secrets.randbits(64))
     if task.fits_context and params.max_tokens is not None:
-        room = task.model.engine_info.room(len(prompt.token_ids), len(task.begin))
+        room = task.model.engine_info.room(len(prompt.token_ids), len(begin))
         max_tokens, min_tokens = min(params.max_tokens, room), min(params.min_tokens, room)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     return AddRequest(
-        EncoderInput(prompt.token_ids, list(task.begin)) if task.begin else TokensInput(prompt.token_ids),
+        EncoderInput(prompt.token_ids, list(begin)) if begin else TokensInput(prompt.token_ids),
         params,
         num_choices=task.num_made,
         tenant=task.tenant,

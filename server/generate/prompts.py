@@ -11,7 +11,7 @@ from functools import partial
 from weft.engine.wire.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.limits import LONG_SIZE, Workers
-from weft.server.models.seq2seq import with_source
+from weft.server.models.seq2seq import last_text, with_source
 from weft.server.task.request_options import find_pins, marked
 from weft.server.task.task import Chat, Prompt, Task, Texts
 from weft.server.task.validation import check_range, check_token_ids
@@ -34,7 +34,7 @@ async def encode_chat(
     pieces, shown = await workers.run_template(tokenizer, size, _rendered, tokenizer, chat)
 
     def encode() -> tuple[list[int], list[Pin]]:
-        token_ids = tokenizer.encode_rendered(pieces, room)
+        token_ids = _encode(tokenizer, pieces, room)
         return token_ids, _pins(tokenizer, chat, token_ids, shown, room)
 
     return await workers.run(size, encode)
@@ -43,11 +43,19 @@ async def encode_chat(
 def encode_now(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> list[int]:
     """The prompt ids of messages, for what has a thread; raises as `encode_chat` does."""
     pieces, _ = _rendered(tokenizer, Chat(chat.messages, chat.options, param=chat.param))
-    return tokenizer.encode_rendered(pieces, room)
+    return _encode(tokenizer, pieces, room)
+
+
+def _encode(tokenizer: TextTokenizer, pieces: list[str], room: TokenRoom) -> list[int]:
+    return (
+        tokenizer.encode(pieces[0], True, room) if tokenizer.is_of_encoder else tokenizer.encode_rendered(pieces, room)
+    )
 
 
 def _rendered(tokenizer: TextTokenizer, chat: Chat) -> tuple[list[str], list[str]]:
-    """The chat rendered, and with marks at its breakpoints if it has any."""
+    """The chat rendered, and with marks at its breakpoints if it has any. An encoder reads the last message alone."""
+    if tokenizer.is_of_encoder:
+        return [last_text(chat.messages, chat.param)], []
     try:
         return tokenizer.render_chat(chat.messages, chat.options), _marked(tokenizer, chat)
     except ChatTemplateError as exc:
@@ -72,16 +80,6 @@ def _pins(
         return []
     bound = TokenRoom(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
     return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
-
-
-def last_text(chat: Chat) -> str:
-    """The text of the last message of a user, which is what a model with an encoder reads of a chat."""
-    for message in reversed(chat.messages):
-        if message.get("role") == "user":
-            content = message.get("content")
-            parts = content if isinstance(content, list) else [{"text": content}]
-            return "\n".join(str(part.get("text") or "") for part in parts)
-    raise InvalidRequestError(f"{chat.param} must hold a message of the user", param=chat.param)
 
 
 def num_prompt_tokens(max_model_len: int, max_tokens: int | None, *, is_bound: bool) -> int:
@@ -117,16 +115,11 @@ class PromptEncoder:
             self._check_context(prompts, "prompt")
             return prompts, list(self._task.input.pins)
         param = self._task.input.param
-        if self._task.model.seq2seq:
-            text = last_text(self._task.input)
-            prompts = [self._truncated(await self._prompt(text, param, len(text), Texts([(param, text)]), param))]
-            self._check_context(prompts, param)
-            return prompts, []
         with self._checking_context(param):
             token_ids, pins = await encode_chat(
                 self._tokenizer, self._task.input, self._room, self._workers, self._task.size
             )
-        prompt = self._truncated(Prompt(token_ids))
+        prompt = self._truncated(Prompt(self._in_language(token_ids)))
         self._check_context([prompt], param)
         num_cut = len(token_ids) - len(prompt.token_ids)
         return [prompt], [Pin(max(0, pin.num_tokens - num_cut), pin.ttl_s) for pin in pins]
@@ -158,20 +151,20 @@ class PromptEncoder:
             raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
         return prompts
 
-    async def _prompt(
-        self, item: str | list[int], at: str, num_chars: int, input: Texts, param: str = "prompt"
-    ) -> Prompt:
+    async def _prompt(self, item: str | list[int], at: str, num_chars: int, input: Texts) -> Prompt:
         if isinstance(item, str):
             size, encode = max(num_chars, len(item)), self._tokenizer.encode
-            with self._checking_context(param):
+            with self._checking_context("prompt"):
                 token_ids = await self._workers.run(size, encode, item, input.add_special_tokens, self._room)
-            if self._task.source is not None:
-                token_ids = with_source(self._tokenizer, token_ids, self._task.source)
-            return Prompt(token_ids, item)
+            return Prompt(self._in_language(token_ids), item)
         if self._task.truncate_to is None:  # before each id is checked
             self._check_context([Prompt(item)], "prompt")
         await self._workers.run_light(len(item), check_token_ids, item, self._info.vocab_size, at)
         return Prompt(item)
+
+    def _in_language(self, token_ids: list[int]) -> list[int]:
+        source = self._task.encoded.source
+        return token_ids if source is None else with_source(self._tokenizer, token_ids, source)
 
     def _truncated(self, prompt: Prompt) -> Prompt:
         """The prompt, cut to its end if the caller asked for that. A cut prompt has no text."""
@@ -187,7 +180,7 @@ class PromptEncoder:
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
         max_tokens = self._task.num_reserved
         for num_tokens in (len(prompt.token_ids) for prompt in prompts):
-            room = self._info.room(num_tokens, len(self._task.begin))
+            room = self._info.room(num_tokens, len(self._task.encoded.begin))
             if num_tokens > self._info.max_prompt or (1 if max_tokens is None else max_tokens) > room:
                 raise self._context_length_error(num_tokens, param, "", max_tokens)
 
@@ -205,13 +198,9 @@ class PromptEncoder:
     ) -> ContextLengthError:
         num_output_tokens = 1 if max_tokens is None else max_tokens
         if longest := self._info.max_input:
-            return ContextLengthError(
-                f"the model reads at most {longest} tokens and writes at most {self._info.max_own}, but "
-                f"{at_least}{num_prompt_tokens} in {param} and {num_output_tokens} for the output were asked for",
-                param=param,
-                num_tokens=num_prompt_tokens,
-                max_num_tokens=longest,
-            )
+            shown = f"{at_least}{num_prompt_tokens} in {param} and {num_output_tokens} for the output were asked for"
+            text = f"the model reads at most {longest} tokens and writes at most {self._info.max_own}, but {shown}"
+            return ContextLengthError(text, param=param, num_tokens=num_prompt_tokens, max_num_tokens=longest)
         return ContextLengthError(
             f"the context holds at most {self._info.max_model_len} tokens, but "
             f"{at_least}{num_prompt_tokens + num_output_tokens} were asked for: {at_least}{num_prompt_tokens} in "

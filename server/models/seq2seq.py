@@ -6,7 +6,7 @@ generation_config.json, or in config.json where older versions kept them.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -54,9 +54,29 @@ class Seq2Seq:
         """Most tokens of an answer behind what the decoder begins with; None for no bound."""
         return None if self.max_length is None else max(self.max_length - len(begin), 1)
 
-    def begin_in(self, target: int | None) -> list[int]:
+    def begin_in(self, target: int | None) -> tuple[int, ...]:
         """What the decoder begins with, to answer in a language."""
-        return list(self.begin if target is None else (*self.begin[:1], target))
+        return self.begin if target is None else (*self.begin[:1], target)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """How the answer to an encoder's input is made.
+
+    Attributes:
+        begin: What the decoder begins with; nothing for a model without an encoder.
+        source: The language of the input; None for that of the tokenizer.
+        max_tokens: Most tokens of the answer, if neither the caller nor another API says so; None for no bound.
+        beams: The search of the checkpoint; None if it states none, or the caller asks for something else.
+    """
+
+    begin: tuple[int, ...] = ()
+    source: int | None = None
+    max_tokens: int | None = None
+    beams: BeamOptions | None = None
+
+
+NOT_ENCODED = Encoded()
 
 
 class _Stated(msgspec.Struct):
@@ -113,6 +133,20 @@ def language_id(tokenizer: TextTokenizer, name: str, param: str) -> int:
         if _LANGUAGE.fullmatch(text) and (token_id := tokenizer.added_id(text)) is not None:
             return token_id
     raise InvalidRequestError(f"{param}: the model's tokenizer has no language {shown(name)}", param=param)
+
+
+def last_text(messages: Sequence[Mapping[str, object]], param: str) -> str:
+    """The text of the last message of a user, which is what a model with an encoder reads of a chat.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"text": content}]
+            return "\n".join(str(part.get("text") or "") for part in parts)
+    raise InvalidRequestError(f"{param} must hold a message of the user", param=param)
 
 
 def with_source(tokenizer: TextTokenizer, token_ids: list[int], source: int) -> list[int]:

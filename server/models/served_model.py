@@ -128,6 +128,7 @@ def served_model(
     """
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
     seq2seq = read_seq2seq(pathlib.Path(settings.model)) if settings.model else None
+    tokenizer.is_of_encoder = seq2seq is not None
     if seq2seq and not seq2seq.is_sampled:
         defaults = replace(defaults, temperature=0.0)
     defaults = defaults.with_stated(settings.default_sampling)

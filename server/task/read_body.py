@@ -13,17 +13,16 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from weft.engine.wire.messages import BeamOptions, EngineInfo
+from weft.engine.wire.messages import EngineInfo
 from weft.engine.wire.params import SamplingParams
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
-from weft.server.models.seq2seq import Seq2Seq, language_id
 from weft.server.models.served_model import ServedModel
 from weft.server.task.request_options import (
     beam_options,
     deadline_of,
-    neutral_in_beam_search,
+    read_encoded,
     salt_of,
     service_of,
     stores_prompt,
@@ -68,7 +67,6 @@ async def read_task(
         sent: The body of another API from which `body` was made, whose fields are looked at for that.
         logprobs: Number of alternatives per token that the answer shows; None: it shows no logprobs.
         num_made: Number of choices to generate, of which the best are returned; None: all are returned.
-        user: The end user that the caller names; None: none is named.
 
     Raises:
         InvalidRequestError: A field is out of range or cannot be used with another one, or the model makes no text.
@@ -80,21 +78,14 @@ async def read_task(
     )
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
-    n, beams = 1 if body.n is None else body.n, beam_options(body)
-    source, target = _languages(body, model)
-    begin: Sequence[int] = ()
-    if seq2seq := model.seq2seq:
-        begin = seq2seq.begin_in(target)
-        max_tokens = seq2seq.max_tokens(begin) if max_tokens is None else max_tokens
-        if body.use_beam_search is None and not wishes.structure and not num_made:
-            beams = _own_beams(body, seq2seq, n)
+    n, encoded = body.n or 1, read_encoded(body, model, may_search=not (wishes.structure or num_made))
     filling = input.filling if isinstance(input, Texts) else None
     sampling = await context.workers.run(
         num_to_look_at(body),
         build_sampling_params,
         body,
         model,
-        max_tokens=max_tokens,
+        max_tokens=encoded.max_tokens if max_tokens is None else max_tokens,
         logprobs=0 if logprobs is None and (num_made or n) > n else logprobs,
         prompt_logprobs=prompt_logprobs,
         extra_stop_ids=filling.stop_token_ids if filling else (),
@@ -108,7 +99,7 @@ async def read_task(
         has_seed=body.seed is not None,
         num_choices=n,
         num_made=num_made or n,
-        beams=beams,
+        beams=beam_options(body) or encoded.beams,
         text=build_text_options(body, shows_logprobs=logprobs is not None),
         wishes=wishes,
         truncate_to=body.truncate_prompt_tokens,
@@ -118,27 +109,11 @@ async def read_task(
         cache_salt=salt_of(body),
         uses_cache=uses_cache(body.prompt_cache_options),
         stores_prompt=stores_prompt(body, model.engine_info),
-        source=source,
-        begin=begin,
+        encoded=encoded,
         fits_context=not settings.strict_params,
         is_stream=bool(body.stream),
         ignored=[*wishes.left_out, *(n for n in ignored if n not in honoured), *wishes.thinking.ignored, *wishes.lost],
     )
-
-
-def _languages(body: GenerationBody, model: ServedModel) -> tuple[int | None, int | None]:
-    """The ids of the languages of input and answer; None for one that is not named."""
-    found = []
-    for param, name in (("source_language", body.source_language), ("target_language", body.target_language)):
-        if name is not None and not model.seq2seq:
-            raise InvalidRequestError(f"{param} is only allowed for a model with an encoder", param=param)
-        found.append(None if name is None else language_id(model.tokenizer, name, param))
-    return found[0], found[1]
-
-
-def _own_beams(body: GenerationBody, seq2seq: Seq2Seq, n: int) -> BeamOptions | None:
-    """The search that the checkpoint asks for; None if the caller asks for something else."""
-    return seq2seq.beams if n <= seq2seq.num_beams and neutral_in_beam_search(body) else None
 
 
 def check_common(body: GenerationBody, max_n: int) -> None:

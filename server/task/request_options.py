@@ -23,6 +23,8 @@ from weft.engine.wire.messages import TIER_WIDTH, BeamOptions, EngineInfo, Pin
 from weft.engine.wire.params import BACKGROUND, MAX_BEAMS
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import is_of_batch
+from weft.server.models.seq2seq import NOT_ENCODED, Encoded, language_id
+from weft.server.models.served_model import ServedModel
 from weft.server.settings import EVERYBODY, Settings
 from weft.server.task.bodies import CacheBreakpoint, Message
 from weft.server.task.messages import PART_SEPARATOR
@@ -242,12 +244,6 @@ The search uses the model's own probabilities, and runs to the end.
 """
 
 
-def neutral_in_beam_search(body: GenerationBody) -> bool:
-    """Whether a search can honour all of a body; its choices come whole, streamed or not."""
-    fields = ((name, values) for name, values in _NEUTRAL_IN_BEAM_SEARCH.items() if name != "stream")
-    return all(getattr(body, name, None) in (None, *values) for name, values in fields)
-
-
 def beam_options(body: GenerationBody) -> BeamOptions | None:
     """Read the options of a body; None if it asks for no beam search.
 
@@ -272,3 +268,27 @@ def beam_options(body: GenerationBody) -> BeamOptions | None:
             f"length_penalty must be between -10 and 10, got {length_penalty}", param="length_penalty"
         )
     return BeamOptions(length_penalty, body.early_stopping or False)
+
+
+def read_encoded(body: GenerationBody, model: ServedModel, *, may_search: bool) -> Encoded:
+    """Read what a request asks of a model with an encoder; NOT_ENCODED for another model.
+
+    Args:
+        may_search: Whether the search of the checkpoint may be run where the body asks for nothing else.
+
+    Raises:
+        InvalidRequestError: The tokenizer has no such language, or the model no encoder.
+    """
+    ids = []
+    for param, name in (("source_language", body.source_language), ("target_language", body.target_language)):
+        if name is not None and not model.seq2seq:
+            raise InvalidRequestError(f"{param} is only allowed for a model with an encoder", param=param)
+        ids.append(None if name is None else language_id(model.tokenizer, name, param))
+    if (seq2seq := model.seq2seq) is None:
+        return NOT_ENCODED
+    source, target = ids
+    begin = seq2seq.begin_in(target)
+    fields = ((name, values) for name, values in _NEUTRAL_IN_BEAM_SEARCH.items() if name != "stream")
+    may_search &= all(getattr(body, name, None) in (None, *values) for name, values in fields)
+    is_own = may_search and body.use_beam_search is None and (body.n or 1) <= seq2seq.num_beams
+    return Encoded(begin, source, seq2seq.max_tokens(begin), seq2seq.beams if is_own else None)

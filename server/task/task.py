@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.engine.wire.messages import BeamOptions, Pin
 from weft.engine.wire.params import SamplingParams
+from weft.server.models.seq2seq import NOT_ENCODED, Encoded
 from weft.server.models.served_model import ServedModel
 from weft.server.task.fill_in import FillIn
 from weft.server.task.request_options import Breakpoint, Service
@@ -119,8 +120,7 @@ class Task:
         uses_cache: The prefix cache is used even without breakpoints.
         stores_prompt: The prompt's blocks are stored for another server before the answer begins.
         names: Patterns of paths in the body that was read, and what the caller calls them.
-        source: The language of the input, where the tokenizer of a model with an encoder names languages.
-        begin: What the decoder of such a model begins with.
+        encoded: How an answer is made to what an encoder reads.
         fits_context: An output that would not fit is bounded by the context; if not, the request is refused.
     """
 
@@ -142,8 +142,7 @@ class Task:
     cache_salt: str = ""
     uses_cache: bool = True
     stores_prompt: bool = False
-    source: int | None = None
-    begin: Sequence[int] = ()
+    encoded: Encoded = NOT_ENCODED
     fits_context: bool = False
     is_stream: bool = False
     ignored: Sequence[str] = ()
@@ -157,6 +156,5 @@ class Task:
     @property
     def continues_prompt(self) -> bool:
         """Whether the output continues the text of the prompt."""
-        if self.model.seq2seq:
-            return False
-        return isinstance(self.input, Texts) or self.input.options.continue_final_message
+        is_begun = isinstance(self.input, Texts) or self.input.options.continue_final_message
+        return is_begun and not self.encoded.begin

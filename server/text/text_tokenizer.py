@@ -46,10 +46,11 @@ class TextTokenizer(Protocol):
     """A vocabulary with its chat template.
 
     `call_texts` is set once, when the format of calls is known, for a template that shows none: opening, before,
-    middle, after, between, closing, as in a `Layout`.
+    middle, after, between, closing, as in a `Layout`. `is_of_encoder` is set once, where an encoder reads the texts.
     """
 
     call_texts: Sequence[str]
+    is_of_encoder: bool
 
     @property
     def bos_token_id(self) -> int | None:

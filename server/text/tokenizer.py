@@ -68,6 +68,7 @@ class Tokenizer:
         self._shield = Shield([token.content for token in added.values() if token.special])
         self._table = read_token_table(backend, frozenset(token.content for token in added.values()))
         self.call_texts: Sequence[str] = ()
+        self.is_of_encoder = False
         self._newline_ids = self._ids("\n", add_special_tokens=False)
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=0))
         self.bos_token_id = self._named_id("bos_token")

@@ -13,7 +13,8 @@ import torch
 from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.device import to_device
 from weft.engine.kernels.torch.sdpa import TextsStep, texts_by_length
-from weft.engine.layers.block import AttentionBackend, CrossStep, EncoderStep, StepCaches
+from weft.engine.layers.block import AttentionBackend
+from weft.engine.layers.cross_attention import CrossStep, EncoderStep, InputCaches
 
 _NO_COPIES = np.zeros((0, 2), np.int64)
 
@@ -47,7 +48,7 @@ class EncoderCaches:
     scale: float | None
     device: torch.device
 
-    def begin(self, backend: AttentionBackend, batch: Batch) -> StepCaches:
+    def begin(self, backend: AttentionBackend, batch: Batch) -> InputCaches:
         """The caches of a step whose requests begin with inputs."""
         assert batch.inputs is not None
         lengths, num_slots = batch.inputs.lengths, batch.inputs.num_slots
@@ -84,7 +85,7 @@ class EncoderCaches:
             own_places,
             InputCross(writing, reading),
         )
-        return StepCaches(attention, encoder=encoder)
+        return InputCaches(attention, encoder=encoder)
 
 
 def _starts(lengths: Ints) -> Ints:

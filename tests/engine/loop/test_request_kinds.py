@@ -3,7 +3,7 @@
 import asyncio
 import pathlib
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -45,7 +45,16 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
     def token_ids(self) -> list[int]:
         return [self.token_id] * self.times
 
-    def fault(self, vocab_size: int) -> str | None:
+    input_length: ClassVar[int] = 0
+    hash_keys: ClassVar[tuple[str, ...]] = ()
+
+    def num_slots(self, block_size: int) -> int:
+        return 0
+
+    def slots(self, block_size: int) -> list[int]:
+        return self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int) -> str | None:
         return None if self.times > 0 else f"times must be at least 1, got {self.times}"
 
 

@@ -25,7 +25,7 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
     found = read_seq2seq(write(tmp_path, {**own, "num_beams": None}, num_beams=2, decoder_start_token_id=7, **lengths))
     assert found == Seq2Seq((2, 0), 142, 56, 3, 2, 2.0, True)
     assert found and found.beams == BeamOptions(2.0, True, 2)
-    assert found.begin_in(None) == [2, 0] and found.begin_in(9) == [2, 9]
+    assert found.begin_in(None) == (2, 0) and found.begin_in(9) == (2, 9)
     assert found.max_tokens([2, 0]) == 140 and Seq2Seq((2,), 1).max_tokens([2]) == 1
 
 

@@ -1,0 +1,98 @@
+"""What a request may bring: the ids of a prompt, or what an encoder reads. Imports neither torch nor the server."""
+
+import hashlib
+from array import array
+from collections.abc import Collection
+from typing import ClassVar
+
+import msgspec
+
+
+def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | None:
+    """What is wrong with token ids that a caller lists under this name; None when all of them exist."""
+    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token_id < vocab_size:
+            return f"{name} must hold token ids from 0 to {vocab_size - 1}, got {token_id}"
+    return None
+
+
+class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True):
+    """A prompt of token ids; at least one.
+
+    Attributes:
+        token_types: One for each token, such as the side of a pair; empty if all have type 0. Only encoders read it.
+    """
+
+    token_ids: list[int]
+    token_types: list[int] = []
+    input_length: ClassVar[int] = 0
+    """Tokens for an encoder."""
+    hash_keys: ClassVar[tuple[str, ...]] = ()
+    """What must be equal, beside the tokens, for blocks to be shared."""
+
+    def num_slots(self, block_size: int) -> int:
+        """Places in the cache for what an encoder reads; whole blocks."""
+        return 0
+
+    def slots(self, block_size: int) -> list[int]:
+        """The ids that the cache has places for."""
+        return self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int) -> str | None:
+        """What is wrong with it for a model of vocab_size ids; None when nothing is.
+
+        Args:
+            max_input: Most tokens that the model's encoder reads; 0 for a model without one.
+        """
+        if max_input:
+            return "a model with an encoder needs an input"
+        if not self.token_ids:
+            return "the prompt must hold at least one token"
+        if self.token_types and (len(self.token_types) != len(self.token_ids) or min(self.token_types) < 0):
+            return f"token_types must hold a type from 0 on for each of the {len(self.token_ids)} tokens"
+        return id_fault("prompt", self.token_ids, vocab_size)
+
+
+class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
+    """An input of at least one token for the encoder, and the beginning of what the decoder writes about it.
+
+    Attributes:
+        input_ids: What the encoder reads.
+        token_ids: What the decoder begins with; at least one.
+    """
+
+    input_ids: list[int]
+    token_ids: list[int]
+    token_types: ClassVar[list[int]] = []
+
+    @property
+    def input_length(self) -> int:
+        """See `TokensInput`."""
+        return len(self.input_ids)
+
+    @property
+    def hash_keys(self) -> tuple[str, ...]:
+        """See `TokensInput`: what the encoder makes of a token depends on all of the input."""
+        return (hashlib.blake2b(array("q", self.input_ids).tobytes(), digest_size=16).hexdigest(),)
+
+    def num_slots(self, block_size: int) -> int:
+        """See `TokensInput`."""
+        return -(-len(self.input_ids) // block_size) * block_size
+
+    def slots(self, block_size: int) -> list[int]:
+        """See `TokensInput`; the padding repeats the last id."""
+        padding = self.num_slots(block_size) - len(self.input_ids)
+        return self.input_ids + self.input_ids[-1:] * padding + self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int) -> str | None:
+        """See `TokensInput`."""
+        if not 1 <= len(self.input_ids) <= max_input:
+            return f"the input must hold from 1 to {max_input} tokens, got {len(self.input_ids)}"
+        if not self.token_ids:
+            return "the decoder must begin with at least one token"
+        return id_fault("input", self.input_ids, vocab_size) or id_fault("prompt", self.token_ids, vocab_size)
+
+
+RequestInput = TokensInput | EncoderInput
+"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and `token_types` and
+finds its own `fault`."""
