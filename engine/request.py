@@ -74,6 +74,7 @@ class Request:
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_types: Of the prompt's tokens; empty if all have type 0.
+        spans: Tokens of the prompt that stand for something else.
         token_ids: Prompt and known output ids.
         num_placeholders: Output ids that a launched step samples and that the host does not know yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
@@ -120,6 +121,7 @@ class Request:
     runs_alone: bool = False
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     token_types: list[int] = field(default_factory=list)
+    spans: list[wire.TokenSpan] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = field(init=False, default=0)
     draft_token_ids: list[int] = field(init=False, default_factory=list)
@@ -267,6 +269,7 @@ def make_request(
         params=params,
         prompt_token_ids=add.input.token_ids,
         token_types=add.input.token_types,
+        spans=add.input.spans,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

@@ -126,7 +126,7 @@ class Engine(Generic[Launched]):
             arrival_time=self.scheduler.clock(),
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
-            cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter, add.extra_hash_keys),
+            cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter),
         )
         if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
             message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"

@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -200,15 +201,25 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     early_stopping: bool | Literal["never"] = False
 
 
+class TokenSpan(msgspec.Struct, array_like=True, frozen=True):
+    """Tokens of a prompt that stand for something else, which the digest tells apart where the tokens are equal."""
+
+    start: int
+    num_tokens: int
+    digest: bytes
+
+
 class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True):
     """A prompt of token ids; at least one.
 
     Attributes:
         token_types: One for each token, such as the side of a pair; empty if all have type 0. Only encoders read it.
+        spans: In their order; none reaches into another.
     """
 
     token_ids: list[int]
     token_types: list[int] = []
+    spans: list[TokenSpan] = []
 
     def fault(self, vocab_size: int) -> str | None:
         """What is wrong with the prompt for a model of vocab_size ids; None when nothing is."""
@@ -216,6 +227,9 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
             return "the prompt must hold at least one token"
         if self.token_types and (len(self.token_types) != len(self.token_ids) or min(self.token_types) < 0):
             return f"token_types must hold a type from 0 on for each of the {len(self.token_ids)} tokens"
+        for span, after in pairwise([*self.spans, TokenSpan(len(self.token_ids), 0, b"")]):
+            if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
+                return "what stands for a part of a message that is no text must be whole"
         return id_fault("prompt", self.token_ids, vocab_size)
 
 
@@ -249,7 +263,6 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
             limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA adapter, which is loaded if it is in no slot; None is the base model.
-        extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
         beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
             best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
             each choice is sampled.
@@ -265,7 +278,6 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     deadline: float | None = None
     cache_salt: str = ""
     adapter: Adapter | None = None
-    extra_hash_keys: tuple[str, ...] = ()
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
     beams: BeamOptions | None = None

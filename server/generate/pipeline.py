@@ -131,7 +131,7 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
         max_tokens, min_tokens = min(params.max_tokens, room), min(params.min_tokens, room)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     return AddRequest(
-        TokensInput(prompt.token_ids),
+        TokensInput(prompt.token_ids, spans=[*prompt.spans]),
         params,
         num_choices=task.num_made,
         tenant=task.tenant,

@@ -148,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafter.windows = self.fake.windows
         self.router, self.salted = Router(), set[bytes]()
         kv = self.fake.engine.scheduler.kv
-        extend, seed = kv.hashes.extend, kv.hashes.seed("", None, ())
+        extend, seed = kv.hashes.extend, kv.hashes.seed("", None)
 
         def note_salted(request: Request, num_blocks: int) -> None:
             extend(request, num_blocks)

@@ -26,6 +26,7 @@ from weft.server.apis.batches.contents import (
     remove_contents,
 )
 from weft.server.apis.batches.files import CompleteBody, Purpose, UploadBody, read_form
+from weft.server.apis.openai.pages import json_answer, list_answer, read_page
 from weft.server.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -38,7 +39,6 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import CLIENT_CLOSED, BodyRoute
-from weft.server.task.pages import json_answer, list_answer, read_page
 from weft.server.task.validation import check_range, ignored_fields, ignored_header
 
 BATCH_FILE_S = 30 * 86400

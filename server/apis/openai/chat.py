@@ -33,6 +33,7 @@ from weft.server.http.sse import TextEvent, encode_event
 from weft.server.task import bodies as wire
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages, text_of
+from weft.server.task.parts import Spans
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
 from weft.server.task.request_options import Breakpoint, find_breakpoints
 from weft.server.task.structured_output import structure_of
@@ -68,6 +69,7 @@ async def chat_task(
     sent: BaseModel | None = None,
     refused: Refused = REFUSED_IN_CHAT,
     breakpoints: Sequence[Breakpoint] | None = None,
+    spans: Spans | None = None,
 ) -> Task:
     """Check every field of a conversation, and build the task.
 
@@ -76,6 +78,7 @@ async def chat_task(
             `body`.
         refused: Fields that the endpoint refuses; see `ignored_fields`.
         breakpoints: Those of another API's body; None: those of `body`.
+        spans: Those that are in the messages of `body` already; None: none are.
 
     Raises:
         ApiError: A field is wrong, or the model is not served.
@@ -88,14 +91,15 @@ async def chat_task(
     if breakpoints is None:
         breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
     options = template_options(body, model.tokenizer, wishes.variables)
-    messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools)
+    spans = Spans() if spans is None else spans
+    messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools, spans)
     return await read_task(
         body,
         request,
         context,
         refused,
         sent=sent,
-        input=Chat(messages, options, breakpoints),
+        input=Chat(messages, options, breakpoints, spans=spans),
         wishes=wishes,
         max_tokens=0 if body.prewarm else _max_tokens(body),
         logprobs=logprobs,

@@ -21,6 +21,7 @@ from weft.server.models.served_model import ServedModel
 from weft.server.task.bodies import ChatCompletionBody, CompletionBody, Message, Messages
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages
+from weft.server.task.parts import Spans
 from weft.server.task.schema import Int, Items, Text, ToolDefinition, WireModel
 from weft.server.task.task import Chat, Task
 from weft.server.task.template_options import checked_kwargs, prompt_end
@@ -132,9 +133,10 @@ async def _chat_ids(
     use, _ = await workers.run_light(size, tool_use, chat, strict=False)
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
-    shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
-    token_ids, _ = await encode_chat(model.tokenizer, Chat(shown, end), room, workers, size)
-    return token_ids
+    spans = Spans()
+    shown = await workers.run_light(size, template_messages, messages, model.formats.tools, spans)
+    prompt, _ = await encode_chat(model.tokenizer, Chat(shown, end, spans=spans), room, workers, size)
+    return prompt.token_ids
 
 
 @router.post("/detokenize")
@@ -159,11 +161,11 @@ async def count_chat_tokens(task: Task, workers: Workers) -> int:
     assert isinstance(task.input, Chat)
     room = _room(task.model)
     try:
-        token_ids, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
+        prompt, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
     except TextTooLongError as exc:
         message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="messages") from None
-    return len(token_ids)
+    return len(prompt.token_ids)
 
 
 def _room(model: ServedModel) -> TokenRoom:

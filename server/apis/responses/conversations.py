@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.openai.pages import json_answer, read_page
 from weft.server.apis.responses.answers import ConversationObject
 from weft.server.apis.responses.input import InputItem, check_items
 from weft.server.apis.responses.options import read_include, with_included
@@ -33,7 +34,6 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import BodyRoute
-from weft.server.task.pages import json_answer, read_page
 from weft.server.task.validation import ignored_fields, ignored_header
 
 router = APIRouter()
