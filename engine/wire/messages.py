@@ -234,8 +234,8 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
 
 
 RequestInput = TokensInput
-"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and `token_types` and
-finds its own `fault`."""
+"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids`, `token_types` and
+`spans`, and finds its own `fault`."""
 
 
 def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | None:

@@ -8,7 +8,7 @@ import llguidance
 import tokenizers
 
 from weft.engine.guidance.compiler import GrammarCompiler
-from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.guidance.matcher import Forcing, GrammarMatcher
 from weft.engine.loop.engine import Engine
 from weft.engine.request import Outputs
 from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
@@ -26,7 +26,7 @@ def json_grammar(schema: object) -> str:
 
 def matcher(vocabulary: llguidance.LLTokenizer, text: str) -> GrammarMatcher:
     """A grammar of its own, compiled as the engine does."""
-    return GrammarCompiler(lambda: vocabulary).compile(text).result(timeout=120).copy()
+    return GrammarCompiler(lambda: Forcing(vocabulary)).compile(text).result(timeout=120).copy()
 
 
 @dataclass

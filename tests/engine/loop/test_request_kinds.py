@@ -24,6 +24,7 @@ from weft.engine.wire.messages import (
     StepOutput,
     TokensInput,
     TokensOutput,
+    TokenSpan,
 )
 from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.status_page import Status, StatusPage
@@ -40,6 +41,7 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
     token_id: int
     times: int
     token_types: list[int] = []
+    spans: list[TokenSpan] = []
 
     @property
     def token_ids(self) -> list[int]:
