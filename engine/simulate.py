@@ -24,14 +24,13 @@ from weft.engine import config as engine_config
 from weft.engine.batch import Batch, RowMasks, StepResult
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheSpec, PagedKV, StateSpec
-from weft.engine.device import cannot_load
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.pending import RejectedError
 from weft.engine.request import Outputs
 from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad
-from weft.engine.start.launch import follow_parent
+from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import start
 from weft.engine.wire import errors as logs

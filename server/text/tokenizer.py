@@ -163,8 +163,13 @@ class Tokenizer:
             tag = secrets.token_hex(8) + " "
             final = marked_messages[-1]
             marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
-        shown = marked_messages, options.add_generation_prompt, variables
-        rendered = template.render(*shown, repairs=options.repairs, call_texts=self.call_texts)
+        rendered = template.render(
+            marked_messages,
+            options.add_generation_prompt,
+            variables,
+            repairs=options.repairs,
+            call_texts=self.call_texts,
+        )
         return marked.cut(_before(rendered, tag) if options.continue_final_message else rendered)
 
     def encode_rendered(self, pieces: list[str], room: TokenRoom | None = None) -> list[int]:
