@@ -10,7 +10,7 @@ The vocabulary is the bytes of every token id. This is the only place where the 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import numpy as np
 from weft.engine.guidance.matcher import Forcing, GrammarMatcher, one_line
 from weft.engine.guidance.meeting import check_meeting
 from weft.engine.wire.messages import MAX_GRAMMAR_BYTES
-from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
+from weft.engine.wire.tokenizer_files import TokenizerFilesError, special_tokens, tokenizer_folder
 
 _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 1 << 20
@@ -145,10 +145,6 @@ def _without_gbnf(grammar: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in grammar.items() if key != "gbnf"} | {"lark_grammar": lark}
 
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA_SPECIAL_NAMES = ("additional_special_tokens", "extra_special_tokens")
-
-
 class _AddedToken(msgspec.Struct):
     content: str
 
@@ -178,25 +174,20 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     except TokenizerFilesError as error:
         raise InvalidGrammarError(f"a grammar needs a tokenizer: {error}") from error
     try:
-        text = _declare_special(file.read_text(encoding="utf-8"), list(_declared(folder)))
+        text = _declare_special(file.read_text(encoding="utf-8"), _declared(folder))
         return Forcing(LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None))
     except Exception as error:  # the libraries raise nothing more precise
         raise InvalidGrammarError(f"grammars cannot use the tokenizer.json of this checkpoint: {error}") from error
 
 
-def _declared(folder: Path) -> Iterator[str]:
+def _declared(folder: Path) -> list[str]:
     """Texts of the tokens that special_tokens_map.json and tokenizer_config.json declare special."""
     declared: dict[str, object] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             declared |= msgspec.json.decode((folder / name).read_bytes(), type=dict[str, object])
-    entries = [declared.get(name) for name in _SPECIAL_NAMES]
-    for extra in map(declared.get, _EXTRA_SPECIAL_NAMES):
-        entries += extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []
-    for entry in entries:
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(content, str):
-            yield content
+    named, others = special_tokens(declared)
+    return [*named.values(), *others]
 
 
 def _declare_special(text: str, declared: list[str]) -> str:

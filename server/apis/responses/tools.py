@@ -7,15 +7,8 @@ such as web_search. These are left out of the prompt and reported, for the agent
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.server.apis.responses import schema as wire
 from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, HostedFunction, HostedTools
-from weft.server.apis.responses.schema import (
-    KNOWN_TOOLS,
-    FlatReference,
-    OtherTool,
-    ResponseBody,
-    ResponseTool,
-    ResponseToolChoice,
-)
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.json_schema.loosen import loosened_arguments
 from weft.server.task.enforced import reported
@@ -51,7 +44,7 @@ class _Declared:
     qualified: QualifiedName | None
 
 
-def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tuple[ToolUse | None, list[str]]:
+def read_tools(body: wire.ResponseBody, hosted: HostedTools, *, strict: bool) -> tuple[ToolUse | None, list[str]]:
     """The tools that may be called, and what was left out; `hosted` holds what MCP servers add.
 
     Raises:
@@ -130,18 +123,18 @@ def path_of(hosted: HostedFunction) -> str:
     return f"{hosted.tool.label}.{hosted.tool.name}.input_schema"
 
 
-def _left_out(tools: Sequence[ResponseTool], *, strict: bool, at: str = "") -> list[str]:
+def _left_out(tools: Sequence[wire.ResponseTool], *, strict: bool, at: str = "") -> list[str]:
     left_out = []
     for i, tool in enumerate(tools):
         path = f"{at}tools[{i}]"
         if tool.type == "namespace" and not at:
             left_out += _left_out(tool.tools or (), strict=strict, at=f"{path}.")
-        elif isinstance(tool, OtherTool) or (at and tool.type not in _CALLED_BY_NAME):
+        elif isinstance(tool, wire.OtherTool) or (at and tool.type not in _CALLED_BY_NAME):
             left_out.append(unhosted(tool.type, path, strict=strict))
     return left_out
 
 
-def _declared(tools: Sequence[ResponseTool], left_out: list[str], *, strict: bool) -> Iterator[_Declared]:
+def _declared(tools: Sequence[wire.ResponseTool], left_out: list[str], *, strict: bool) -> Iterator[_Declared]:
     """The tools that the client runs. The first one of a namespace is described with the namespace."""
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
@@ -164,14 +157,14 @@ def _declared(tools: Sequence[ResponseTool], left_out: list[str], *, strict: boo
                 introduction = None
 
 
-def _check_members(tool: ResponseTool, at: str) -> None:
+def _check_members(tool: wire.ResponseTool, at: str) -> None:
     for member, owner in (*((each, "mcp") for each in MCP_MEMBERS), ("tools", "namespace")):
         if tool.type != owner and getattr(tool, member) is not None:
             message = f"{at}.{member} is only a member of tools of type {owner}, got {shown(tool.type)}"
             raise InvalidRequestError(message, param=f"{at}.{member}")
 
 
-def _function(tool: ResponseTool, name: str, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
+def _function(tool: wire.ResponseTool, name: str, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
     """A tool as a function with this name for the model, which may be longer than a name on the wire."""
     if tool.type == "function":
         return FunctionDefinition.model_construct(
@@ -186,7 +179,7 @@ def _function(tool: ResponseTool, name: str, at: str, left_out: list[str], *, st
 
 
 def _chosen(
-    choice: str | ResponseToolChoice | None,
+    choice: str | wire.ResponseToolChoice | None,
     kinds: dict[str, str],
     hosted: Mapping[str, HostedTool],
     labels: Sequence[str],
@@ -202,13 +195,17 @@ def _chosen(
     names = [
         _names(each, kinds, hosted, labels, f"tool_choice.tools[{i}]")
         for i, each in enumerate(choice.tools)
-        if each.type in KNOWN_TOOLS  # the others are left out of the tools, too
+        if each.type in wire.KNOWN_TOOLS  # the others are left out of the tools, too
     ]
     return Choice(frozenset().union(*names), required(choice.mode, "tool_choice.mode") == "required")
 
 
 def _names(
-    reference: FlatReference, kinds: dict[str, str], hosted: Mapping[str, HostedTool], labels: Sequence[str], at: str
+    reference: wire.FlatReference,
+    kinds: dict[str, str],
+    hosted: Mapping[str, HostedTool],
+    labels: Sequence[str],
+    at: str,
 ) -> frozenset[str]:
     """The tools that a reference means; more than one only if it names an MCP server alone."""
     if reference.type == "mcp":
