@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 
@@ -25,9 +25,9 @@ from weft.engine.wire.params import BACKGROUND, MAX_BEAMS
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import is_of_batch
 from weft.server.settings import EVERYBODY, Settings
-from weft.server.task.bodies import CacheBreakpoint, Message
+from weft.server.task.bodies import ContentPart, Message
 from weft.server.task.messages import PART_SEPARATOR
-from weft.server.task.parts import Part, Spans, part_text
+from weft.server.task.parts import Spans, part_text
 from weft.server.task.schema import GenerationBody, PromptCacheOptions
 
 TTLS_S = {"30m": 1800.0, "12h": 43200.0}
@@ -62,16 +62,8 @@ def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | 
     return found[-MAX_BREAKPOINTS:]
 
 
-class MarkedPart(Part, Protocol):
-    """A part that may have a breakpoint."""
-
-    @property
-    def prompt_cache_breakpoint(self) -> CacheBreakpoint | None:
-        """Stands at its end."""
-
-
 def content_breakpoints(
-    message: int, parts: Sequence[MarkedPart], usual_s: float, at: str, text: Callable[[Any, str], str | None]
+    message: int, parts: Sequence[ContentPart], usual_s: float, at: str, text: Callable[[Any, str], str | None]
 ) -> list[Breakpoint]:
     """The breakpoints of a message's parts.
 

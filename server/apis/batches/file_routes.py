@@ -15,17 +15,10 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
+from weft.server import errors
 from weft.server.apis.batches import contents
 from weft.server.apis.batches.files import CompleteBody, Purpose, UploadBody, read_form
 from weft.server.apis.openai.pages import json_answer, list_answer, read_page
-from weft.server.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    StorageError,
-    StorageFullError,
-    UnknownParameterError,
-    shown,
-)
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Row, Transaction
@@ -57,11 +50,11 @@ async def create_file(request: Request, context: Context) -> Response:
     unknown = sorted(form.fields.keys() - _FORM_FIELDS)
     try:
         if unknown and context.settings.strict_params:
-            raise UnknownParameterError(f"unknown parameter: {shown(unknown[0])}", param=unknown[0])
+            raise errors.UnknownParameterError(f"unknown parameter: {errors.shown(unknown[0])}", param=unknown[0])
         purpose = form.fields.get("purpose", "")
         if purpose not in get_args(Purpose):
             wanted = " or ".join(get_args(Purpose))
-            raise InvalidRequestError(f"purpose must be {wanted}, got {shown(purpose)}", param="purpose")
+            raise errors.InvalidRequestError(f"purpose must be {wanted}, got {errors.shown(purpose)}", param="purpose")
         expires_at = expiry(purpose, _expires_after(form.fields))
         fields = {"bytes": form.content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
         row = contents.file_row(id, tenant, form.content.checksum, **fields)
@@ -128,11 +121,11 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Respo
     remove = partial(context.store.write, lambda transaction: transaction.delete("file", row.id, row.tenant))
     try:
         is_removed = await remove()
-    except StorageFullError:  # its content gives back the room that removing the row needs
+    except errors.StorageFullError:  # its content gives back the room that removing the row needs
         await contents.remove_contents(context.store, [row.id])
         is_removed = await remove()
     if not is_removed:  # another request was faster
-        raise NotFoundError(f"no such file: {shown(file_id)}", param="file_id")
+        raise errors.NotFoundError(f"no such file: {errors.shown(file_id)}", param="file_id")
     await contents.remove_contents(context.store, [row.id])
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
@@ -142,7 +135,7 @@ async def find_file(file_id: str, request: Request, context: ServerContext, para
     tenant = tenant_of(request)
     row = await context.store.read(lambda transaction: transaction.get("file", file_id, tenant))
     if row is None:
-        raise NotFoundError(f"no such file: {shown(file_id)}", param=param)
+        raise errors.NotFoundError(f"no such file: {errors.shown(file_id)}", param=param)
     return row
 
 
@@ -159,10 +152,10 @@ def _expires_after(fields: dict[str, str]) -> int | None:
         return None
     if anchor != "created_at":
         name = "expires_after.anchor"
-        raise InvalidRequestError(f"{name} must be created_at, got {shown(anchor)}", param=name)
+        raise errors.InvalidRequestError(f"{name} must be created_at, got {errors.shown(anchor)}", param=name)
     name, text = "expires_after.seconds", seconds or ""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise InvalidRequestError(f"{name} must be a whole number, got {shown(seconds)}", param=name)
+        raise errors.InvalidRequestError(f"{name} must be a whole number, got {errors.shown(seconds)}", param=name)
     return check_range(name, int(text), 3600, 2592000)
 
 
@@ -200,7 +193,7 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
         total = sum(part.size - 1 for part in parts.values()) + size
         if total > upload["bytes"] or len(parts) >= MAX_PARTS:
             bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
-            raise InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
+            raise errors.InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
         data, expires = msgspec.json.encode(part), upload["expires_at"]
         checksum = form.content.checksum
         form.arrival.stored(transaction)
@@ -242,7 +235,7 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
     except BaseException as exc:
         await contents.discard(store, content)
         if isinstance(
-            exc, (NotFoundError, StorageError)
+            exc, (errors.NotFoundError, errors.StorageError)
         ):  # another request may have completed it, and so removed the parts
             await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
         raise
@@ -280,10 +273,10 @@ def _upload_answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
 def _pending_upload(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:
     row = transaction.get("upload", upload_id, tenant)
     if row is None:
-        raise NotFoundError(f"no such upload, or it has expired: {shown(upload_id)}", param="upload_id")
+        raise errors.NotFoundError(f"no such upload, or it has expired: {errors.shown(upload_id)}", param="upload_id")
     upload: dict[str, Any] = msgspec.json.decode(row.data)
     if upload["status"] != "pending":
-        raise InvalidRequestError(f"the upload must be pending, it is {upload['status']}", param="upload_id")
+        raise errors.InvalidRequestError(f"the upload must be pending, it is {upload['status']}", param="upload_id")
     return upload
 
 
@@ -296,11 +289,13 @@ def _check_parts(part_ids: list[str], parts: dict[str, Row], num_bytes: int) -> 
     unused = dict(parts)
     for i, id in enumerate(part_ids):
         if unused.pop(id, None) is None:
-            message = f"part_ids[{i}] must be a part of this upload, each once, got {shown(id)}"
-            raise InvalidRequestError(message, param=f"part_ids[{i}]")
+            message = f"part_ids[{i}] must be a part of this upload, each once, got {errors.shown(id)}"
+            raise errors.InvalidRequestError(message, param=f"part_ids[{i}]")
     total = sum(parts[id].size - 1 for id in part_ids)
     if total != num_bytes:
-        raise InvalidRequestError(f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids")
+        raise errors.InvalidRequestError(
+            f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids"
+        )
 
 
 router.include_router(body_router)
