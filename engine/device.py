@@ -4,7 +4,6 @@ On CUDA copies go through pinned memory, which the device reads and writes by it
 Recorded work is a CUDA graph, which queues it again with one call. Nothing here knows models.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,8 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from typing_extensions import override
-
-from weft.engine.wire.errors import EXIT_CANNOT_LOAD, ModelError, first_line
 
 Array = (
     npt.NDArray[np.int64]
@@ -154,11 +151,3 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
-
-
-def cannot_load(error: Exception) -> int:
-    """Say why a model cannot be loaded, and return the exit code for that; any other error is raised."""
-    if not isinstance(error, ModelError) and not is_out_of_memory(error):
-        raise error
-    print(f"weft: error: {first_line(error)}", file=sys.stderr)
-    return EXIT_CANNOT_LOAD

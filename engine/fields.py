@@ -1,4 +1,4 @@
-"""Typed reading of the JSON files of a model folder, and of the regular expressions in them.
+"""Typed reading of the JSON files of a model folder.
 
 A value that is missing, mistyped or out of the field's range (`engine/ranges.py`) is a `ModelError` that names file and
 field, so callers never see an unchecked value. A null field counts as absent, because published checkpoints use it so.
@@ -6,13 +6,10 @@ field, so callers never see an unchecked value. A null field counts as absent, b
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
-
-from pydantic_core import SchemaError, SchemaValidator, core_schema
+from typing import TypeVar, cast
 
 from weft.engine.ranges import own_range, range_of
 from weft.engine.wire.errors import ModelError
@@ -230,52 +227,3 @@ def _read_json(path: Path) -> object:
         raise ModelError(f"{path}: not readable as JSON (nested too deeply)") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not readable as JSON ({error})") from None
-
-
-_MAX_CHARS, _MAX_REPEATS, _MAX_CHOICES = 200, 3, 8
-"""Of a pattern with look-around. With these bounds and what `_NEVER` refuses, matching a name is quick."""
-_NEVER = re.compile(r"\)[*+{?]|\\[1-9]|\(\?P=")
-"""Groups that are repeated or referred to."""
-
-
-class ModulePattern(Protocol):
-    """As `re.Pattern`, as far as it is needed."""
-
-    def search(self, string: str, /) -> object:
-        """Whether it fits somewhere."""
-
-    def match(self, string: str, /) -> object:
-        """Whether it fits at the start."""
-
-
-class _Linear:
-    def __init__(self, text: str) -> None:
-        self._anywhere, self._at_start = (
-            SchemaValidator(core_schema.str_schema(pattern=each, regex_engine="rust-regex"))
-            for each in (text, f"^(?:{text})")
-        )
-
-    def search(self, string: str) -> bool:
-        return self._anywhere.isinstance_python(string)
-
-    def match(self, string: str) -> bool:
-        return self._at_start.isinstance_python(string)
-
-
-def module_pattern(text: str) -> ModulePattern:
-    """Compile a regular expression of a checkpoint, which is matched with the names of its modules.
-
-    It comes from anybody, and Python's matcher tries every way: `(a+)+b` never ends. So another one matches, which
-    reads each character once. It has no look-around; a pattern with that must be so simple that Python's is quick, too.
-
-    Raises:
-        re.error: It is none, or could take for ever.
-    """
-    try:
-        return _Linear(text)
-    except SchemaError:
-        pattern = re.compile(text)
-    repeats, choices = sum(map(text.count, "*+{")), text.count("|")
-    if len(text) > _MAX_CHARS or repeats > _MAX_REPEATS or choices > _MAX_CHOICES or _NEVER.search(text):
-        raise re.error("it could take for ever")
-    return pattern

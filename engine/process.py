@@ -21,13 +21,12 @@ import msgspec
 from msgspec.structs import replace
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.device import cannot_load
 from weft.engine.loop.crash_record import CrashRecord, Fingerprint, StallRule, fingerprint
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
 from weft.engine.request import Outputs
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
-from weft.engine.start.launch import follow_parent
+from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.startup import Started, start
 from weft.engine.wire import errors as logs
 from weft.engine.wire import messages as wire
@@ -72,8 +71,12 @@ class EngineProcess:
         if options.kv_events:
             from weft.engine.cache.event_publisher import EventPublisher  # needs zmq
 
-            more = options.kv_events_replay, options.kv_events_buffer
-            self._publisher = EventPublisher(options.kv_events, options.kv_events_topic or "", *more)
+            self._publisher = EventPublisher(
+                options.kv_events,
+                options.kv_events_topic or "",
+                options.kv_events_replay,
+                options.kv_events_buffer,
+            )
         epoch = f"{self._epoch_id:016x}"
         started = start(
             options,

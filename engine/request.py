@@ -19,6 +19,7 @@ from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
 from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits
 from weft.engine.sampling.scores import Pooler
 from weft.engine.wire import messages as wire
+from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.params import SamplingParams
 
@@ -77,6 +78,7 @@ class Request:
         input_length: Tokens of an encoder's input, which the prompt begins with; 0 without an encoder.
         num_input_slots: The same with the padding behind them, which fills the last block. They are computed in one
             step.
+        spans: Tokens of the prompt that stand for something else.
         token_ids: Prompt and known output ids.
         num_placeholders: Output ids that a launched step samples and that the host does not know yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
@@ -125,6 +127,7 @@ class Request:
     token_types: list[int] = field(default_factory=list)
     input_length: int = 0
     num_input_slots: int = 0
+    spans: list[TokenSpan] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = field(init=False, default=0)
     draft_token_ids: list[int] = field(init=False, default_factory=list)
@@ -275,6 +278,7 @@ def make_request(
         token_types=add.input.token_types,
         input_length=add.input.input_length,
         num_input_slots=add.input.num_slots(block_size),
+        spans=add.input.spans,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

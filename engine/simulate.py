@@ -24,19 +24,19 @@ from weft.engine import config as engine_config
 from weft.engine.batch import Batch, RowMasks, StepResult
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheSpec, PagedKV, StateSpec
-from weft.engine.device import cannot_load
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.pending import RejectedError
 from weft.engine.request import Outputs
 from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad
-from weft.engine.start.launch import follow_parent
+from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import start
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, TokensInput, TokensOutput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, TokensOutput
 from weft.engine.wire.options import Arrive, Begin, EngineOptions, Finished, Load, Look, StepCosts, ToSimulation
 from weft.engine.wire.params import SamplingParams
 

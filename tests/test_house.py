@@ -23,7 +23,7 @@ WEB = "fastapi jinja2 starlette tokenizers torch transformers uvicorn"
 LIGHT = {
     "engine/families/registry.py": "numpy torch transformers",
     "engine/start/launch.py": f"{WEB} msgspec numpy pydantic",
-    "engine/process.py": "transformers triton zmq",
+    "engine/process.py": "llguidance transformers triton zmq",
     "server/ray/policy.py": f"{WEB} ray",
     "server/app/process.py": "mcp numpy ray torch transformers",
     "server/supervise/supervisor.py": f"{WEB} asyncio",

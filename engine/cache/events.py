@@ -73,7 +73,7 @@ class BlockEvents:
         """Record the blocks of requests whose cache seed is one without a salt."""
         self._pool = pool
         self._block_size = block_size
-        self._hashes, self._seed = hashes, hashes.seed("", None, ())
+        self._hashes, self._seed = hashes, hashes.seed("", None)
         self._known: set[bytes] = set()
         self._events: list[Event] = []
         pool.on_unindex = self._removed
@@ -84,7 +84,7 @@ class BlockEvents:
         A block that a tier brings back is not known by its tokens until a request is admitted with it.
         """
         adapter = request.adapter
-        if request.cache_seed != (self._hashes.seed("", adapter, ()) if adapter else self._seed):
+        if request.spans or request.cache_seed != (self._hashes.seed("", adapter) if adapter else self._seed):
             return
         hashes, size = request.block_hashes, self._block_size
         for block in range(first, end):

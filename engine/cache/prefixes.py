@@ -13,12 +13,14 @@ Each costs a step and the memory of a state, so there are few:
 import hashlib
 import heapq
 import os
+import struct
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from weft.engine.cache.block_pool import BlockPool
 from weft.engine.request import Request
+from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.options import Adapter
 
 _HASH_BYTES = 16
@@ -26,6 +28,8 @@ _HASH_BYTES = 16
 
 class BlockHashes:
     """Names blocks by keyed, chained 128-bit hashes: equal hashes mean equal tokens from the first one on.
+
+    What spans of tokens stand for is equal then, too.
 
     Owns the key. It is random and lives as long as the process, or as the folder that keeps evicted blocks. So nobody
     outside can make two prompts collide.
@@ -36,12 +40,11 @@ class BlockHashes:
         self._block_size = block_size
         self._key = key or os.urandom(_HASH_BYTES)
 
-    def seed(self, cache_salt: str, adapter: Adapter | None, extra_hash_keys: Sequence[str]) -> bytes:
+    def seed(self, cache_salt: str, adapter: Adapter | None) -> bytes:
         """First parent of the chain of hashes; differs when any of the arguments does."""
         named = ("", "") if adapter is None else (f"{adapter.name},{adapter.content}", "a")
-        parts = [cache_salt, *named, *extra_hash_keys]
         digest = hashlib.blake2b(key=self._key, digest_size=_HASH_BYTES)
-        for part in parts:
+        for part in (cache_salt, *named):
             data = part.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.digest()
@@ -52,10 +55,20 @@ class BlockHashes:
         parent, start = hashes[-1] if hashes else request.cache_seed, len(hashes) * size
         data = array("I", request.token_ids[start : start + num_blocks * size]).tobytes()
         step = size * array("I").itemsize
-        for offset in range(0, num_blocks * step, step):
-            block = data[offset : offset + step]
+        for number in range(num_blocks):
+            block = data[number * step : (number + 1) * step]
+            if request.spans:
+                block += _meant(request.spans, start + number * size, size)
             parent = hashlib.blake2b(parent + block, key=self._key, digest_size=_HASH_BYTES).digest()
             hashes.append(parent)
+
+
+def _meant(spans: Sequence[TokenSpan], start: int, num_tokens: int) -> bytes:
+    """What tokens from `start` on stand for: the digests of their spans, and which part of these they are."""
+    touched = [span for span in spans if span.start < start + num_tokens and start < span.start + span.num_tokens]
+    return b"".join(
+        struct.pack("<qqq", start - span.start, span.num_tokens, len(span.digest)) + span.digest for span in touched
+    )
 
 
 class Pins:
@@ -152,43 +165,3 @@ def awaited_stop(
             leader.state_stops.add(stop)
             return hashes[num_blocks - 1]
     return None
-
-
-_LONG = b"long"
-"""What the seed of a request ends with if it is long."""
-
-
-class ShortContext:
-    """Decides which frequencies requests have, and changes that of those of which nothing is computed.
-
-    Of models with LongRoPE: a request that outgrows the short context is computed anew, with other frequencies. All of
-    its tokens then have the frequencies of long contexts, as transformers has it. A request that stays short never has
-    them, whatever the longest context is. Where the model looks positions up says which a request has, see
-    `RotaryTable`. Blocks of the two kinds have different seeds, so that they are never shared.
-    """
-
-    def __init__(self, num_tokens: int) -> None:
-        """Take the short context's tokens, see `ModelFacts`; 0 means that all lengths are alike."""
-        self._num_tokens = num_tokens
-
-    def fits(self, request: Request) -> bool:
-        """Whether a request has the frequencies of its length."""
-        return request.table_offset == self._offset(request)
-
-    def settle(self, request: Request) -> None:
-        """Give a request that waits the frequencies of its length."""
-        if not self.fits(request):
-            request.table_offset = self._offset(request)
-            seed = request.cache_seed
-            request.cache_seed = seed + _LONG if request.table_offset else seed.removesuffix(_LONG)
-            request.block_hashes = []
-
-    def outgrown(self, running: Iterable[Request]) -> list[Request]:
-        """The running requests that must be computed anew before they go on; drafts of others end at the border."""
-        short = [r for r in running if self._num_tokens and not r.table_offset]
-        for request in short:
-            del request.draft_token_ids[max(self._num_tokens - request.num_tokens, 0) :]
-        return [r for r in short if r.num_new_tokens > 0 and r.num_remaining_tokens > 0 and not self.fits(r)]
-
-    def _offset(self, request: Request) -> int:
-        return self._num_tokens if request.num_tokens > self._num_tokens else 0

@@ -1,7 +1,8 @@
 """Compiles grammar texts into matchers, in threads beside the step loop, and loads the vocabulary for them.
 
 Owns the vocabulary, the threads and a cache of matchers and faults. A text is compiled once, however many requests
-bring it at the same time. Its first mask is computed along with it, so that no step pays for that.
+bring it at the same time. Its first mask is computed along with it, so that no step pays for that. The library is
+imported when the vocabulary is loaded: most engines see no grammar.
 
 The vocabulary is the bytes of every token id. This is the only place where the engine knows text.
 """
@@ -9,19 +10,17 @@ The vocabulary is the bytes of every token id. This is the only place where the 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from weft.engine.guidance.matcher import Forcing, GrammarMatcher, one_line
 from weft.engine.guidance.meeting import check_meeting
 from weft.engine.wire.messages import MAX_GRAMMAR_BYTES
-from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
+from weft.engine.wire.tokenizer_files import TokenizerFilesError, special_tokens, tokenizer_folder
 
 _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 1 << 20
@@ -41,7 +40,7 @@ class InvalidGrammarError(Exception):
 class GrammarCompiler:
     """Compiles grammars; only one thread may call `compile`."""
 
-    def __init__(self, load_vocabulary: Callable[[], LLTokenizer]) -> None:
+    def __init__(self, load_vocabulary: Callable[[], Forcing]) -> None:
         """Load nothing yet; load_vocabulary is called once, by a compiling thread or by `prepare`."""
         self._load_vocabulary = load_vocabulary
         self._forcing: Forcing | InvalidGrammarError | None = None  # None: not loaded yet
@@ -78,7 +77,7 @@ class GrammarCompiler:
         with self._lock:
             if self._forcing is None:
                 try:
-                    self._forcing = Forcing(self._load_vocabulary())
+                    self._forcing = self._load_vocabulary()
                 except InvalidGrammarError as error:  # the files stay as they are
                     self._forcing = error
             if isinstance(self._forcing, InvalidGrammarError):
@@ -93,23 +92,26 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(self, text: str) -> GrammarMatcher:
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
         forcing = self.prepare()
+        assert isinstance(forcing.vocabulary, LLTokenizer)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(forcing.vocabulary, _without_forcing(text), log_level=0, limits=limits)
-        _check(matcher)
+        _check(matcher.get_error())
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        _check(matcher)
+        _check(matcher.get_error())
         # Drafts need a matcher that can roll back. The library reports only here that some grammars cannot.
         probe = matcher.deep_copy()
         probe.consume_token(int(bits.argmax()))
         probe.rollback(1)
-        _check(probe)
+        _check(probe.get_error())
         return GrammarMatcher(matcher, forcing)
 
 
-def _check(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise InvalidGrammarError(f"the grammar cannot be used: {one_line(matcher.get_error())}")
+def _check(fault: str) -> None:
+    if fault:
+        raise InvalidGrammarError(f"the grammar cannot be used: {one_line(fault)}")
 
 
 def _without_forcing(text: str) -> str:
@@ -137,12 +139,10 @@ def _without_gbnf(grammar: dict[str, object]) -> dict[str, object]:
     """Translate an entry {"gbnf": ...}, which the library does not know, into Lark."""
     if "gbnf" not in grammar:
         return grammar
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     lark = gbnf_to_lark(str(grammar["gbnf"]))
     return {key: value for key, value in grammar.items() if key != "gbnf"} | {"lark_grammar": lark}
-
-
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA_SPECIAL_NAMES = ("additional_special_tokens", "extra_special_tokens")
 
 
 class _AddedToken(msgspec.Struct):
@@ -153,7 +153,7 @@ class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Forcing:
     """Read tokenizer.json, and which tokens the files beside it declare special.
 
     Special tokens are the same as in the server's tokenizer, so a grammar never matches one by its text. Reading
@@ -167,30 +167,27 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     Raises:
         InvalidGrammarError: There is no tokenizer, or it cannot be used.
     """
+    from llguidance import LLTokenizer
+
     try:
         file = tokenizer_folder(folder) / "tokenizer.json"
     except TokenizerFilesError as error:
         raise InvalidGrammarError(f"a grammar needs a tokenizer: {error}") from error
     try:
-        text = _declare_special(file.read_text(encoding="utf-8"), list(_declared(folder)))
-        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+        text = _declare_special(file.read_text(encoding="utf-8"), _declared(folder))
+        return Forcing(LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None))
     except Exception as error:  # the libraries raise nothing more precise
         raise InvalidGrammarError(f"grammars cannot use the tokenizer.json of this checkpoint: {error}") from error
 
 
-def _declared(folder: Path) -> Iterator[str]:
+def _declared(folder: Path) -> list[str]:
     """Texts of the tokens that special_tokens_map.json and tokenizer_config.json declare special."""
     declared: dict[str, object] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             declared |= msgspec.json.decode((folder / name).read_bytes(), type=dict[str, object])
-    entries = [declared.get(name) for name in _SPECIAL_NAMES]
-    for extra in map(declared.get, _EXTRA_SPECIAL_NAMES):
-        entries += extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else []
-    for entry in entries:
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(content, str):
-            yield content
+    named, others = special_tokens(declared)
+    return [*named.values(), *others]
 
 
 def _declare_special(text: str, declared: list[str]) -> str:

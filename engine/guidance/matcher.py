@@ -10,15 +10,40 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
 
 from weft.engine.batch import NO_TOKEN_ID, Bits
 from weft.engine.wire.messages import ReasoningBudget
 
 MAX_FORCED_BYTES = 512
 """Longest walk; it takes 30 us a byte. Behind the ids that it found, a new walk begins."""
+
+
+class _Vocabulary(Protocol):
+    """What is used of `llguidance.LLTokenizer`: the library is imported with the first grammar."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def is_special_token(self, token: int, /) -> bool: ...
+    def decode_bytes(self, tokens: list[int], /) -> bytes: ...
+    def tokenize_bytes(self, text: bytes, /) -> list[int]: ...
+    def tokenize_partial(self, text: bytes, /, *, recent_tokens: list[int]) -> tuple[list[int], bytes]: ...
+
+
+class _Parser(Protocol):
+    """What is used of `llguidance.LLMatcher`."""
+
+    def consume_token(self, token: int, /) -> bool: ...
+    def deep_copy(self) -> "_Parser": ...
+    def get_error(self) -> str: ...
+    def is_error(self) -> bool: ...
+    def is_stopped(self) -> bool: ...
+    def rollback(self, num_tokens: int, /) -> bool: ...
+    def try_consume_tokens(self, tokens: list[int], /) -> int: ...
+    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int, /) -> None: ...
+    def validate_tokens(self, tokens: list[int], /) -> int: ...
 
 
 class Forcing:
@@ -29,7 +54,7 @@ class Forcing:
     tokens of a single byte, as long as all allowed ids begin with the same byte.
     """
 
-    def __init__(self, vocabulary: LLTokenizer) -> None:
+    def __init__(self, vocabulary: _Vocabulary) -> None:
         """Read the text of every id; takes about 0.1 s for 150,000."""
         self.vocabulary = vocabulary
         size = vocabulary.vocab_size
@@ -47,7 +72,7 @@ class Forcing:
         begins[self._first_bytes[known], known] = True
         self._others: Bits = ~np.packbits(begins, axis=1, bitorder="little").view(np.int32)  # (256, vocab_size / 32)
 
-    def fill(self, matcher: LLMatcher, recent: Sequence[int], mask: Bits) -> list[int]:
+    def fill(self, matcher: _Parser, recent: Sequence[int], mask: Bits) -> list[int]:
         """Write which ids may follow, and find the forced ones. The matcher's state stays as it is.
 
         Args:
@@ -66,7 +91,7 @@ class Forcing:
             allow_only(forced[0], mask)
         return forced
 
-    def _walk(self, matcher: LLMatcher, mask: Bits) -> tuple[bytes, bool]:
+    def _walk(self, matcher: _Parser, mask: Bits) -> tuple[bytes, bool]:
         """The forced bytes from a state with this mask, and whether the output ends with them."""
         found = bytearray()
         mask = mask.copy()
@@ -120,7 +145,7 @@ _NUM_RECENT = 16
 class GrammarMatcher:
     """A grammar and the output so far. Used by one thread at a time."""
 
-    def __init__(self, matcher: LLMatcher, forcing: Forcing) -> None:
+    def __init__(self, matcher: _Parser, forcing: Forcing) -> None:
         """Take a grammar that was compiled without the library's own forcing."""
         self._matcher = matcher
         self._forcing = forcing

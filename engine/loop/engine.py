@@ -122,7 +122,6 @@ class Engine(Generic[Launched]):
             RejectedError: It can never run, or the queue is full.
         """
         self._check(add)
-        hash_keys = (*add.extra_hash_keys, *add.input.hash_keys)
         request = make_request(
             add,
             connection=connection,
@@ -130,7 +129,7 @@ class Engine(Generic[Launched]):
             arrival_time=self.scheduler.clock(),
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._longest(add),
-            cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter, hash_keys),
+            cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter),
             block_size=self.scheduler.kv.block_size,
         )
         if request.edits.leave_nothing(0, add.sampling_params.min_tokens):

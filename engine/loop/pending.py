@@ -19,7 +19,8 @@ from weft.engine.request import Request, RequestStatus
 from weft.engine.sampling.scores import VectorModel, pooling_fault
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, RejectReason, id_fault
+from weft.engine.wire.inputs import id_fault
+from weft.engine.wire.messages import AddRequest, RejectReason
 from weft.engine.wire.options import ADAPTER_S, Adapter, AdapterUse, find_adapter, read_through
 from weft.engine.wire.waiting_threads import WaitingThreads
 

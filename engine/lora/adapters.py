@@ -291,9 +291,9 @@ class AdaptedKernels:
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         """See `LayerKernels`; adapters of the embedding and of the head are different ones."""
         embedding, head = self._kernels.tied(ref, reader)
-        sites = self._adapters.embedding_site(ref), self._adapters.head_site(ref)
-        return layers.AdaptedEmbedding(embedding, sites[0], self._step), layers.AdaptedLinear(
-            head, sites[1], self._step
+        return (
+            layers.AdaptedEmbedding(embedding, self._adapters.embedding_site(ref), self._step),
+            layers.AdaptedLinear(head, self._adapters.head_site(ref), self._step),
         )
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:

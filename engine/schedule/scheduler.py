@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
-from weft.engine.cache.prefixes import ShortContext
 from weft.engine.request import LiveRequests, Request, RequestKey, RequestStatus
+from weft.engine.schedule.short_context import ShortContext
 from weft.engine.schedule.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad, TokenBudget
 from weft.engine.schedule.waiting_queue import WaitingQueue, candidates, in_the_way, must_wait_alone

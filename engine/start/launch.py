@@ -61,5 +61,15 @@ def follow_parent(parent: int) -> bool:
     return os.getppid() == parent
 
 
+def cannot_load(error: Exception) -> int:
+    """Say why a model cannot be loaded, and return the exit code for that; any other error is raised."""
+    from weft.engine.device import is_out_of_memory  # imports torch
+
+    if not isinstance(error, limits.ModelError) and not is_out_of_memory(error):
+        raise error
+    print(f"weft: error: {limits.first_line(error)}", file=sys.stderr)
+    return limits.EXIT_CANNOT_LOAD
+
+
 if __name__ == "__main__":
     main()

@@ -19,13 +19,12 @@ import torch
 from weft.engine.batch import Batch
 from weft.engine.cache.block_bytes import BlockBytes, ReadBlock, WriteBlock, obey
 from weft.engine.config import check_gpus
-from weft.engine.device import cannot_load
 from weft.engine.kernels.choice import make_caches, set_num_threads
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING
 from weft.engine.memory_plan import MemoryPlan
 from weft.engine.ranks.ranked_runner import FollowingRunner
 from weft.engine.ranks.ranks import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, meet, share_cores
-from weft.engine.start.launch import follow_parent
+from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.warm_up import measure_memory
 from weft.engine.wire import errors as logs

@@ -12,7 +12,8 @@ from fnmatch import translate
 from pathlib import Path
 from typing import NoReturn
 
-from weft.engine.fields import Fields, ModulePattern, module_pattern
+from weft.engine.fields import Fields
+from weft.engine.weights.module_patterns import EMBEDDINGS, HEAD, ModulePattern, listed_in, pattern_in, target_of
 from weft.engine.wire.errors import ModelError
 
 
@@ -125,8 +126,6 @@ class Quantization:
 
 _BITS = (2, 4, 8)
 """Bits of integers."""
-_EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)$")
-_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)$")
 
 
 def read_quantization(config: Fields, folder: Path | None = None) -> Quantization | None:
@@ -157,12 +156,6 @@ def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object
     )
 
 
-def _plain(config: Fields, *names: str) -> tuple[re.Pattern[str], ...]:
-    """Of the modules that a field lists, and of embeddings, which these formats never quantize."""
-    listed = [module for name in names for module in config.texts(name)]
-    return *(re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in listed), _EMBEDDINGS
-
-
 def _always(scheme: Scheme) -> tuple[ModulePattern, Scheme]:
     return re.compile(""), scheme
 
@@ -173,12 +166,12 @@ def _fp8(config: Fields) -> Quantization:
         raise config.wrong("weight_block_size", "two positive integers")
     scheme = Scheme(8, block=(block[0], block[1]) if block else None, is_float=True, activation_bits=8)
     name = config.optional_text("quant_method") or "fp8"
-    plain = _plain(config, "modules_to_not_convert", "ignored_layers")
+    plain = listed_in(config, "modules_to_not_convert", "ignored_layers")
     return Quantization("fp8", name, (_always(scheme),), plain=plain)
 
 
 def _mxfp4(config: Fields) -> Quantization:
-    plain = _plain(config, "modules_to_not_convert")
+    plain = listed_in(config, "modules_to_not_convert")
     return Quantization("mxfp4", "mxfp4", (_always(Scheme(4, 32, is_float=True)),), plain=plain)
 
 
@@ -188,7 +181,7 @@ def _bitsandbytes(config: Fields) -> Quantization:
     scheme = (
         Scheme(4, 64, is_float=True, has_table=True, label=kind.upper()) if is_4bit else Scheme(8, activation_bits=8)
     )
-    plain = *_plain(config, "llm_int8_skip_modules"), _HEAD
+    plain = *listed_in(config, "llm_int8_skip_modules"), HEAD
     return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),), plain=plain)
 
 
@@ -211,13 +204,15 @@ def _gptq(config: Fields) -> Quantization:
         _refuse(f"checkpoint_format {layout}", ("gptq", "gptq_v2"))
     scheme, dynamic = _integers(config), config.section("dynamic")
     rules = [
-        (_pattern(config, "dynamic", name.lstrip("+:").removeprefix("-:")), _integers(dynamic.section(name), scheme))
+        (pattern_in(config, "dynamic", name.lstrip("+:").removeprefix("-:")), _integers(dynamic.section(name), scheme))
         for name in dynamic.names()
         if not name.startswith("-:")  # not quantized, as the stored tensors say, too
     ]
-    left_out = [_pattern(config, "dynamic", name[2:]) for name in dynamic.names() if name.startswith("-:")]
-    plain = *left_out, *(() if config.flag("lm_head", False) else (_HEAD,)), _EMBEDDINGS
-    return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), layout == "gptq", plain)
+    left_out = [pattern_in(config, "dynamic", name[2:]) for name in dynamic.names() if name.startswith("-:")]
+    plain = [*left_out, EMBEDDINGS]
+    if not config.flag("lm_head", False):
+        plain.append(HEAD)
+    return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), layout == "gptq", tuple(plain))
 
 
 def _awq(config: Fields) -> Quantization:
@@ -227,7 +222,7 @@ def _awq(config: Fields) -> Quantization:
     if (bits := config.integer("bits", config.integer("w_bit", 4))) != 4:
         _refuse(f"bits {bits} of awq", (4,))
     scheme = _integers(config, Scheme(4, config.integer("q_group_size", 128), has_zeros=True))
-    return Quantization("awq", "AWQ", (_always(scheme),), plain=(*_plain(config, "modules_to_not_convert"), _HEAD))
+    return Quantization("awq", "AWQ", (_always(scheme),), plain=(*listed_in(config, "modules_to_not_convert"), HEAD))
 
 
 def _is_plain(name: str) -> bool:
@@ -245,10 +240,10 @@ def _auto_round(config: Fields) -> Quantization:
     names = sorted(extra.names(), key=lambda name: not _is_plain(name))  # whole names count before patterns
     patterns = [re.escape(name) + "$" if _is_plain(name) else f".*?(?:{name})" for name in names]
     rules = [
-        (_pattern(config, "extra_config", pattern), _integers(extra.section(name), scheme))
+        (pattern_in(config, "extra_config", pattern), _integers(extra.section(name), scheme))
         for name, pattern in zip(names, patterns, strict=True)
     ]
-    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _EMBEDDINGS))
+    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (HEAD, EMBEDDINGS))
 
 
 _MODELOPT = {
@@ -266,7 +261,7 @@ def _modelopt(config: Fields) -> Quantization:
         _refuse(f"quant_algo {kind} of modelopt", _MODELOPT)
     names = (*config.texts("ignore"), *config.texts("exclude_modules"))
     plain = tuple(re.compile(translate(name)) for name in names)
-    return Quantization("modelopt", f"ModelOpt {kind}", (_always(_MODELOPT[kind]),), plain=(*plain, _EMBEDDINGS))
+    return Quantization("modelopt", f"ModelOpt {kind}", (_always(_MODELOPT[kind]),), plain=(*plain, EMBEDDINGS))
 
 
 _TORCHAO = {
@@ -308,8 +303,8 @@ def _torchao(config: Fields) -> Quantization:
         has_zeros = mapping.optional_text("_data") == "ASYMMETRIC"
         bits = int(stored.removeprefix("int")) if stored else 8
         scheme = replace(scheme, bits=bits, group_size=size, has_zeros=has_zeros)
-    plain = _plain(config, "modules_to_not_convert")
-    return Quantization("torchao", f"torchao {kind}", (_always(scheme),), plain=(*plain, _HEAD))
+    plain = listed_in(config, "modules_to_not_convert")
+    return Quantization("torchao", f"torchao {kind}", (_always(scheme),), plain=(*plain, HEAD))
 
 
 _LAYOUTS = {
@@ -334,14 +329,14 @@ def _compressed_tensors(config: Fields) -> Quantization:
             _refuse(f"format {layout} of compressed-tensors", _LAYOUTS)
         if group.has("weights"):
             scheme = _compressed_scheme(group, layout)
-            rules += [(*_target(group, target), scheme) for target in group.texts("targets")]
+            rules += [(*target_of(group, target), scheme) for target in group.texts("targets")]
     rules.sort(key=lambda rule: rule[0])
     if not rules and not config.has("kv_cache_scheme"):
         _refuse("no config_groups with weights", ("config_groups with targets and weights",))
-    named = [_target(config, name, "ignore") for name in config.texts("ignore")]
+    named = [target_of(config, name, "ignore") for name in config.texts("ignore")]
     ignored = [pattern for closeness, pattern in named if closeness < 3]  # other classes than Linear have no matrices
     return Quantization(
-        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, _EMBEDDINGS)
+        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, EMBEDDINGS)
     )
 
 
@@ -372,22 +367,6 @@ def _compressed_scheme(group: Fields, layout: str) -> Scheme:
     if strategy == "block":
         return replace(scheme, block=(block[0], block[1]))
     return replace(scheme, group_size=group_size if is_grouped else None)
-
-
-def _target(group: Fields, target: str, field: str = "targets") -> tuple[int, ModulePattern]:
-    """How closely a target names modules, closest first, and their pattern; a name of a class fits all of them."""
-    if target.startswith("re:"):
-        return 1, _pattern(group, field, target.removeprefix("re:"))
-    if "." in target or target.islower():
-        return 0, re.compile(re.escape(target) + "$")
-    return 2 if target == "Linear" else 3, re.compile("")
-
-
-def _pattern(fields: Fields, name: str, text: str) -> ModulePattern:
-    try:
-        return module_pattern(text)
-    except (re.error, RecursionError, OverflowError):
-        raise fields.wrong(name, "made of regular expressions that take little time") from None
 
 
 _GGUF = {

@@ -73,7 +73,7 @@ def convert_tekken(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     entries = content["vocab"][:num_ranks]
     if [entry["rank"] for entry in entries] != list(range(num_ranks)):
         raise TekkenError(f"the ranks of tekken.json are not 0 to {num_ranks - 1} in their order")
-    alphabet = _alphabet()
+    alphabet = byte_alphabet()
     ranks = {
         "".join(alphabet[byte] for byte in base64.b64decode(entry["token_bytes"])): entry["rank"] for entry in entries
     }
@@ -107,7 +107,7 @@ def _special_tokens(content: Mapping[str, Any]) -> list[str]:
     return [*named, *(f"<SPECIAL_{index}>" for index in range(len(named), num_tokens))]
 
 
-def _alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """The printable character for each byte, as GPT-2 has it: itself where it is printable."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))

@@ -101,7 +101,7 @@ def configure(log_format: str, process: str) -> None:
         logging.getLogger(ours).setLevel(logging.INFO)
 
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What names from others must not do to a terminal or a log; lines and tabs are left."""
 
 
@@ -129,5 +129,5 @@ class _Formatter(logging.Formatter):
             return json.dumps(line | ({"traceback": traceback} if traceback else {}), default=str, ensure_ascii=False)
         text = f"{time:%H:%M:%S} {record.levelname:<7} {self._process}: {record.getMessage()}"
         text += "".join(f" {name}={value}" for name, value in fields.items())
-        text = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+        text = CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
         return f"{text}\n{traceback}" if traceback else text

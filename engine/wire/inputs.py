@@ -3,6 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Collection
+from itertools import pairwise
 from typing import ClassVar
 
 import msgspec
@@ -16,19 +17,32 @@ def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | No
     return None
 
 
+class TokenSpan(msgspec.Struct, array_like=True, frozen=True):
+    """Tokens of a prompt that stand for something else, which the digest tells apart where the tokens are equal."""
+
+    start: int
+    num_tokens: int
+    digest: bytes
+
+
 class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True):
     """A prompt of token ids; at least one.
 
     Attributes:
         token_types: One for each token, such as the side of a pair; empty if all have type 0. Only encoders read it.
+        spans: In their order; none reaches into another.
+        input_length: Tokens for an encoder.
     """
 
+    input_length: ClassVar[int] = 0
     token_ids: list[int]
     token_types: list[int] = []
-    input_length: ClassVar[int] = 0
-    """Tokens for an encoder."""
-    hash_keys: ClassVar[tuple[str, ...]] = ()
-    """What must be equal, beside the tokens, for blocks to be shared."""
+    spans: list[TokenSpan] = []
+
+    @property
+    def least(self) -> "TokensInput":
+        """Another one, as short as possible."""
+        return TokensInput([0])
 
     def num_slots(self, block_size: int) -> int:
         """Places in the cache for what an encoder reads; whole blocks."""
@@ -38,7 +52,7 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         """The ids that the cache has places for."""
         return self.token_ids
 
-    def fault(self, vocab_size: int, max_input: int) -> str | None:
+    def fault(self, vocab_size: int, max_input: int = 0) -> str | None:
         """What is wrong with it for a model of vocab_size ids; None when nothing is.
 
         Args:
@@ -50,6 +64,9 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
             return "the prompt must hold at least one token"
         if self.token_types and (len(self.token_types) != len(self.token_ids) or min(self.token_types) < 0):
             return f"token_types must hold a type from 0 on for each of the {len(self.token_ids)} tokens"
+        for span, after in pairwise([*self.spans, TokenSpan(len(self.token_ids), 0, b"")]):
+            if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
+                return "what stands for a part of a message that is no text must be whole"
         return id_fault("prompt", self.token_ids, vocab_size)
 
 
@@ -71,9 +88,15 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
         return len(self.input_ids)
 
     @property
-    def hash_keys(self) -> tuple[str, ...]:
-        """See `TokensInput`: what the encoder makes of a token depends on all of the input."""
-        return (hashlib.blake2b(array("q", self.input_ids).tobytes(), digest_size=16).hexdigest(),)
+    def spans(self) -> list[TokenSpan]:
+        """The input: what the encoder makes of a token depends on all of it."""
+        digest = hashlib.blake2b(array("q", self.input_ids).tobytes(), digest_size=16).digest()
+        return [TokenSpan(0, len(self.input_ids), digest)]
+
+    @property
+    def least(self) -> "EncoderInput":
+        """See `TokensInput`."""
+        return EncoderInput([0], [0])
 
     def num_slots(self, block_size: int) -> int:
         """See `TokensInput`."""
@@ -84,7 +107,7 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
         padding = self.num_slots(block_size) - len(self.input_ids)
         return self.input_ids + self.input_ids[-1:] * padding + self.token_ids
 
-    def fault(self, vocab_size: int, max_input: int) -> str | None:
+    def fault(self, vocab_size: int, max_input: int = 0) -> str | None:
         """See `TokensInput`."""
         if not 1 <= len(self.input_ids) <= max_input:
             return f"the input must hold from 1 to {max_input} tokens, got {len(self.input_ids)}"
@@ -94,5 +117,5 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
 
 
 RequestInput = TokensInput | EncoderInput
-"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and `token_types` and
-finds its own `fault`."""
+"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids`, `token_types` and
+`spans`, and finds its own `fault`."""

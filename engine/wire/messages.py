@@ -14,10 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from weft.engine.wire.inputs import EncoderInput as EncoderInput
 from weft.engine.wire.inputs import RequestInput
-from weft.engine.wire.inputs import TokensInput as TokensInput
-from weft.engine.wire.inputs import id_fault as id_fault
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.options import EngineOptions as EngineOptions
 from weft.engine.wire.params import FinishReason as FinishReason
@@ -241,7 +238,6 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
             limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA adapter, which is loaded if it is in no slot; None is the base model.
-        extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
         beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
             best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
             each choice is sampled.
@@ -257,7 +253,6 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     deadline: float | None = None
     cache_salt: str = ""
     adapter: Adapter | None = None
-    extra_hash_keys: tuple[str, ...] = ()
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
     beams: BeamOptions | None = None
@@ -271,7 +266,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     def probe(self, grammar: str) -> "AddRequest":
         """A request for one token, which is accepted if this one would be with that grammar."""
         return AddRequest(
-            TokensInput([0]),
+            self.input.least,
             SamplingParams(max_tokens=1),
             priority=self.priority,
             deadline=self.deadline,

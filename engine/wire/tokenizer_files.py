@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ def describe(config: Path) -> tuple[bytes, list[Path]]:
     files = quantization.pop("files", ())
     quantization.pop("versions", None)
     return json.dumps(fields).encode(), [Path(file) for file in files]
+
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def special_tokens(declared: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
+    """The special tokens in what configuration files declare: those with a role by its name, and the others.
+
+    A token is its text, or an object with the text as `content`. The others are a list, or an object by name.
+    """
+    others: list[object] = []
+    for given in map(declared.get, ("additional_special_tokens", "extra_special_tokens")):
+        others += given.values() if isinstance(given, dict) else given if isinstance(given, list) else []
+    texts = [entry.get("content") if isinstance(entry, dict) else entry for entry in others]
+    roles = {name: entry.get("content") if isinstance(entry := declared.get(name), dict) else entry for name in _ROLES}
+    named = {name: text for name, text in roles.items() if isinstance(text, str)}
+    return named, [text for text in texts if isinstance(text, str)]
 
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")

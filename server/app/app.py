@@ -24,17 +24,11 @@ from weft.server import apis
 from weft.server.apis.admin import status
 from weft.server.apis.batches.runner import BatchRunner
 from weft.server.errors import ApiError, BodyTooLargeError, RouteError
+from weft.server.http import middleware
 from weft.server.http.auth import AuthMiddleware, OriginMiddleware
 from weft.server.http.context import VERSION, ServerContext
 from weft.server.http.limits import Lifecycle, Workers
 from weft.server.http.metrics import Metrics
-from weft.server.http.middleware import (
-    BodyLimitMiddleware,
-    DrainMiddleware,
-    LastResortMiddleware,
-    RequestHeadersMiddleware,
-    error_response,
-)
 from weft.server.models.engine_client import SocketEngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.models.other_clients import OnDemandClient, PrefillingClient, with_prefill
@@ -118,9 +112,9 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fle
         app.include_router(router)
     # The middleware that is added last is the outermost.
     app.add_middleware(
-        BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_file_bytes=settings.max_file_bytes
+        middleware.BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_file_bytes=settings.max_file_bytes
     )
-    app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
+    app.add_middleware(middleware.DrainMiddleware, lifecycle=app.state.lifecycle)
     app.add_middleware(
         AuthMiddleware,
         keys=settings.api_key,
@@ -128,9 +122,9 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fle
         open_paths=status.PATHS,
         guard_metrics=settings.metrics_auth,
     )
-    app.add_middleware(LastResortMiddleware)
+    app.add_middleware(middleware.LastResortMiddleware)
     app.add_middleware(OriginMiddleware, settings=settings)
-    app.add_middleware(RequestHeadersMiddleware, model_name=default.name)
+    app.add_middleware(middleware.RequestHeadersMiddleware, model_name=default.name)
     _install_error_handlers(app)
     return app
 
@@ -170,21 +164,21 @@ def _install_error_handlers(app: FastAPI) -> None:
     """Handle every expected failure. `LastResortMiddleware` turns all others into an internal error."""
 
     async def on_error(request: Request, exc: Any) -> Response:
-        return error_response(exc, request.scope)
+        return middleware.error_response(exc, request.scope)
 
     async def on_missing_body(request: Request, exc: Any) -> Response:
-        return error_response(as_missing_body(exc), request.scope)
+        return middleware.error_response(as_missing_body(exc), request.scope)
 
     async def on_http_error(request: Request, exc: Any) -> Response:
         if exc.status_code == 413:
-            return error_response(BodyTooLargeError(exc.detail), request.scope)
+            return middleware.error_response(BodyTooLargeError(exc.detail), request.scope)
         if isinstance(exc.__cause__, ApiError):  # FastAPI reports every body error as a parse error
-            return error_response(exc.__cause__, request.scope)
+            return middleware.error_response(exc.__cause__, request.scope)
         if exc.status_code in (404, 405):
             what = "no such route" if exc.status_code == 404 else "method not allowed"
             message = f"{what}: {request.method} {request.url.path}"
-            return error_response(RouteError(exc.status_code, message, exc.headers or {}), request.scope)
-        return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}), request.scope)
+            return middleware.error_response(RouteError(exc.status_code, message, exc.headers or {}), request.scope)
+        return middleware.error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}), request.scope)
 
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(RequestValidationError, on_missing_body)

@@ -12,15 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensOutput
-from weft.server.errors import (
-    ApiError,
-    DeadlineError,
-    EngineDiedError,
-    EngineLeftError,
-    EngineRestartingError,
-    GrammarError,
-    InternalError,
-)
+from weft.server import errors
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Counts, End, Event, PromptReport, WholeChoice, whole_choice
 from weft.server.http.metrics import RequestTimer
@@ -56,7 +48,7 @@ class Answer:
         """
         self.prompts = [PromptReport(prompt) for prompt in prompts]
         self.lost: list[str] = []
-        self.named: Callable[[GrammarError], GrammarError] = lambda error: error
+        self.named: Callable[[errors.GrammarError], errors.GrammarError] = lambda error: error
         self._requests = requests
         self._choices = choices
         self._timer = timer
@@ -80,7 +72,7 @@ class Answer:
         """Why the engine refuses a grammar; None: it takes it."""
         try:
             generation = await engine_client.generate(self._requests[0].probe(grammar))
-        except GrammarError as error:
+        except errors.GrammarError as error:
             return error.message
         generation.close()
         return None
@@ -137,7 +129,7 @@ class Answer:
                         self._finish(index, prompt_index, output, events[-1])
                     if data := render(index, events):
                         yield data
-        except (EngineDiedError, EngineLeftError):
+        except (errors.EngineDiedError, errors.EngineLeftError):
             self._unfinished = FinishReason.ERROR
             raise
 
@@ -202,22 +194,22 @@ class Answer:
         if error is not None:
             if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # caused by the request itself
                 _log.error("the engine gave a request up: %s: %s", end.reason.name, output.message)
-            raise self.named(error) if isinstance(error, GrammarError) else error
+            raise self.named(error) if isinstance(error, errors.GrammarError) else error
         if output.finish_reason is None:
             self._generations[prompt_index].abort(output.index)
 
 
-def _failure(reason: FinishReason, message: str | None) -> ApiError | None:
+def _failure(reason: FinishReason, message: str | None) -> errors.ApiError | None:
     """The error for an output that ended abnormally; None if it ended normally."""
     match reason:
         case FinishReason.TIMEOUT:
-            return DeadlineError("the client's deadline passed while the request waited")
+            return errors.DeadlineError("the client's deadline passed while the request waited")
         case FinishReason.ERROR:
-            return InternalError("the engine failed on this request; the server's log has the details")
+            return errors.InternalError("the engine failed on this request; the server's log has the details")
         case FinishReason.ABORT:
-            return EngineRestartingError("the engine stopped this request; try again")
+            return errors.EngineRestartingError("the engine stopped this request; try again")
         case FinishReason.DEAD_END:
-            return GrammarError(message or "the grammar cannot be followed any further")
+            return errors.GrammarError(message or "the grammar cannot be followed any further")
         case _:
             return None
 

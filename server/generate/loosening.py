@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -49,8 +50,10 @@ class _Outcome:
     until: float = math.inf
 
 
-_outcomes: OrderedDict[tuple[EngineClient, str, tuple[tuple[str, bool], ...]], _Outcome] = OrderedDict()
-"""By model, first grammar, which holds all schemas, and where each of these stands and whether it is strict."""
+_Outcomes = OrderedDict[tuple[str, tuple[tuple[str, bool], ...]], _Outcome]
+"""By the first grammar, which holds all schemas, and where each of these stands and whether it is strict."""
+_outcomes: WeakKeyDictionary[EngineClient, _Outcomes] = WeakKeyDictionary()
+"""By model; a model that is not served any more is forgotten."""
 
 
 async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWishes, guide: Guide) -> None:
@@ -65,8 +68,8 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
     grammar, begin = answer.guidance.grammar, time.monotonic()
     units = [(tool.at, tool.is_strict) for tool in (wishes.use.tools if wishes.use else ())]
     units += [(wishes.structure.param, wishes.structure.is_strict)] if wishes.structure else []
-    key = client, grammar or "", tuple(units)
-    known = _outcomes.get(key)
+    key, outcomes = (grammar or "", tuple(units)), _outcomes.setdefault(client, OrderedDict())
+    known = outcomes.get(key)
     if known is not None and known.until < begin:
         known = None
     if known is None and (grammar is None or len(grammar) <= MAX_GRAMMAR_BYTES):
@@ -77,10 +80,10 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
     elif known is None:
         known = await _fitted(answer, client, wishes, guide, begin)
     else:
-        _outcomes.move_to_end(key)
-    _outcomes[key] = known
-    if len(_outcomes) > MAX_REMEMBERED:
-        _outcomes.popitem(last=False)
+        outcomes.move_to_end(key)
+    outcomes[key] = known
+    if len(outcomes) > MAX_REMEMBERED:
+        outcomes.popitem(last=False)
     if known.grammar is None:
         raise JsonSchemaError(known.message, param=known.param)
     answer.lost += known.lost
@@ -88,7 +91,7 @@ async def open_loosening(answer: Answer, client: EngineClient, wishes: OutputWis
     try:
         await answer.open(client)
     except GrammarError as error:
-        _outcomes.pop(key, None)
+        outcomes.pop(key, None)
         raise named(error, wishes) from None
 
 

@@ -15,7 +15,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.wire.messages import AddRequest, CachePolicy, EncoderInput, Guidance, Pin, TokensInput
+from weft.engine.wire.inputs import EncoderInput, TokensInput
+from weft.engine.wire.messages import AddRequest, CachePolicy, Guidance, Pin
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Renderer, Report, WholeChoice
@@ -131,7 +132,7 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
         max_tokens, min_tokens = min(params.max_tokens, room), min(params.min_tokens, room)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     return AddRequest(
-        EncoderInput(prompt.token_ids, list(begin)) if begin else TokensInput(prompt.token_ids),
+        EncoderInput(prompt.token_ids, list(begin)) if begin else TokensInput(prompt.token_ids, spans=[*prompt.spans]),
         params,
         num_choices=task.num_made,
         tenant=task.tenant,

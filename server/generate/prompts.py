@@ -6,12 +6,16 @@ before anything is sent to the engine.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+
+import msgspec
 
 from weft.engine.wire.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.limits import LONG_SIZE, Workers
 from weft.server.models.seq2seq import last_text, with_source
+from weft.server.task.parts import located
 from weft.server.task.request_options import find_pins, marked
 from weft.server.task.task import Chat, Prompt, Task, Texts
 from weft.server.task.validation import check_range, check_token_ids
@@ -21,8 +25,8 @@ from weft.server.text.text_tokenizer import TextTokenizer, TextTooLongError, Tok
 
 async def encode_chat(
     tokenizer: TextTokenizer, chat: Chat, room: TokenRoom, workers: Workers, size: int
-) -> tuple[list[int], list[Pin]]:
-    """Encode messages; return the prompt ids and the pins, which keep beginnings of the prompt in the prefix cache.
+) -> tuple[Prompt, list[Pin]]:
+    """Encode messages; return the prompt and the pins, which keep beginnings of the prompt in the prefix cache.
 
     Args:
         size: Of the messages, in bytes.
@@ -33,23 +37,24 @@ async def encode_chat(
     """
     pieces, shown = await workers.run_template(tokenizer, size, _rendered, tokenizer, chat)
 
-    def encode() -> tuple[list[int], list[Pin]]:
-        token_ids = _encode(tokenizer, pieces, room)
-        return token_ids, _pins(tokenizer, chat, token_ids, shown, room)
+    def encode() -> tuple[Prompt, list[Pin]]:
+        if tokenizer.is_of_encoder:
+            return Prompt(tokenizer.encode(pieces[0], True, room)), []
+        placed, spans = chat.spans.placed(pieces)
+        token_ids = tokenizer.encode_rendered(placed, room)
+        ids = {span.placeholder: tokenizer.added_id(span.placeholder) for span in spans}
+        pins = _pins(tokenizer, chat, token_ids, shown, room)
+        return Prompt(token_ids, spans=located(token_ids, spans, ids)), pins
 
     return await workers.run(size, encode)
 
 
 def encode_now(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> list[int]:
     """The prompt ids of messages, for what has a thread; raises as `encode_chat` does."""
-    pieces, _ = _rendered(tokenizer, Chat(chat.messages, chat.options, param=chat.param))
-    return _encode(tokenizer, pieces, room)
-
-
-def _encode(tokenizer: TextTokenizer, pieces: list[str], room: TokenRoom) -> list[int]:
-    return (
-        tokenizer.encode(pieces[0], True, room) if tokenizer.is_of_encoder else tokenizer.encode_rendered(pieces, room)
-    )
+    pieces, _ = _rendered(tokenizer, replace(chat, breakpoints=()))
+    if tokenizer.is_of_encoder:
+        return tokenizer.encode(pieces[0], True, room)
+    return tokenizer.encode_rendered(chat.spans.placed(pieces)[0], room)
 
 
 def _rendered(tokenizer: TextTokenizer, chat: Chat) -> tuple[list[str], list[str]]:
@@ -79,7 +84,8 @@ def _pins(
     if not chat.breakpoints:
         return []
     bound = TokenRoom(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
-    return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
+    placed, _ = chat.spans.placed(rendered)
+    return find_pins(chat.breakpoints, token_ids, placed, partial(tokenizer.encode_rendered, room=bound))
 
 
 def num_prompt_tokens(max_model_len: int, max_tokens: int | None, *, is_bound: bool) -> int:
@@ -116,12 +122,12 @@ class PromptEncoder:
             return prompts, list(self._task.input.pins)
         param = self._task.input.param
         with self._checking_context(param):
-            token_ids, pins = await encode_chat(
+            whole, pins = await encode_chat(
                 self._tokenizer, self._task.input, self._room, self._workers, self._task.size
             )
-        prompt = self._truncated(Prompt(self._in_language(token_ids)))
+        prompt = self._truncated(replace(whole, token_ids=self._in_language(whole.token_ids)))
         self._check_context([prompt], param)
-        num_cut = len(token_ids) - len(prompt.token_ids)
+        num_cut = len(whole.token_ids) - len(prompt.token_ids)
         return [prompt], [Pin(max(0, pin.num_tokens - num_cut), pin.ttl_s) for pin in pins]
 
     async def prediction(self) -> tuple[int, ...]:
@@ -174,8 +180,11 @@ class PromptEncoder:
         elif num_kept is not None:
             name = "truncate_prompt_tokens"
             check_range(f"{name}, when it is not -1,", num_kept, 1, max_len, param=name)
-        has_more = num_kept is not None and 0 < num_kept < len(prompt.token_ids)
-        return Prompt(prompt.token_ids[-num_kept:]) if has_more and num_kept else prompt
+        if num_kept is None or not 0 < num_kept < len(prompt.token_ids):
+            return prompt
+        num_cut = len(prompt.token_ids) - num_kept
+        spans = [msgspec.structs.replace(span, start=span.start - num_cut) for span in prompt.spans]
+        return Prompt(prompt.token_ids[num_cut:], spans=spans)
 
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
         max_tokens = self._task.num_reserved

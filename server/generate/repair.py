@@ -2,18 +2,19 @@
 
 The engine's compiler knows more than `loosen`: that no value is left where two schemas meet, or that a grammar takes
 too long. It refuses the whole grammar. So grammars with fewer tools, then with fewer parts of one tool, are tried: half
-as many each time. Everything is added in order, and what is refused beside the parts before it is freed.
+as many each time. Everything is added in order, and what is refused beside the parts before it is freed. What a result
+allows includes what the schema allows.
 """
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from weft.server.errors import JsonSchemaError, shown
 from weft.server.formats.parser import Tool
-from weft.server.json_schema.keywords import FREE_OBJECT, MAX_BOUND, MIN_BOUND
-from weft.server.json_schema.parts import LISTS, Path, freed, inner_parts, written
+from weft.server.json_schema.keywords import FREE_OBJECT, MAX_BOUND, MIN_BOUND, Schema
 from weft.server.task.enforced import reported
 from weft.server.task.structured_output import schema_structure
 from weft.server.task.task import OutputWishes
@@ -34,6 +35,17 @@ _REASONS = (
 
 Refusal = Callable[[OutputWishes], Awaitable[str | None]]
 """Tells why the engine refuses the grammar of such wishes; None: it takes it."""
+
+Path = tuple[str | int, ...]
+"""A part of a schema: a keyword, or a schema inside one. Holds the keys and indices from the root on."""
+
+_NAMED = ("patternProperties", "properties", "$defs")
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+"""Keywords that hold a list of schemas."""
+_LAST = ("additionalProperties", "patternProperties", "items", "properties", "prefixItems", "anyOf", "oneOf", "allOf",
+         "$ref", "$defs")  # fmt: skip
+"""These come after what bounds a value by itself, each before those that rely on it. So what is found to contradict the
+parts before it is deep inside, and no bound is given up for it."""
 
 
 class Repair:
@@ -107,34 +119,34 @@ class Repair:
         if unit.is_strict and self._is_over:
             return  # it may not be at fault
         outer = [path for path in parts if not any(path[:i] in parts for i in range(len(path)))]
-        paths = sorted(written(unit.parameters, path) for path in outer)
+        paths = sorted(_written(unit.parameters, path) for path in outer)
         if unit.is_strict:
             name = f" (tool {shown(unit.name)})" if index < self._num_tools else ""
             at = f"{unit.at}{paths[0] if paths else ''}"
             why = next((reason for words, reason in _REASONS if re.search(words, self._fault)), self._fault)
             raise JsonSchemaError(f"{at} cannot be enforced by a grammar: {why}{name}", param=unit.at)
         free = FREE_OBJECT if index < self._num_tools else {}
-        schema = freed(unit.parameters, parts) if parts else free
+        schema = _freed(unit.parameters, parts) if parts else free
         self._units[index] = replace(unit, parameters=schema)
         self.lost += reported(unit.name, unit.at, paths or [""])
 
     async def _add_parts(self, index: int, at: Path, lost: set[Path], waiting: set[Path]) -> None:
         """Add what is inside a part of a unit, and note in `lost` what has to be free; `waiting` comes later."""
         unit = self._units[index]
-        parts = inner_parts(unit.parameters, at)
+        parts = _inner_parts(unit.parameters, at)
 
         def fits_without(paths: Iterable[Path]) -> Awaitable[bool]:
-            return self._is_taken({index: replace(unit, parameters=freed(unit.parameters, {*lost, *waiting, *paths}))})
+            return self._is_taken({index: replace(unit, parameters=_freed(unit.parameters, {*lost, *waiting, *paths}))})
 
         def fits(end: int) -> Awaitable[bool]:
             return fits_without(parts[end:])
 
         async for found in _refused(len(parts), fits, is_refused=bool(at)):
             part, later = parts[found], parts[found + 1 :]
-            if at and at[-1] in LISTS and await fits_without([*parts[:found], *later]):
+            if at and at[-1] in _LISTS and await fits_without([*parts[:found], *later]):
                 lost.add(at)  # it contradicts the others of the list
                 break
-            inner = inner_parts(unit.parameters, part)
+            inner = _inner_parts(unit.parameters, part)
             if inner and await fits_without(later + inner):
                 await self._add_parts(index, part, lost, waiting | set(later))
             else:
@@ -156,3 +168,58 @@ async def _refused(num: int, fits: Callable[[int], Awaitable[bool]], *, is_refus
             start, end = (middle, end) if await fits(middle) else (start, middle)
         yield start
         start, is_refused = start + 1, False
+
+
+def _inner_parts(schema: Schema, at: Path) -> list[Path]:
+    """The parts one step below a part, or of the schema itself (an empty path), in an order in which they are added."""
+    value: Any = schema
+    for step in at:
+        value = value[step]
+    if isinstance(value, dict) and _is_schema(at):
+        return [(*at, key) for key in sorted(value, key=lambda key: _LAST.index(key) if key in _LAST else -1)]
+    if isinstance(value, dict | list) and at[-1] in (*_NAMED, *_LISTS):
+        return [(*at, step) for step in (value if isinstance(value, dict) else range(len(value)))]
+    return []
+
+
+def _is_schema(at: Path) -> bool:
+    """Whether at a path there is a schema; if not, it is a keyword that holds several, or a value."""
+    is_schema = True
+    for step in at:
+        is_schema = not is_schema or step in ("additionalProperties", "items")
+    return is_schema
+
+
+def _freed(schema: Any, parts: Collection[Path], at: Path = ()) -> Any:
+    """The schema without some of its parts. Members stay, and may then be anything."""
+    if at and at in parts:
+        return {}
+    if not isinstance(schema, dict):
+        return schema
+    out: Schema = {}
+    for key, value in schema.items():
+        path = (*at, key)
+        if key in _NAMED and isinstance(value, dict):
+            is_free = path in parts
+            if not (is_free and key == "patternProperties"):
+                out[key] = {name: {} if is_free else _freed(part, parts, (*path, name)) for name, part in value.items()}
+        elif path in parts:
+            continue
+        elif key in _LISTS and isinstance(value, list):
+            out[key] = [_freed(part, parts, (*path, i)) for i, part in enumerate(value)]
+        else:
+            out[key] = _freed(value, parts, path) if key in ("additionalProperties", "items") else value
+    opening = [key for key in ("additionalProperties", "patternProperties") if (*at, key) in parts]
+    if opening or ((*at, "properties") in parts and "additionalProperties" not in out):
+        out["additionalProperties"] = True
+    return out
+
+
+def _written(schema: Schema, at: Path) -> str:
+    """A path as it is reported: `.properties.x.anyOf[1]`. That of a definition begins where the caller has it."""
+    text = ""
+    if at[:1] == ("$defs",) and len(at) > 1:
+        definition = schema["$defs"][at[1]]
+        text = definition.get("$comment", "") if isinstance(definition, dict) else ""
+        at = at[2:]
+    return text + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in at)

@@ -21,13 +21,7 @@ from starlette.responses import Response
 
 from weft.engine.wire.messages import AddRequest, FinishReason
 from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams, VectorInfo
-from weft.server.errors import (
-    DeadlineError,
-    EngineRestartingError,
-    InternalError,
-    InvalidRequestError,
-    UnsupportedValueError,
-)
+from weft.server import errors
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
@@ -153,14 +147,14 @@ async def _pooled(model: ServedModel, add: AddRequest) -> PooledOutput:
             if isinstance(output, PooledOutput):
                 return output
             if output.finish_reason is FinishReason.TIMEOUT:
-                raise DeadlineError("the client's deadline passed while the request waited")
+                raise errors.DeadlineError("the client's deadline passed while the request waited")
             if output.finish_reason is FinishReason.ABORT:
                 break
             _log.error("the engine gave a request up: %s", output.message)
-            raise InternalError("the engine failed on this request; the server's log has the details")
+            raise errors.InternalError("the engine failed on this request; the server's log has the details")
     finally:
         generation.close()
-    raise EngineRestartingError("the engine stopped this request; try again")
+    raise errors.EngineRestartingError("the engine stopped this request; try again")
 
 
 def embedding(index: int, output: PooledOutput, encoding: str | None) -> Embedding:
@@ -207,10 +201,10 @@ def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
         return dimensions
     if not info.is_matryoshka:
         message = f"dimensions must be {info.size}, for this model has no shorter vectors, got {dimensions}"
-        raise UnsupportedValueError(message, param="dimensions")
+        raise errors.UnsupportedValueError(message, param="dimensions")
     if info.dimensions and dimensions not in info.dimensions:
         allowed = ", ".join(map(str, info.dimensions))
-        raise InvalidRequestError(f"dimensions must be one of {allowed}, got {dimensions}", param="dimensions")
+        raise errors.InvalidRequestError(f"dimensions must be one of {allowed}, got {dimensions}", param="dimensions")
     return check_range("dimensions", dimensions, 1, info.size)
 
 

@@ -24,15 +24,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.server.errors import (
-    ApiError,
-    BodyTooLargeError,
-    ContextLengthError,
-    ShuttingDownError,
-    as_api_error,
-    error_body,
-    error_text,
-)
+from weft.server import errors
 from weft.server.http.limits import Lifecycle
 
 ANTHROPIC_VERSION = b"anthropic-version"
@@ -54,11 +46,11 @@ _LLAMA_CPP_TYPES = {
 }
 
 
-def anthropic_error(error: ApiError, request_id: str | None) -> bytes:
+def anthropic_error(error: errors.ApiError, request_id: str | None) -> bytes:
     """Anthropic's error object as JSON."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    message = error_text(error)
-    if isinstance(error, ContextLengthError) and error.num_tokens > error.max_num_tokens:
+    message = errors.error_text(error)
+    if isinstance(error, errors.ContextLengthError) and error.num_tokens > error.max_num_tokens:
         # In Anthropic's words, at whose beginning clients know that they must compact the conversation.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.max_num_tokens} maximum: {message}"
     members: dict[str, object] = {"type": kind, "message": message}
@@ -67,18 +59,18 @@ def anthropic_error(error: ApiError, request_id: str | None) -> bytes:
     return msgspec.json.encode({"type": "error", "error": members, "request_id": request_id})
 
 
-def ollama_error(error: ApiError, request_id: str | None = None) -> bytes:
+def ollama_error(error: errors.ApiError, request_id: str | None = None) -> bytes:
     """Ollama's error object as JSON."""
-    return msgspec.json.encode({"error": error_text(error)})
+    return msgspec.json.encode({"error": errors.error_text(error)})
 
 
-def llama_cpp_error(error: ApiError, request_id: str | None = None) -> bytes:
+def llama_cpp_error(error: errors.ApiError, request_id: str | None = None) -> bytes:
     """llama.cpp's error object as JSON."""
     kind = _LLAMA_CPP_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    return msgspec.json.encode({"error": {"code": error.status, "message": error_text(error), "type": kind}})
+    return msgspec.json.encode({"error": {"code": error.status, "message": errors.error_text(error), "type": kind}})
 
 
-_SHAPES: Mapping[str, Callable[[ApiError, str | None], bytes]] = {
+_SHAPES: Mapping[str, Callable[[errors.ApiError, str | None], bytes]] = {
     "/v1/messages": anthropic_error,
     "/api": ollama_error,
     "/completion": llama_cpp_error,
@@ -92,13 +84,13 @@ def asks_in_anthropics_way(scope: Mapping[str, Any]) -> bool:
     return any(name == ANTHROPIC_VERSION for name, _ in scope.get("headers", ()))
 
 
-def error_response(error: ApiError, scope: Mapping[str, Any]) -> Response:
+def error_response(error: errors.ApiError, scope: Mapping[str, Any]) -> Response:
     """The whole response to a request that failed before its first byte was sent."""
     path, request_id = scope.get("path", ""), scope.get("state", {}).get("request_id")
     shape = next((shape for at, shape in _SHAPES.items() if path == at or path.startswith(f"{at}/")), None)
     if shape is None and path.startswith("/v1/models") and asks_in_anthropics_way(scope):
         shape = anthropic_error
-    body = shape(error, request_id) if shape else error_body(error)
+    body = shape(error, request_id) if shape else errors.error_body(error)
     return Response(body, error.status, dict(error.headers), media_type="application/json")
 
 
@@ -180,7 +172,7 @@ class LastResortMiddleware(HttpMiddleware):
             if is_started:
                 raise
             _log.exception("request %s failed", scope["state"]["request_id"])
-            await error_response(as_api_error(exc), scope)(scope, receive, send)
+            await error_response(errors.as_api_error(exc), scope)(scope, receive, send)
 
 
 class DrainMiddleware(HttpMiddleware):
@@ -198,7 +190,7 @@ class DrainMiddleware(HttpMiddleware):
         if scope["path"] in _LOOKING:
             await self._app(scope, receive, send)
         elif self._lifecycle.draining:
-            await error_response(ShuttingDownError("the server is shutting down"), scope)(scope, receive, send)
+            await error_response(errors.ShuttingDownError("the server is shutting down"), scope)(scope, receive, send)
         else:
             self._lifecycle.enter()
             try:
@@ -224,7 +216,7 @@ class BodyLimitMiddleware(HttpMiddleware):
         bound = self._max_form_bytes if is_form else self._max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > bound:
-            error = BodyTooLargeError(_message(bound, f"got {declared}"))
+            error = errors.BodyTooLargeError(_message(bound, f"got {declared}"))
             await error_response(error, scope)(scope, receive, send)
             return
         num_bytes = 0

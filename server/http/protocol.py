@@ -18,15 +18,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from weft.server.errors import (
-    ApiError,
-    HeadersTooLargeError,
-    MalformedHttpError,
-    ReceiveTimeoutError,
-    RouteError,
-    ShuttingDownError,
-    TooManyConnectionsError,
-)
+from weft.server import errors
 from weft.server.http.limits import Connections
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS, error_response
 
@@ -90,7 +82,7 @@ class WeftProtocol(HttpToolsProtocol):
     def stop_receiving(self) -> None:
         """Refuse a request whose body is incomplete: the server drains."""
         if self._stage is Stage.BODY and self._is_answering():
-            self._answer_and_close(ShuttingDownError("the server is shutting down"))
+            self._answer_and_close(errors.ShuttingDownError("the server is shutting down"))
 
     def shutdown(self) -> None:
         """End, after the answer that is being given, if any."""
@@ -116,8 +108,8 @@ class WeftProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             if not self._is_dropping():
                 cause = error.__context__  # what a callback raised
-                malformed = MalformedHttpError("this is no valid HTTP/1.1 request")
-                self._refuse(cause if isinstance(cause, ApiError) else malformed)
+                malformed = errors.MalformedHttpError("this is no valid HTTP/1.1 request")
+                self._refuse(cause if isinstance(cause, errors.ApiError) else malformed)
             return
         if self._num_unused_bytes > MAX_HEADER_BYTES:
             self._refuse(_headers_too_large(f"{self._num_unused_bytes} or more bytes"))
@@ -162,7 +154,7 @@ class WeftProtocol(HttpToolsProtocol):
         """Hand the request to the app, unless its head breaks a bound."""
         self._num_unused_bytes = 0
         if self.parser.get_method() == b"CONNECT":
-            raise RouteError(405, "method not allowed: CONNECT", {})
+            raise errors.RouteError(405, "method not allowed: CONNECT", {})
         if self.parser.should_upgrade():
             return
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -170,7 +162,7 @@ class WeftProtocol(HttpToolsProtocol):
             raise _headers_too_large(f"{num_bytes} bytes")
         if not self._is_regular and self.url.partition(b"?")[0] not in _PROBES:
             message = f"the server holds at most {self._shared.max_num} connections; try again in a moment"
-            raise TooManyConnectionsError(message)
+            raise errors.TooManyConnectionsError(message)
         super().on_headers_complete()
         if not self._is_regular:
             self.cycle.keep_alive = False
@@ -233,9 +225,11 @@ class WeftProtocol(HttpToolsProtocol):
         elif self._stage is Stage.BODY:
             settings = self._settings
             bounds = f"{settings.body_timeout_s:g} s and pause for at most {settings.body_pause_timeout_s:g} s"
-            self._refuse(ReceiveTimeoutError(f"the body must arrive within {bounds}"))
+            self._refuse(errors.ReceiveTimeoutError(f"the body must arrive within {bounds}"))
         elif self._stage is Stage.HEAD:
-            self._refuse(ReceiveTimeoutError(f"the headers must arrive within {self._settings.header_timeout_s:g} s"))
+            self._refuse(
+                errors.ReceiveTimeoutError(f"the headers must arrive within {self._settings.header_timeout_s:g} s")
+            )
         else:
             self.transport.close()
 
@@ -256,14 +250,14 @@ class WeftProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
         self._drop_what_follows(Stage.PIPELINED)
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: errors.ApiError) -> None:
         self._shared.note_refused(error)
         if self._stage is Stage.IDLE and self._is_answering():  # it follows a complete request
             self._hang_up_after_answer()
         else:
             self._answer_and_close(error)
 
-    def _answer_and_close(self, error: ApiError) -> None:
+    def _answer_and_close(self, error: errors.ApiError) -> None:
         """Send the error, unless the app has begun an answer, and close."""
         if self.transport.is_closing():
             return
@@ -281,7 +275,7 @@ class WeftProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
-    def _response(self, error: ApiError) -> bytes:
+    def _response(self, error: errors.ApiError) -> bytes:
         path, request_id = self.url.partition(b"?")[0].decode("latin-1"), f"req_{secrets.token_hex(16)}"
         response = error_response(error, {"path": path, "state": {"request_id": request_id}})
         headers = dict([*self.server_state.default_headers, *response.raw_headers])
@@ -290,6 +284,6 @@ class WeftProtocol(HttpToolsProtocol):
         return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])
 
 
-def _headers_too_large(got: str) -> HeadersTooLargeError:
+def _headers_too_large(got: str) -> errors.HeadersTooLargeError:
     bounds = f"{MAX_HEADER_BYTES} bytes and {MAX_NUM_HEADERS} headers"
-    return HeadersTooLargeError(f"request line and headers must have at most {bounds}, got {got}")
+    return errors.HeadersTooLargeError(f"request line and headers must have at most {bounds}, got {got}")

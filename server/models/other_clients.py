@@ -185,7 +185,8 @@ class PrefillingClient:
     def _is_shareable(request: AddRequest) -> bool:
         """Whether blocks that another server computes are of use; one that was asked itself does the work."""
         caching, is_scored = request.caching, request.sampling_params.prompt_logprobs is not None
-        is_plain = request.adapter is None and request.pooling is None  # the name of an adapter says not what it holds
+        is_plain = request.pooling is None and not request.input.spans
+        is_plain = is_plain and request.adapter is None  # the name of an adapter says not what it holds
         return is_plain and caching.is_used and not caching.is_stored and not is_scored
 
     def _num_new_tokens(self, request: AddRequest) -> int:

@@ -16,16 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from weft.engine.wire.messages import (
-    FAULT_NAME,
-    SOCKET_NAME,
-    STATUS_NAME,
-    STEP_NAME,
-    SUSPECTS_NAME,
-    EngineOptions,
-    Leave,
-    encode,
-)
+from weft.engine.wire import messages as wire
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.supervise.spawn import ENGINE_ENVIRONMENT, spawn
 from weft.server.supervise.watchdog import Watchdog, hindrance
@@ -131,12 +122,12 @@ class EngineProcess:
         child: The process, which the supervisor starts and reaps.
     """
 
-    def __init__(self, label: str, folder: pathlib.Path, command: Sequence[str], options: EngineOptions) -> None:
+    def __init__(self, label: str, folder: pathlib.Path, command: Sequence[str], options: wire.EngineOptions) -> None:
         """Prepare it without starting it. The folder has a status page."""
         stdin = msgspec.json.encode(options)
         self.child = Child(label, [*command, str(folder)], ENGINE_ENVIRONMENT | os.environ, stdin=stdin)
         self._folder = folder
-        self._page = StatusPage(folder / STATUS_NAME)
+        self._page = StatusPage(folder / wire.STATUS_NAME)
         self._watchdog = Watchdog(self._page, lambda: hindrance(self.child.pid))
         self._has_killed = False  # True: killed, and not reaped yet
 
@@ -168,20 +159,20 @@ class EngineProcess:
         gone = ("is_ready", "stall_time", "has_work", "num_requests_running", "num_requests_waiting", "num_used_blocks")
         self._page.write(replace(self.status, **dict.fromkeys(gone, 0)))  # nothing is served until the next one writes
         if code == -signal.SIGKILL and not self._has_killed:  # for example by the out-of-memory killer
-            (self._folder / STEP_NAME).unlink(missing_ok=True)  # no request is to blame
+            (self._folder / wire.STEP_NAME).unlink(missing_ok=True)  # no request is to blame
         self._has_killed = False
 
     def forget_suspects(self) -> None:
         """Clear the record of requests that are suspected or convicted of having crashed it."""
-        (self._folder / SUSPECTS_NAME).unlink(missing_ok=True)
+        (self._folder / wire.SUSPECTS_NAME).unlink(missing_ok=True)
 
     def leave(self) -> None:
         """Let it end once it has answered what it has accepted; one that cannot be told ends at once."""
         try:
             with socket.socket(socket.AF_UNIX) as link:
                 link.setblocking(False)
-                link.connect(str(self._folder / SOCKET_NAME))
-                link.send(encode(Leave()))
+                link.connect(str(self._folder / wire.SOCKET_NAME))
+                link.send(wire.encode(wire.Leave()))
         except OSError:
             self.child.send_signal(signal.SIGKILL)
 
@@ -193,11 +184,11 @@ class EngineProcess:
     def take_fault(self) -> str:
         """Why it could not load its model; empty if it did not say so."""
         try:
-            return (self._folder / FAULT_NAME).read_text()
+            return (self._folder / wire.FAULT_NAME).read_text()
         except OSError:
             return ""
         finally:
-            (self._folder / FAULT_NAME).unlink(missing_ok=True)
+            (self._folder / wire.FAULT_NAME).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Kill it and wait for its end, if it runs."""

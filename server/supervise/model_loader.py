@@ -17,19 +17,7 @@ from msgspec.structs import replace
 
 from weft.engine.wire.status_page import Status
 from weft.server.model_entry import ModelEntry
-from weft.server.models.fleet import (
-    ASK_EVERY_S,
-    Ask,
-    FleetState,
-    ModelState,
-    ServedAdapter,
-    State,
-    adapter_fault,
-    first_state,
-    may_be_alias,
-    publish,
-    take_asks,
-)
+from weft.server.models import fleet
 from weft.server.settings import Settings
 from weft.server.supervise.child import Child, EngineProcess
 from weft.server.supervise.memory_shares import EvictionPlan
@@ -39,7 +27,7 @@ MAX_FAILURES = 3
 """An engine that ends this often before it is ready has failed."""
 RETRY_S = 30.0
 """After a failure, requests do not try again for this long."""
-_WANTED_S = 5 * ASK_EVERY_S
+_WANTED_S = 5 * fleet.ASK_EVERY_S
 """A model that nobody has asked for again within this time is not wanted any more."""
 _HOLD_S = 5.0
 """A loaded model may stay this long to get its first request, or it would be sent away before it served any."""
@@ -54,7 +42,7 @@ logger = logging.getLogger(__name__)
 class _Model:
     """One that is loaded on demand, or always. Only the loader mutates it."""
 
-    def __init__(self, entry: ModelEntry, engine: EngineProcess, state: ModelState) -> None:
+    def __init__(self, entry: ModelEntry, engine: EngineProcess, state: fleet.ModelState) -> None:
         self.on_demand = entry.load == "on-demand"
         self.unload_after = entry.unload_after
         self.engine = engine
@@ -100,7 +88,7 @@ class ModelLoader:
         self._runtime_dir = runtime_dir
         self._room = room
         self._faults = faults
-        state = first_state(settings)
+        state = fleet.first_state(settings)
         self._aliases = dict(state.aliases)
         self._adapters = dict(state.adapters)
         self._models = {
@@ -108,7 +96,7 @@ class ModelLoader:
             for name, engine in engines.items()
         }
         self._wanted: dict[str, float] = {}  # until when, the longest wanted first
-        self._published: FleetState | None = None
+        self._published: fleet.FleetState | None = None
         for model in self._models.values():
             if model.on_demand:
                 model.engine.rest()
@@ -156,7 +144,7 @@ class ModelLoader:
     def look(self) -> None:
         """Obey what was asked, see what has become of the engines, and publish what has changed."""
         now = time.monotonic()
-        for ask in take_asks(self._runtime_dir):
+        for ask in fleet.take_asks(self._runtime_dir):
             self._obey(ask, now)
         for name, model in self._models.items():
             status = model.look(now)
@@ -179,7 +167,7 @@ class ModelLoader:
         self._make_room(now)
         self._publish()
 
-    def _obey(self, ask: Ask, now: float) -> None:
+    def _obey(self, ask: fleet.Ask, now: float) -> None:
         model = self._models.get(ask.model)
         if model is None:
             return
@@ -189,16 +177,16 @@ class ModelLoader:
         elif ask.kind == "unload" and model.on_demand and state in ("loading", "ready"):
             self._wanted.pop(ask.model, None)
             self._leave(ask.model, "it was asked for")
-        elif ask.kind == "alias" and may_be_alias(ask.alias, self._state):
+        elif ask.kind == "alias" and fleet.may_be_alias(ask.alias, self._state):
             self._aliases[ask.alias] = ask.model
             logger.info("%s is the model %s from now on", ask.alias, ask.model)
         elif ask.adapter is not None:
-            self._obey_adapter(ask.kind, ServedAdapter(ask.model, ask.adapter), replaces=ask.replaces)
+            self._obey_adapter(ask.kind, fleet.ServedAdapter(ask.model, ask.adapter), replaces=ask.replaces)
 
-    def _obey_adapter(self, kind: str, asked: ServedAdapter, *, replaces: bool) -> None:
+    def _obey_adapter(self, kind: str, asked: fleet.ServedAdapter, *, replaces: bool) -> None:
         name = asked.adapter.name
         served = self._adapters.get(name)
-        if kind == "add adapter" and served != asked and not adapter_fault(asked, self._state, replaces=replaces):
+        if kind == "add adapter" and served != asked and not fleet.adapter_fault(asked, self._state, replaces=replaces):
             self._adapters[name] = asked
             logger.info("%s is the adapter in %s of %s from now on", name, asked.adapter.folder, asked.model)
         elif kind == "drop adapter" and served == asked:
@@ -270,12 +258,12 @@ class ModelLoader:
         num_failures = model.state.num_failures + 1
         model.state = replace(model.state, num_failures=num_failures, retry_time=time.monotonic() + RETRY_S)
 
-    def _set(self, model: _Model, state: State, message: str = "") -> None:
+    def _set(self, model: _Model, state: fleet.State, message: str = "") -> None:
         model.state = replace(model.state, state=state, message=message)
 
     @property
-    def _state(self) -> FleetState:
-        return FleetState(
+    def _state(self) -> fleet.FleetState:
+        return fleet.FleetState(
             {name: model.state for name, model in self._models.items()}, dict(self._aliases), dict(self._adapters)
         )
 
@@ -283,5 +271,5 @@ class ModelLoader:
         state = self._state
         if state != self._published:
             with contextlib.suppress(OSError):  # the folder is full, or gone: the next look tries again
-                publish(self._runtime_dir, state)
+                fleet.publish(self._runtime_dir, state)
                 self._published = state

@@ -17,14 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from weft.server.errors import (
-    MAX_VALUE_CHARS,
-    InvalidRequestError,
-    InvalidTypeError,
-    MalformedBodyError,
-    ShuttingDownError,
-    shown,
-)
+from weft.server import errors
 from weft.server.http.limits import Workers
 from weft.server.task.schema import MAX_ITEMS
 from weft.server.task.validation import as_invalid_request, check_utf8
@@ -114,7 +107,7 @@ async def _while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.cancelled():
-            raise ShuttingDownError("the server is shutting down and had to cut this request")
+            raise errors.ShuttingDownError("the server is shutting down and had to cut this request")
         return working.result() if working.done() else None
     finally:
         unanswered.discard(working)
@@ -143,14 +136,14 @@ def decode(model: type[T], data: bytes) -> T | None:
         text = data.decode("utf-8-sig", "surrogatepass")  # no other encoding: the counts assume UTF-8
         value = json.loads(text, parse_constant=number, parse_float=number)
     except json.JSONDecodeError as exc:
-        raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
+        raise errors.MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
-        raise MalformedBodyError(f"the body is not valid JSON: {_fault(exc)}") from None
+        raise errors.MalformedBodyError(f"the body is not valid JSON: {_fault(exc)}") from None
     check_utf8(data, value, getattr(model, "spoken", ()))
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise InvalidTypeError(f"the body: input should be a JSON object, got {shown(value)}")
+        raise errors.InvalidTypeError(f"the body: input should be a JSON object, got {errors.shown(value)}")
     if others:
         _refuse_others(value)
     try:
@@ -169,8 +162,8 @@ def _refuse_others(body: dict[str, Any]) -> None:
         while rest:
             value = rest.pop()
             if isinstance(value, _NotJson):
-                name = name[:MAX_VALUE_CHARS]
-                raise InvalidRequestError(f"{name} must hold numbers as JSON has them, got {value}", param=name)
+                name = name[: errors.MAX_VALUE_CHARS]
+                raise errors.InvalidRequestError(f"{name} must hold numbers as JSON has them, got {value}", param=name)
             rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
@@ -200,7 +193,7 @@ def check_amount(data: bytes) -> None:
         num_items += outside.count(b",")
         num_parts += outside.count(b"[") + outside.count(b"{") + len(pieces) // 2
         if num_items > MAX_ITEMS or num_parts > MAX_PARTS:
-            raise MalformedBodyError(
+            raise errors.MalformedBodyError(
                 f"the body must hold at most {MAX_ITEMS} values, and at most {MAX_PARTS} texts, lists and objects; "
                 f"got at least {num_items} and {num_parts}"
             )

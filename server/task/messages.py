@@ -12,33 +12,36 @@ import msgspec
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.task.bodies import ContentPart, FunctionCall, Message, ToolCall
+from weft.server.task.parts import PARTS, Spans, part_text
 from weft.server.task.tool_use import CUSTOM_INPUT, fit_call_ids
 from weft.server.task.validation import required
-from weft.server.text.replayed import MAX_DEPTH, REASONING_PART, TEXT_PARTS, is_deep
+from weft.server.text.replayed import MAX_DEPTH, REASONING_PART, UNSEEN_PREFIXES, is_deep
 
 PART_SEPARATOR = "\n"
 """Joins the parts of a content."""
-_UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
 
-def template_messages(messages: list[Message], tools: ToolFormat | None = None) -> list[dict[str, Any]]:
+def template_messages(
+    messages: list[Message], tools: ToolFormat | None = None, spans: Spans | None = None
+) -> list[dict[str, Any]]:
     """Every message as a dictionary for the template, without fields that were not sent.
 
     Args:
         tools: How the model writes calls; None: it has no tools.
+        spans: Takes what is no text; None: that is refused.
 
     Raises:
         InvalidRequestError: There is no message, or a message does not fit its role.
-        UnsupportedValueError: A part of the content is an image, audio or a file.
+        UnsupportedValueError: A part of the content cannot be shown to the model.
     """
     if not messages:
         raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
-    shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    shown = [_template_message(message, f"messages[{i}]", spans) for i, message in enumerate(messages)]
     fit_call_ids(shown, tools)
     return shown
 
 
-def _template_message(message: Message, at: str) -> dict[str, Any]:
+def _template_message(message: Message, at: str, spans: Spans | None) -> dict[str, Any]:
     if message.audio is not None:
         raise UnsupportedValueError(f"{at}.audio: the model does not take audio", param=f"{at}.audio")
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
@@ -50,7 +53,9 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
         message = message.model_copy(update={"content": ""})  # a turn that was cut at once, a tool that says nothing
     result: dict[str, Any] = {
         "role": "tool" if message.role == "function" else message.role,
-        "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),
+        "content": message.refusal
+        if message.content is None
+        else text_of(message.content, f"{at}.content", spans=spans),
     }
     if reasoning is not None:
         result["reasoning_content"] = reasoning
@@ -76,19 +81,22 @@ def _without_reasoning(message: Message, content: list[ContentPart]) -> tuple[Me
     return message.model_copy(update={"content": rest or ""}), PART_SEPARATOR.join(filter(None, own)) or None
 
 
-def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
+def text_of(
+    content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR, spans: Spans | None = None
+) -> str:
     """Content as one string. `at` is its path in the body; `separator` joins its parts."""
     if isinstance(content, str):
         return content
-    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+    return separator.join(_part_text(part, f"{at}[{i}]", spans) for i, part in enumerate(content))
 
 
-def _part_text(part: ContentPart, at: str) -> str:
-    if part.type in _UNSEEN_PARTS:
-        raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
-    if part.type not in TEXT_PARTS and part.type != "refusal":
-        raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
-    return (part.refusal if part.type == "refusal" else part.text) or ""
+def _part_text(part: ContentPart, at: str, spans: Spans | None) -> str:
+    text = part_text(part, at, spans)
+    if text is not None:
+        return text
+    if part.type in PARTS or part.type.startswith(UNSEEN_PREFIXES):
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
+    raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
 
 
 def _template_call(call: ToolCall, at: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Each part reads its fields of the body, checks them, and returns what the task h
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -26,8 +27,9 @@ from weft.server.http.auth import is_of_batch
 from weft.server.models.seq2seq import NOT_ENCODED, Encoded, language_id
 from weft.server.models.served_model import ServedModel
 from weft.server.settings import EVERYBODY, Settings
-from weft.server.task.bodies import CacheBreakpoint, Message
+from weft.server.task.bodies import ContentPart, Message
 from weft.server.task.messages import PART_SEPARATOR
+from weft.server.task.parts import Spans, part_text
 from weft.server.task.schema import GenerationBody, PromptCacheOptions
 
 TTLS_S = {"30m": 1800.0, "12h": 43200.0}
@@ -55,27 +57,38 @@ def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | 
     Raises:
         InvalidRequestError: A ttl is not one of the known ones.
     """
-    usual_s = usual_ttl_s(options)
-    found = []
+    usual_s, text, found = usual_ttl_s(options), partial(part_text, spans=Spans()), list[Breakpoint]()
     for i, message in enumerate(messages):
-        num_chars = 0
-        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            num_chars += len((part.text if part.type == "text" else part.refusal) or "")
-            if part.prompt_cache_breakpoint is not None:
-                at = f"messages[{i}].content[{j}]"
-                found.append(breakpoint_at(i, num_chars, part.prompt_cache_breakpoint, usual_s, at))
-            num_chars += len(PART_SEPARATOR)
+        if isinstance(message.content, list):
+            found += content_breakpoints(i, message.content, usual_s, f"messages[{i}].content", text)
     return found[-MAX_BREAKPOINTS:]
+
+
+def content_breakpoints(
+    message: int, parts: Sequence[ContentPart], usual_s: float, at: str, text: Callable[[Any, str], str | None]
+) -> list[Breakpoint]:
+    """The breakpoints of a message's parts.
+
+    Args:
+        usual_s: How long one without a ttl lasts.
+        at: The path of the content.
+        text: What stands for a part, see `part_text`.
+    """
+    found, num_chars = list[Breakpoint](), 0
+    if not any(part.prompt_cache_breakpoint for part in parts):
+        return found
+    for i, part in enumerate(parts):
+        num_chars += len(text(part, f"{at}[{i}]") or "")
+        if (given := part.prompt_cache_breakpoint) is not None:
+            ttl_s = _ttl_s(given.ttl, f"{at}[{i}].prompt_cache_breakpoint.ttl") or usual_s
+            found.append(Breakpoint(message, num_chars, ttl_s))
+        num_chars += len(PART_SEPARATOR)
+    return found
 
 
 def usual_ttl_s(options: PromptCacheOptions | None) -> float:
     """How long a breakpoint without a ttl of its own lasts."""
     return _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
-
-
-def breakpoint_at(message: int, num_chars: int, given: CacheBreakpoint, usual_s: float, at: str) -> Breakpoint:
-    """The breakpoint of the part at the path `at`, which ends after so many characters of the message's content."""
-    return Breakpoint(message, num_chars, _ttl_s(given.ttl, f"{at}.prompt_cache_breakpoint.ttl") or usual_s)
 
 
 def uses_cache(options: PromptCacheOptions | None) -> bool:

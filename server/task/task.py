@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.messages import BeamOptions, Pin
 from weft.engine.wire.params import SamplingParams
 from weft.server.models.seq2seq import NOT_ENCODED, Encoded
 from weft.server.models.served_model import ServedModel
 from weft.server.task.fill_in import FillIn
+from weft.server.task.parts import Spans
 from weft.server.task.request_options import Breakpoint, Service
 from weft.server.task.structured_output import Structure
 from weft.server.task.template_options import Thinking
@@ -21,23 +23,28 @@ from weft.server.text.chat_template import TemplateOptions
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `text` is the caller's text; None if the prompt came as token ids or messages."""
+    """One prompt, and what in it stands for something else.
+
+    `text` is the caller's text; None if the prompt came as token ids or messages.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    spans: Sequence[TokenSpan] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """Messages for the chat template, and the field that holds them.
 
-    The prompt up to each breakpoint is kept in the prefix cache.
+    The prompt up to each breakpoint is kept in the prefix cache. Marks in the messages stand for the spans.
     """
 
     messages: list[dict[str, Any]]
     options: TemplateOptions
     breakpoints: Sequence[Breakpoint] = ()
     param: str = "messages"
+    spans: Spans = field(default_factory=Spans)
 
 
 @dataclass(frozen=True, slots=True)

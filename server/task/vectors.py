@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Discriminator, Field, Tag
 
-from weft.engine.wire.messages import TokensInput
+from weft.engine.wire.inputs import TokensInput
 from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.limits import LONG_SIZE, Workers
 from weft.server.models.served_model import ServedModel

@@ -18,20 +18,13 @@ from typing import Any, TypeAlias
 
 import tokenizers
 
+from weft.engine.wire.bpe import byte_alphabet
+
 _Steps: TypeAlias = list[dict[str, Any]]
 
 _SPACE_MARK = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _printable_alphabet() -> dict[str, int]:
-    """GPT-2's character for each byte, as character -> byte: printable Latin-1 is itself, the rest follows U+0100."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTE_OF = _printable_alphabet()
+_BYTE_OF = {char: byte for byte, char in enumerate(byte_alphabet())}
 
 
 class TokenBytes(dict[int, bytes]):

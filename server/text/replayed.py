@@ -22,7 +22,7 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of the parts whose `text` is what they say."""
 _RESULT_PARTS = TEXT_PARTS | {"refusal"}
 _ANSWER_PARTS = _RESULT_PARTS | REASONING_PARTS | SEALED_PARTS
-_UNSEEN_PREFIXES = ("image", "input_", "audio", "video", "file", "document", "computer_screenshot", "container_upload")
+UNSEEN_PREFIXES = ("image", "input_", "audio", "video", "file", "document", "computer_screenshot", "container_upload")
 """Beginnings of the types of parts that no text stands for."""
 
 MAX_DEPTH = 64
@@ -88,7 +88,7 @@ def _is_part(value: object) -> bool:
 
 def _seen(value: Any, known: frozenset[str]) -> Any:
     """A part of a known type, even one that a model of texts cannot be shown; anything else as JSON."""
-    if _is_part(value) and (value["type"] in known or value["type"].startswith(_UNSEEN_PREFIXES)):
+    if _is_part(value) and (value["type"] in known or value["type"].startswith(UNSEEN_PREFIXES)):
         return _part(value)
     return {"type": "text", "text": json_of(value)}
 

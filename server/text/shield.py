@@ -24,6 +24,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
+from weft.engine.wire.errors import CONTROLS
+
 _MARKS = tuple(chr(code) for code in range(0xE000, 0xF900))  # the Basic Multilingual Plane's private-use characters
 _ALL_MARKS = frozenset(_MARKS)
 _ESCAPED = re.compile(r"\\u[ef][0-9a-f]{3}")
@@ -164,15 +166,12 @@ def _is_role(key: object, item: object) -> bool:
     return key == "role" and isinstance(item, str) and item in _ROLES
 
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
 def strip_controls(text: str) -> str:
     """Make text safe for a terminal: it cannot move the cursor, ring the bell or reverse the text.
 
     Drops control characters except line feed and tab, bidirectional overrides, and unpaired surrogates.
     """
-    return _CONTROLS.sub("", text)
+    return CONTROLS.sub("", text)
 
 
 def one_line(text: str, max_chars: int = 200) -> str:

@@ -15,17 +15,7 @@ import socket
 import sys
 from typing import Any, Final
 
-from weft.server.text.template_calls import (
-    ANSWER,
-    CALL,
-    COMPILE,
-    DONE,
-    MAX_FAULT_CHARS,
-    PROBE,
-    REFUSED,
-    TOO_MUCH,
-    read_exactly,
-)
+from weft.server.text import template_calls as calls
 from weft.server.text.template_renderer import RefusedError, TemplateRenderer
 from weft.server.text.template_sandbox import TemplateSourceError
 
@@ -56,19 +46,20 @@ def main(max_bytes: int) -> None:
     link, renderers = socket.socket(fileno=0), dict[int, TemplateRenderer]()
     while len(renderers) <= MAX_TEMPLATES and _address_bytes() < start + max_bytes // _SHARE_TO_END:
         try:
-            num_bytes, seconds = CALL.unpack(read_exactly(link, CALL.size))
+            num_bytes, seconds = calls.CALL.unpack(calls.read_exactly(link, calls.CALL.size))
         except (EOFError, OSError):
             return
         signal.setitimer(signal.ITIMER_PROF, seconds)  # which ends this process, whatever it is doing
         try:
-            head, text = _answer(marshal.loads(read_exactly(link, num_bytes)), renderers)
+            head, text = _answer(marshal.loads(calls.read_exactly(link, num_bytes)), renderers)
             body, has_memory = text.encode(), True
         except UnicodeEncodeError:
-            head, body, has_memory = [REFUSED, "the chat template writes half a surrogate, which is no text"], b"", True
+            fault = "the chat template writes half a surrogate, which is no text"
+            head, body, has_memory = [calls.REFUSED, fault], b"", True
         except MemoryError:
-            head, body, has_memory = [TOO_MUCH, f"it takes more than {max_bytes >> 20} MiB of memory"], b"", False
+            head, body, has_memory = [calls.TOO_MUCH, f"it takes more than {max_bytes >> 20} MiB of memory"], b"", False
         first = json.dumps(head).encode()
-        link.sendall(ANSWER.pack(len(first) + len(body), len(first)) + first)
+        link.sendall(calls.ANSWER.pack(len(first) + len(body), len(first)) + first)
         link.sendall(body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if not has_memory:
@@ -84,17 +75,17 @@ def _answer(
         renderer = renderers.get(key)
         if renderer is None:
             renderer = renderers[key] = TemplateRenderer(source)
-        if operation == COMPILE:
-            return [DONE, sorted(renderer.names), sorted(renderer.variables)], ""
-        if operation == PROBE:
+        if operation == calls.COMPILE:
+            return [calls.DONE, sorted(renderer.names), sorted(renderer.variables)], ""
+        if operation == calls.PROBE:
             assert renderer.forms  # which are found now
-            return [DONE], ""
+            return [calls.DONE], ""
         text = renderer.render(*arguments)
     except (RefusedError, TemplateSourceError) as error:
-        return [REFUSED, str(error)[:MAX_FAULT_CHARS]], ""
+        return [calls.REFUSED, str(error)[: calls.MAX_FAULT_CHARS]], ""
     if len(text) > MAX_CHARS:
-        return [TOO_MUCH, f"it writes more than {MAX_CHARS} characters"], ""
-    return [DONE, renderer.notes], text
+        return [calls.TOO_MUCH, f"it writes more than {MAX_CHARS} characters"], ""
+    return [calls.DONE, renderer.notes], text
 
 
 def _be_first_to_go() -> None:

@@ -11,18 +11,12 @@ import secrets
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import tokenizers
 
 from weft.engine.wire.machine import return_free_memory
-from weft.engine.wire.tokenizer_files import TokenizerFilesError, tokenizer_folder
-from weft.server.text.chat_template import (
-    RESERVED_NAMES,
-    ChatTemplateError,
-    ChatTemplates,
-    TemplateOptions,
-)
+from weft.engine.wire.tokenizer_files import TokenizerFilesError, special_tokens, tokenizer_folder
+from weft.server.text.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, TemplateOptions
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer, read_token_table
 from weft.server.text.shield import Shield
 from weft.server.text.template_files import TemplateFileError, read_object
@@ -31,10 +25,6 @@ from weft.server.text.text_tokenizer import Detokenizer, TokenRoom, fitted
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA_SPECIAL_NAMES = ("additional_special_tokens", "extra_special_tokens")
-_Json: TypeAlias = dict[str, object]
 
 
 class TokenizerError(Exception):
@@ -103,11 +93,9 @@ class Tokenizer:
         except TemplateFileError as error:
             raise TokenizerError(str(error)) from error
         declared = {name: text for each in (*maps, config) for name, text in each.items()}
-        special_tokens = {
-            name: text for name in _SPECIAL_NAMES if (text := _token_text(declared.get(name))) is not None
-        }
-        _declare_special(backend, [*special_tokens.values(), *_extra_special(declared)])
-        return cls(backend, special_tokens, ChatTemplates.load(folder, config, template_file))
+        named, others = special_tokens(declared)
+        _declare_special(backend, [*named.values(), *others])
+        return cls(backend, named, ChatTemplates.load(folder, config, template_file))
 
     def encode(self, text: str, add_special_tokens: bool = True, room: TokenRoom | None = None) -> list[int]:
         """Return the ids of a text; the text of a special token in it becomes that token.
@@ -164,8 +152,13 @@ class Tokenizer:
             tag = secrets.token_hex(8) + " "
             final = marked_messages[-1]
             marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
-        shown = marked_messages, options.add_generation_prompt, variables
-        rendered = template.render(*shown, repairs=options.repairs, call_texts=self.call_texts)
+        rendered = template.render(
+            marked_messages,
+            options.add_generation_prompt,
+            variables,
+            repairs=options.repairs,
+            call_texts=self.call_texts,
+        )
         return marked.cut(_before(rendered, tag) if options.continue_final_message else rendered)
 
     def encode_rendered(self, pieces: list[str], room: TokenRoom | None = None) -> list[int]:
@@ -304,23 +297,6 @@ def _before(rendered: str, tag: str) -> str:
     # A template that trims messages has removed the tag's space; it would also have removed the spaces before the tag.
     is_trimmed = not rendered.startswith(tag, position)
     return rendered[:position].rstrip() if is_trimmed else rendered[:position]
-
-
-def _token_text(declared: object) -> str | None:
-    """Read a token as checkpoints write it: its text, or an object with the text as `content`."""
-    if isinstance(declared, Mapping):
-        declared = declared.get("content")
-    return declared if isinstance(declared, str) else None
-
-
-def _extra_special(declared: _Json) -> list[str]:
-    """Read the special tokens without a role: a list in most checkpoints, an object by name in some."""
-    texts: list[str] = []
-    for name in _EXTRA_SPECIAL_NAMES:
-        entries = declared.get(name) or []
-        values = entries.values() if isinstance(entries, dict) else entries if isinstance(entries, list) else []
-        texts += [text for entry in values if (text := _token_text(entry)) is not None]
-    return texts
 
 
 def _declare_special(backend: tokenizers.Tokenizer, texts: list[str]) -> None:

@@ -18,7 +18,8 @@ from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.schedule.scheduler import Scheduler
 from weft.engine.start.startup import Started, start
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "refused"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.request import Request, make_request
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad
-from weft.engine.wire.messages import AddRequest, Guidance, ReasoningBudget, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, Guidance, ReasoningBudget
 from weft.engine.wire.params import SamplingParams
 
 

@@ -10,7 +10,8 @@ from tests.engine.fake_runner import VOCAB_SIZE, FakeLaunched, FakeRunner, make_
 from tests.engine.process_executor import decode, encode
 from weft.engine.batch import Batch, StepResult
 from weft.engine.loop.engine import Engine
-from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest
 from weft.engine.wire.options import Adapter, find_adapter
 from weft.engine.wire.params import SamplingParams
 

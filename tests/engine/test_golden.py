@@ -29,7 +29,8 @@ from weft.engine.request import Request
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel
-from weft.engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from weft.engine.wire.params import SamplingParams
 
 NUM_PROMPTS = 16

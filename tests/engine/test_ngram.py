@@ -13,7 +13,8 @@ from weft.engine.drafts import NgramDrafter
 from weft.engine.kernels.cpu import library
 from weft.engine.loop.engine import Engine
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance
 from weft.engine.wire.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("cheap_drafts")

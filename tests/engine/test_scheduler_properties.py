@@ -16,6 +16,7 @@ from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_i
 from tests.engine.plain_beam_search import plain_beam_search
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
+from weft.engine.wire.inputs import TokensInput
 from weft.engine.wire.messages import (
     TIER_WIDTH,
     USUAL_CACHING,
@@ -25,7 +26,6 @@ from weft.engine.wire.messages import (
     FinishReason,
     Pin,
     TokenLogprobs,
-    TokensInput,
 )
 from weft.engine.wire.params import SamplingParams
 
@@ -148,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafter.windows = self.fake.windows
         self.router, self.salted = Router(), set[bytes]()
         kv = self.fake.engine.scheduler.kv
-        extend, seed = kv.hashes.extend, kv.hashes.seed("", None, ())
+        extend, seed = kv.hashes.extend, kv.hashes.seed("", None)
 
         def note_salted(request: Request, num_blocks: int) -> None:
             extend(request, num_blocks)

@@ -10,7 +10,8 @@ from tests.engine.test_golden import golden
 from tests.gpu.harness import DEVICES, Entry, bits, start_engine
 from weft.engine.kernels.cpu import library
 from weft.engine.loop.engine import Engine
-from weft.engine.wire.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions, RequestOutput
 from weft.engine.wire.params import SamplingParams
 
 HAS_SETTING = "deterministic" in EngineOptions.__struct_fields__

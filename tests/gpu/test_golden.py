@@ -14,7 +14,8 @@ from tests.checkpoints import WIDE_CHECKPOINTS, load_reference
 from tests.engine.test_golden import NUM_OUTPUT_TOKENS, NUM_PROMPTS, Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, GOLDEN_SIZES, graphs, start_engine, without
 from weft.engine.loop.engine import Engine
-from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest
 from weft.engine.wire.params import SamplingParams
 
 BLOCK_SIZES = [

@@ -11,7 +11,8 @@ from tests.gpu.harness import DEVICES, start_engine
 from weft.engine.batch import Batch
 from weft.engine.loop.engine import Engine
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, FinishReason, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, FinishReason
 from weft.engine.wire.params import SamplingParams
 
 NUM_LARGE = 24

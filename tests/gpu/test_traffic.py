@@ -17,7 +17,8 @@ from tests.engine.test_golden import Golden, PreemptingScheduler, golden, greedy
 from tests.gpu.harness import start_engine
 from weft.engine.loop.engine import Engine
 from weft.engine.start import startup
-from weft.engine.wire.messages import AddRequest, FinishReason, RequestOutput, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, FinishReason, RequestOutput
 from weft.engine.wire.params import SamplingParams
 
 MAX_NUM_OPEN = 40

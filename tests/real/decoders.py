@@ -18,7 +18,8 @@ from weft.engine.gguf.folder import made_folder
 from weft.engine.runner import model_runner
 from weft.engine.sampling.scores import LogprobTensors, score
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput, TokensOutput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions, TokensOutput
 from weft.engine.wire.params import SamplingParams
 
 NUM_PROMPTS, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 32, 24, 64  # of greedy outputs

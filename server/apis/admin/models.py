@@ -22,18 +22,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest
 from weft.engine.wire.options import MAX_FOLDER_CHARS, Adapter, find_adapter
 from weft.engine.wire.params import Pooling, SamplingParams
 from weft.engine.wire.waiting_threads import WaitingThreads
-from weft.server.errors import (
-    EngineRestartingError,
-    InvalidRequestError,
-    ModelFailedError,
-    ModelLoadingError,
-    ModelNotFoundError,
-    shown,
-)
+from weft.server import errors
 from weft.server.http.context import Context, ServerContext
 from weft.server.model_entry import ModelName
 from weft.server.models.fleet import (
@@ -109,9 +103,9 @@ async def load_model(body: ModelBody, request: Request, context: Context) -> Res
 
     state = await asked(Ask("load", name), is_done, context)
     if state.state == "failed":
-        raise ModelFailedError(f"the model {name} cannot be loaded: {state.message}", param="model")
+        raise errors.ModelFailedError(f"the model {name} cannot be loaded: {state.message}", param="model")
     if state.state != "ready":
-        raise ModelLoadingError(f"the model {name} is not loaded within {context.settings.load_timeout_s:g} s")
+        raise errors.ModelLoadingError(f"the model {name} is not loaded within {context.settings.load_timeout_s:g} s")
     return _told(name, state)
 
 
@@ -120,7 +114,7 @@ async def unload_model(body: ModelBody, request: Request, context: Context) -> R
     """Unload a model once it has answered what it has accepted. Its next request loads it again."""
     model = context.find_model(request, body.model)
     if not model.on_demand:
-        raise InvalidRequestError(f"the model {model.name} is always loaded: set load: on-demand", param="model")
+        raise errors.InvalidRequestError(f"the model {model.name} is always loaded: set load: on-demand", param="model")
     num_before = _state(context, model.name).num_unloaded
 
     def is_done(fleet: FleetState) -> bool:
@@ -136,14 +130,14 @@ async def set_alias(body: AliasBody, request: Request, context: Context) -> Resp
     name = context.find_model(request, body.model).name
     if not may_be_alias(body.alias, context.fleet.read()):
         message = f"alias must be no model's or adapter's own name, and there may not be more of them, got {body.alias}"
-        raise InvalidRequestError(message, param="alias")
+        raise errors.InvalidRequestError(message, param="alias")
 
     def is_done(fleet: FleetState) -> bool:
         return fleet.aliases.get(body.alias) == name
 
     state = await asked(Ask("alias", name, body.alias), is_done, context)
     if not is_done(context.fleet.read()):
-        raise EngineRestartingError(f"{body.alias} does not mean {name} yet; ask again")
+        raise errors.EngineRestartingError(f"{body.alias} does not mean {name} yet; ask again")
     return _told(name, state)
 
 
@@ -177,10 +171,10 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
     model, name = context.find_model(request, body.model), body.lora_name
     if model.adapter is not None:
-        raise InvalidRequestError(f"model must be a model, got the adapter {body.model}", param="model")
+        raise errors.InvalidRequestError(f"model must be a model, got the adapter {body.model}", param="model")
     if not context.settings.for_model(model.name).num_lora_slots:
         message = f"the model {model.name} takes no adapters: max_loras must be at least 1, but is 0"
-        raise InvalidRequestError(message, param="model")
+        raise errors.InvalidRequestError(message, param="model")
     deadline = time.monotonic() + context.settings.load_timeout_s
     served = ServedAdapter(model.name, await _found(name, body.lora_path, context.settings.load_timeout_s))
     fleet = context.fleet.read()
@@ -188,7 +182,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     if fleet.adapters.get(name) == served and not body.load_inplace:
         fault = f"lora_name {name} is already this adapter"
     if fault is not None:
-        raise InvalidRequestError(fault, param="lora_name")
+        raise errors.InvalidRequestError(fault, param="lora_name")
     await _load_in_engine(model, served.adapter, deadline, context.settings.load_timeout_s)
 
     def is_done(fleet: FleetState) -> bool:
@@ -197,7 +191,9 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     ask = Ask("add adapter", model.name, adapter=served.adapter, replaces=body.load_inplace)
     await asked(ask, is_done, context, deadline)
     if context.fleet.read().adapters.get(name) != served:
-        raise EngineRestartingError(f"the adapter {name} is not served yet, or another one under its name; ask again")
+        raise errors.EngineRestartingError(
+            f"the adapter {name} is not served yet, or another one under its name; ask again"
+        )
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.", headers=ignored_header(ignored))
 
 
@@ -208,14 +204,14 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
     name = body.lora_name
     served = context.fleet.read().adapters.get(name)
     if served is None:
-        raise ModelNotFoundError(f"the LoRA adapter {shown(name)} cannot be found", param="lora_name")
+        raise errors.ModelNotFoundError(f"the LoRA adapter {errors.shown(name)} cannot be found", param="lora_name")
 
     def is_done(fleet: FleetState) -> bool:
         return fleet.adapters.get(name) != served
 
     await asked(Ask("drop adapter", served.model, adapter=served.adapter), is_done, context)
     if not is_done(context.fleet.read()):
-        raise EngineRestartingError(f"the adapter {name} is still served; ask again")
+        raise errors.EngineRestartingError(f"the adapter {name} is still served; ask again")
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=ignored_header(ignored))
 
 
@@ -226,9 +222,9 @@ async def _found(name: str, path: str, timeout_s: float) -> Adapter:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(finding), timeout_s)
     except ModelError as error:
-        raise InvalidRequestError(f"lora_path: {error}", param="lora_path") from None
+        raise errors.InvalidRequestError(f"lora_path: {error}", param="lora_path") from None
     except TimeoutError:
-        raise ModelLoadingError(
+        raise errors.ModelLoadingError(
             f"the files in {folder} are not read within {timeout_s:g} s", param="lora_path"
         ) from None
 
@@ -246,8 +242,8 @@ async def _load_in_engine(model: ServedModel, adapter: Adapter, deadline: float,
                 pooling=Pooling() if is_vector else None,
             )
             (await model.engine_client.generate(add)).close()
-    except ModelFailedError as error:
-        raise InvalidRequestError(f"lora_path: {error.message}", param="lora_path") from None
+    except errors.ModelFailedError as error:
+        raise errors.InvalidRequestError(f"lora_path: {error.message}", param="lora_path") from None
     except TimeoutError:
         message = f"the adapter {adapter.name} is not loaded within {timeout_s:g} s: all slots may be in use"
-        raise ModelLoadingError(message) from None
+        raise errors.ModelLoadingError(message) from None

@@ -14,6 +14,7 @@ from weft.server.apis.anthropic import schema as wire
 from weft.server.errors import InvalidRequestError, ThreadsUnsupportedError, UnsupportedValueError, shown
 from weft.server.task.bodies import ChatCompletionBody, FunctionCall, Message, ToolCall
 from weft.server.task.messages import PART_SEPARATOR
+from weft.server.task.parts import PARTS, Spans, part_text
 from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint
 from weft.server.task.schema import FunctionDefinition, ResponseFormat, ToolDefinition, foreign_text
 from weft.server.task.validation import Refused, check_range, required
@@ -50,6 +51,7 @@ class Conversation(NamedTuple):
     chat: ChatCompletionBody
     breakpoints: list[Breakpoint]
     left_out: list[str]
+    spans: Spans
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class _Turns:
 
     messages: list[Message] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
     call_ids: set[str] = field(default_factory=set)
 
     def mark(self, control: wire.CacheControl | None, num_chars: int) -> None:
@@ -79,7 +82,7 @@ class _Turns:
             return content
         text = ""
         for i, block in enumerate(content):
-            text += (PART_SEPARATOR if i else "") + _block_text(block, f"{at}[{i}]")
+            text += (PART_SEPARATOR if i else "") + _block_text(block, f"{at}[{i}]", self.spans)
             self.mark(block.cache_control, len(text))
         return text
 
@@ -87,7 +90,7 @@ class _Turns:
 def count_conversation(body: wire.CountTokensBody, *, strict: bool) -> Conversation:
     """The conversation of a body that is only counted."""
     turns, left_out = _turns(body), _left_out(body, strict=strict)
-    return Conversation(ChatCompletionBody(**_shared_fields(body, turns)), [], left_out)
+    return Conversation(ChatCompletionBody(**_shared_fields(body, turns)), [], left_out, turns.spans)
 
 
 def conversation(body: wire.MessagesBody, *, strict: bool) -> Conversation:
@@ -117,7 +120,8 @@ def conversation(body: wire.MessagesBody, *, strict: bool) -> Conversation:
         service_tier=_TIERS[body.service_tier],
         safety_identifier=body.metadata.user_id if body.metadata else None,
     )
-    return Conversation(chat, sorted(turns.breakpoints, key=lambda each: (each.message, each.num_chars)), left_out)
+    breakpoints = sorted(turns.breakpoints, key=lambda each: (each.message, each.num_chars))
+    return Conversation(chat, breakpoints, left_out, turns.spans)
 
 
 def _left_out(body: wire.CountTokensBody, *, strict: bool) -> list[str]:
@@ -184,7 +188,7 @@ def _add_turn(turns: _Turns, turn: wire.Turn, at: str) -> None:
                 _add_user_text(turns, turn, texts, at)
                 texts = []
                 _add_result(turns, block, f"{at}[{i}]")
-            elif block.type == "text" or isinstance(block, wire.OtherBlock):
+            elif block.type in PARTS or isinstance(block, wire.OtherBlock):
                 texts.append(block)
             else:
                 raise _unsupported(block, f"{at}[{i}]")
@@ -212,9 +216,9 @@ def _add_assistant_turn(turns: _Turns, blocks: Sequence[wire.Block], content: ob
     for i, block in enumerate(blocks):
         path = f"{at}[{i}]"
         match block.type:
-            case _ if block.type == "text" or isinstance(block, wire.OtherBlock):
+            case _ if block.type in PARTS or isinstance(block, wire.OtherBlock):
                 num_chars += len(PART_SEPARATOR) if texts else 0
-                texts.append(_block_text(block, path))
+                texts.append(_block_text(block, path, turns.spans))
                 num_chars += len(texts[-1])
             case "thinking":
                 thoughts += [block.thinking] if block.thinking else []
@@ -242,12 +246,13 @@ def _call(block: wire.Block, at: str) -> ToolCall:
     return ToolCall(id=required(block.id, f"{at}.id"), type="function", function=function)
 
 
-def _block_text(block: wire.Block, at: str) -> str:
+def _block_text(block: wire.Block, at: str, spans: Spans) -> str:
     if isinstance(block, wire.OtherBlock):
         return foreign_text(block.type, block.members)
-    if block.type != "text":
+    text = part_text(block, at, spans)
+    if text is None:
         raise _unsupported(block, at)
-    return block.text or ""
+    return text
 
 
 def _unsupported(block: wire.Block, at: str) -> InvalidRequestError:

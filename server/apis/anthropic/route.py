@@ -238,9 +238,16 @@ async def count_tokens(body: CountTokensBody, request: Request, context: Context
 
 
 async def _task(made: Conversation, body: CountTokensBody, request: Request, context: ServerContext) -> Task:
-    chat, breakpoints, left_out = made
-    note_left_out(left_out)
-    task = await chat_task(chat, request, context, sent=body, refused=REFUSED_IN_MESSAGES, breakpoints=breakpoints)
+    note_left_out(made.left_out)
+    task = await chat_task(
+        made.chat,
+        request,
+        context,
+        sent=body,
+        refused=REFUSED_IN_MESSAGES,
+        breakpoints=made.breakpoints,
+        spans=made.spans,
+    )
     effort = {"reasoning_effort": "thinking" if body.thinking else "output_config.effort"}
-    ignored = [*left_out, *(renamed(effort.get(name, name), RENAMED) for name in task.ignored)]
+    ignored = [*made.left_out, *(renamed(effort.get(name, name), RENAMED) for name in task.ignored)]
     return replace(task, ignored=ignored, names=RENAMED)

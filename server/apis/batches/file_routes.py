@@ -15,30 +15,14 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from weft.server.apis.batches.contents import (
-    Content,
-    content_path,
-    discard,
-    file_row,
-    join,
-    new_id,
-    open_content,
-    remove_contents,
-)
+from weft.server import errors
+from weft.server.apis.batches import contents
 from weft.server.apis.batches.files import CompleteBody, Purpose, UploadBody, read_form
-from weft.server.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    StorageError,
-    StorageFullError,
-    UnknownParameterError,
-    shown,
-)
+from weft.server.apis.openai.pages import json_answer, list_answer, read_page
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import CLIENT_CLOSED, BodyRoute
-from weft.server.task.pages import json_answer, list_answer, read_page
 from weft.server.task.validation import check_range, ignored_fields, ignored_header
 
 BATCH_FILE_S = 30 * 86400
@@ -58,7 +42,7 @@ body_router = APIRouter(route_class=BodyRoute)
 @router.post("/v1/files")
 async def create_file(request: Request, context: Context) -> Response:
     """Store a file, sent as a multipart form."""
-    id, store, tenant = new_id("file-"), context.store, tenant_of(request)
+    id, store, tenant = contents.new_id("file-"), context.store, tenant_of(request)
     try:
         form = await read_form(request, store, tenant, id, "file", context.settings.max_file_bytes)
     except ClientDisconnect:
@@ -66,14 +50,14 @@ async def create_file(request: Request, context: Context) -> Response:
     unknown = sorted(form.fields.keys() - _FORM_FIELDS)
     try:
         if unknown and context.settings.strict_params:
-            raise UnknownParameterError(f"unknown parameter: {shown(unknown[0])}", param=unknown[0])
+            raise errors.UnknownParameterError(f"unknown parameter: {errors.shown(unknown[0])}", param=unknown[0])
         purpose = form.fields.get("purpose", "")
         if purpose not in get_args(Purpose):
             wanted = " or ".join(get_args(Purpose))
-            raise InvalidRequestError(f"purpose must be {wanted}, got {shown(purpose)}", param="purpose")
+            raise errors.InvalidRequestError(f"purpose must be {wanted}, got {errors.shown(purpose)}", param="purpose")
         expires_at = expiry(purpose, _expires_after(form.fields))
         fields = {"bytes": form.content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
-        row = file_row(id, tenant, form.content.checksum, **fields)
+        row = contents.file_row(id, tenant, form.content.checksum, **fields)
 
         def keep(transaction: Transaction) -> None:
             form.arrival.stored(transaction)
@@ -114,7 +98,7 @@ async def retrieve_file(file_id: str, request: Request, context: Context) -> Res
 async def file_content(file_id: str, request: Request, context: Context) -> Response:
     """The bytes of a file."""
     row = await find_file(file_id, request, context)
-    return _ContentResponse(await context.store.run(partial(open_content, context.store, row), row.size))
+    return _ContentResponse(await context.store.run(partial(contents.open_content, context.store, row), row.size))
 
 
 class _ContentResponse(FileResponse):
@@ -137,12 +121,12 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Respo
     remove = partial(context.store.write, lambda transaction: transaction.delete("file", row.id, row.tenant))
     try:
         is_removed = await remove()
-    except StorageFullError:  # its content gives back the room that removing the row needs
-        await remove_contents(context.store, [row.id])
+    except errors.StorageFullError:  # its content gives back the room that removing the row needs
+        await contents.remove_contents(context.store, [row.id])
         is_removed = await remove()
     if not is_removed:  # another request was faster
-        raise NotFoundError(f"no such file: {shown(file_id)}", param="file_id")
-    await remove_contents(context.store, [row.id])
+        raise errors.NotFoundError(f"no such file: {errors.shown(file_id)}", param="file_id")
+    await contents.remove_contents(context.store, [row.id])
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -151,7 +135,7 @@ async def find_file(file_id: str, request: Request, context: ServerContext, para
     tenant = tenant_of(request)
     row = await context.store.read(lambda transaction: transaction.get("file", file_id, tenant))
     if row is None:
-        raise NotFoundError(f"no such file: {shown(file_id)}", param=param)
+        raise errors.NotFoundError(f"no such file: {errors.shown(file_id)}", param=param)
     return row
 
 
@@ -168,10 +152,10 @@ def _expires_after(fields: dict[str, str]) -> int | None:
         return None
     if anchor != "created_at":
         name = "expires_after.anchor"
-        raise InvalidRequestError(f"{name} must be created_at, got {shown(anchor)}", param=name)
+        raise errors.InvalidRequestError(f"{name} must be created_at, got {errors.shown(anchor)}", param=name)
     name, text = "expires_after.seconds", seconds or ""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise InvalidRequestError(f"{name} must be a whole number, got {shown(seconds)}", param=name)
+        raise errors.InvalidRequestError(f"{name} must be a whole number, got {errors.shown(seconds)}", param=name)
     return check_range(name, int(text), 3600, 2592000)
 
 
@@ -182,7 +166,7 @@ async def create_upload(body: UploadBody, request: Request, context: Context) ->
     check_range("bytes", body.bytes, 1, context.settings.max_file_bytes)
     now = int(time.time())
     seconds = body.expires_after.seconds if body.expires_after else None
-    shown_fields = {"id": new_id("upload_"), "object": "upload", "bytes": body.bytes, "created_at": now}
+    shown_fields = {"id": contents.new_id("upload_"), "object": "upload", "bytes": body.bytes, "created_at": now}
     shown_fields |= {"expires_at": now + UPLOAD_LIFE_S, "filename": body.filename, "purpose": body.purpose}
     upload = shown_fields | {"status": "pending", "file": None, "expires_after": seconds}
     row = _upload_row(upload, tenant_of(request))
@@ -193,7 +177,7 @@ async def create_upload(body: UploadBody, request: Request, context: Context) ->
 @router.post("/v1/uploads/{upload_id}/parts")
 async def add_part(upload_id: str, request: Request, context: Context) -> Response:
     """Store one part, sent as a multipart form."""
-    tenant, id, store = tenant_of(request), new_id("part_"), context.store
+    tenant, id, store = tenant_of(request), contents.new_id("part_"), context.store
     upload = await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
     try:
         max_bytes = min(context.settings.max_file_bytes, upload["bytes"])
@@ -209,7 +193,7 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
         total = sum(part.size - 1 for part in parts.values()) + size
         if total > upload["bytes"] or len(parts) >= MAX_PARTS:
             bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
-            raise InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
+            raise errors.InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
         data, expires = msgspec.json.encode(part), upload["expires_at"]
         checksum = form.content.checksum
         form.arrival.stored(transaction)
@@ -227,16 +211,16 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
 async def complete_upload(upload_id: str, body: CompleteBody, request: Request, context: Context) -> Response:
     """Make a file of the parts, in the order of `part_ids`."""
     ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
-    tenant, store, file_id = tenant_of(request), context.store, new_id("file-")
+    tenant, store, file_id = tenant_of(request), context.store, contents.new_id("file-")
     upload = await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
     parts = await store.read(lambda transaction: _parts_of(transaction, upload_id, tenant))
     _check_parts(body.part_ids, parts, upload["bytes"])
-    content = await store.run(partial(Content, content_path(store, file_id)))
+    content = await store.run(partial(contents.Content, contents.content_path(store, file_id)))
     expires_at = expiry(upload["purpose"], upload["expires_after"])
     fields = {"bytes": upload["bytes"], "filename": upload["filename"], "purpose": upload["purpose"]}
 
     def finish(transaction: Transaction) -> dict[str, Any]:
-        row = file_row(file_id, tenant, content.checksum, **fields, expires_at=expires_at)
+        row = contents.file_row(file_id, tenant, content.checksum, **fields, expires_at=expires_at)
         done = upload | {"status": "completed", "file": msgspec.Raw(row.data)}
         _pending_upload(transaction, upload_id, tenant)
         transaction.delete("upload", upload_id, tenant)
@@ -245,17 +229,17 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
         return done
 
     try:
-        joined = partial(join, store, [parts[id] for id in body.part_ids], content, body.md5)
+        joined = partial(contents.join, store, [parts[id] for id in body.part_ids], content, body.md5)
         await store.run(joined, 2 * upload["bytes"])
         done = await store.write(finish)
     except BaseException as exc:
-        await discard(store, content)
+        await contents.discard(store, content)
         if isinstance(
-            exc, (NotFoundError, StorageError)
+            exc, (errors.NotFoundError, errors.StorageError)
         ):  # another request may have completed it, and so removed the parts
             await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
         raise
-    await remove_contents(store, parts)
+    await contents.remove_contents(store, parts)
     return _upload_answer(done, ignored_header(ignored))
 
 
@@ -272,7 +256,7 @@ async def cancel_upload(upload_id: str, request: Request, context: Context) -> R
         return upload, parts
 
     upload, parts = await context.store.write(cancel)
-    await remove_contents(context.store, parts)
+    await contents.remove_contents(context.store, parts)
     return _upload_answer(upload, {})
 
 
@@ -289,10 +273,10 @@ def _upload_answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
 def _pending_upload(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:
     row = transaction.get("upload", upload_id, tenant)
     if row is None:
-        raise NotFoundError(f"no such upload, or it has expired: {shown(upload_id)}", param="upload_id")
+        raise errors.NotFoundError(f"no such upload, or it has expired: {errors.shown(upload_id)}", param="upload_id")
     upload: dict[str, Any] = msgspec.json.decode(row.data)
     if upload["status"] != "pending":
-        raise InvalidRequestError(f"the upload must be pending, it is {upload['status']}", param="upload_id")
+        raise errors.InvalidRequestError(f"the upload must be pending, it is {upload['status']}", param="upload_id")
     return upload
 
 
@@ -305,11 +289,13 @@ def _check_parts(part_ids: list[str], parts: dict[str, Row], num_bytes: int) -> 
     unused = dict(parts)
     for i, id in enumerate(part_ids):
         if unused.pop(id, None) is None:
-            message = f"part_ids[{i}] must be a part of this upload, each once, got {shown(id)}"
-            raise InvalidRequestError(message, param=f"part_ids[{i}]")
+            message = f"part_ids[{i}] must be a part of this upload, each once, got {errors.shown(id)}"
+            raise errors.InvalidRequestError(message, param=f"part_ids[{i}]")
     total = sum(parts[id].size - 1 for id in part_ids)
     if total != num_bytes:
-        raise InvalidRequestError(f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids")
+        raise errors.InvalidRequestError(
+            f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids"
+        )
 
 
 router.include_router(body_router)

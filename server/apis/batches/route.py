@@ -10,12 +10,12 @@ from starlette.responses import Response
 from weft.server.apis.batches.file_routes import find_file
 from weft.server.apis.batches.files import BatchBody
 from weft.server.apis.batches.lines import ENDPOINTS, KIND, WINDOW_S, batch_json, batch_row, new_batch
+from weft.server.apis.openai.pages import list_answer, read_page
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import BodyRoute
-from weft.server.task.pages import list_answer, read_page
 from weft.server.task.validation import ignored_fields, ignored_header
 
 MAX_METADATA = 16

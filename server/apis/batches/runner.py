@@ -20,19 +20,9 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp
 
+from weft.server.apis.batches import lines as batch_lines
 from weft.server.apis.batches.contents import checksum_of, content_path, file_row, open_content, sweep, sync_folder
 from weft.server.apis.batches.line_run import LineRun, LineSource, Slots, encode_result
-from weft.server.apis.batches.lines import (
-    ENDED,
-    KIND,
-    InputLine,
-    Journal,
-    batch_row,
-    check_input,
-    fault,
-    read_lines,
-    take_piece,
-)
 from weft.server.errors import ApiError, NotFoundError, StorageError, StorageFullError
 from weft.server.http.context import ServerContext
 from weft.server.store.transaction import Row, Transaction
@@ -41,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
 """How often a running batch looks whether it was cancelled, and shows its counts."""
-_NO_INPUT = fault("no_input", "the input file was deleted")
+_NO_INPUT = batch_lines.fault("no_input", "the input file was deleted")
 
 
 class BatchRun:
@@ -63,7 +53,7 @@ class BatchRun:
     async def advance(self) -> bool:
         """Take the batch one state further; False once it has ended."""
         batch = await self._store.read(self._read)
-        if batch["status"] in ENDED:
+        if batch["status"] in batch_lines.ENDED:
             return False
         if batch["status"] == "validating":
             await self._validate(batch)
@@ -78,10 +68,10 @@ class BatchRun:
         told = "internal_error", "an internal error ended the batch; the server's log describes it"
         if isinstance(reason, ApiError):
             told = reason.code or reason.type, reason.message
-        await self._end("failed", fault(*told))
+        await self._end("failed", batch_lines.fault(*told))
 
     def _read(self, transaction: Transaction) -> dict[str, Any]:
-        found = transaction.get(KIND, self.row.id, self.row.tenant)
+        found = transaction.get(batch_lines.KIND, self.row.id, self.row.tenant)
         if found is None:
             raise NotFoundError(f"the batch {self.row.id} is gone")
         return msgspec.json.decode(found.data, type=dict[str, Any])
@@ -93,7 +83,7 @@ class BatchRun:
             batch = self._read(transaction) | fields
             if status is not None and batch["status"] not in ("cancelling", "cancelled"):
                 batch |= {"status": status, f"{status}_at": int(time.time())}
-            transaction.put(batch_row(batch, self.row.tenant, num_result_bytes))
+            transaction.put(batch_lines.batch_row(batch, self.row.tenant, num_result_bytes))
             return batch
 
         return await self._store.write(change, may_exceed=True)
@@ -107,7 +97,7 @@ class BatchRun:
 
             def check() -> tuple[int, str | None, list[dict[str, Any]]]:
                 open_content(self._store, row).close()
-                return check_input(content_path(self._store, id), batch["endpoint"], max_bytes)
+                return batch_lines.check_input(content_path(self._store, id), batch["endpoint"], max_bytes)
 
             count, model, errors = await self._store.run(check, 2 * row.size)
         except (FileNotFoundError, NotFoundError):
@@ -124,7 +114,7 @@ class BatchRun:
         if not await self._store.run(content_path(self._store, batch["input_file_id"]).exists):
             await self._end("failed", _NO_INPUT)
             return
-        journal = await self._store.run(partial(Journal, self._paths), self._most)
+        journal = await self._store.run(partial(batch_lines.Journal, self._paths), self._most)
         path, endpoint = content_path(self._store, batch["input_file_id"]), batch["endpoint"]
         source = LineSource(self.row.id, path, endpoint, self.row.tenant)
         lines = LineRun(source, self._app, self._context, self._slots, journal)
@@ -147,7 +137,7 @@ class BatchRun:
         else:
             await self._change("finalizing", num_bytes, **progress, final=final)
 
-    async def _watch(self, batch: dict[str, Any], journal: Journal) -> str | None:
+    async def _watch(self, batch: dict[str, Any], journal: batch_lines.Journal) -> str | None:
         """Return how the batch ends before all is done; None: this process drains, and another goes on."""
         told, status = None, batch["status"]
         while True:
@@ -176,11 +166,11 @@ class BatchRun:
     async def _end(self, final: str, *errors: dict[str, Any]) -> None:
         """Make files of the results and end the batch; both or neither is seen."""
         batch, told = await self._store.read(self._read), list(errors)
-        if batch["status"] in ENDED:
+        if batch["status"] in batch_lines.ENDED:
             return
         if final == "failed" and not told:
             bound = "files_max_bytes, or files_key_share of it for an API key"
-            told.append(fault("storage_full", f"the files have grown beyond their bound: {bound}"))
+            told.append(batch_lines.fault("storage_full", f"the files have grown beyond their bound: {bound}"))
         try:
             progress = await self._count(batch, final)
         except Exception as exc:
@@ -188,7 +178,7 @@ class BatchRun:
                 raise
             _log.warning("the lines of %s that have no result cannot be told: %r", self.row.id, exc)
             code = (isinstance(exc, ApiError) and exc.code) or "internal_error"
-            told.append(fault(code, "the error file may not name every line that was not answered"))
+            told.append(batch_lines.fault(code, "the error file may not name every line that was not answered"))
             progress = {}  # that of the last look
         files: list[Row] = []
         for kind, path, id in zip(("output", "error"), self._paths, batch["result_file_ids"], strict=True):
@@ -199,7 +189,9 @@ class BatchRun:
                 if final != "failed":
                     raise
                 where = f"batches/{path.name} in the server's data folder"
-                told.append(fault(exc.code or exc.type, f"the results cannot become a file; they stay in {where}"))
+                told.append(
+                    batch_lines.fault(exc.code or exc.type, f"the results cannot become a file; they stay in {where}")
+                )
             else:
                 files += [self._result_row(id, kind, size, checksum, batch["output_seconds"])] * bool(size)
         ended = batch | progress | {"status": final, f"{final}_at": int(time.time())}
@@ -209,7 +201,7 @@ class BatchRun:
             ended["errors"] = {"object": "list", "data": told}
 
         def end(transaction: Transaction) -> None:
-            for row in (*files, batch_row(ended, self.row.tenant)):
+            for row in (*files, batch_lines.batch_row(ended, self.row.tenant)):
                 transaction.put(row)
 
         await self._store.write(end, may_exceed=True)
@@ -225,7 +217,7 @@ class BatchRun:
 
     async def _count(self, batch: dict[str, Any], final: str) -> dict[str, Any]:
         """The final counts. Lines that a cancelled or expired batch has not answered become errors."""
-        journal = await self._store.run(partial(Journal, self._paths), self._most)
+        journal = await self._store.run(partial(batch_lines.Journal, self._paths), self._most)
         try:
             if final in ("cancelled", "expired"):
                 with contextlib.suppress(FileNotFoundError):  # the input was deleted
@@ -235,13 +227,13 @@ class BatchRun:
         finally:
             journal.close()
 
-    def _tell_undone(self, path: pathlib.Path, journal: Journal, final: str) -> None:
-        source = read_lines(path, self._context.settings.max_body_bytes)
-        while piece := take_piece(source):
+    def _tell_undone(self, path: pathlib.Path, journal: batch_lines.Journal, final: str) -> None:
+        source = batch_lines.read_lines(path, self._context.settings.max_body_bytes)
+        while piece := batch_lines.take_piece(source):
             results = []
             for number, line in piece:
                 if number not in journal.done:
-                    given = msgspec.json.decode(line, type=InputLine)
+                    given = msgspec.json.decode(line, type=batch_lines.InputLine)
                     message = f"the batch was {final} before this line"
                     error = {"code": f"batch_{final}", "message": message, "line": number}
                     results.append(encode_result(self.row.id, number, given.custom_id, None, error))
@@ -249,7 +241,7 @@ class BatchRun:
                 journal.append(results, is_error=True)
 
 
-def _progress(batch: dict[str, Any], journal: Journal) -> dict[str, Any]:
+def _progress(batch: dict[str, Any], journal: batch_lines.Journal) -> dict[str, Any]:
     completed, failed = journal.counts
     counts = {"total": batch["request_counts"]["total"], "completed": completed, "failed": failed}
     return {"request_counts": counts, "usage": journal.usage.shown()}
@@ -372,5 +364,5 @@ class BatchRunner:
 
 def _unfinished(transaction: Transaction) -> list[Row]:
     """The unfinished batches, oldest first; those to be cancelled before the others."""
-    rows = transaction.of_kind(KIND, only_kept=True)
+    rows = transaction.of_kind(batch_lines.KIND, only_kept=True)
     return sorted(rows, key=lambda row: msgspec.json.decode(row.data)["status"] != "cancelling")

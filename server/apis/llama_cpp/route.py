@@ -26,20 +26,9 @@ from weft.server.http.context import Context, ServerContext
 from weft.server.http.metrics import Stopwatch
 from weft.server.http.middleware import llama_cpp_error
 from weft.server.http.sse import encode_event
+from weft.server.task import schema
 from weft.server.task.bodies import CompletionBody
 from weft.server.task.body import AnyTypeRoute
-from weft.server.task.schema import (
-    MAX_MEMBERS,
-    TEXT_OR_OTHER,
-    Int,
-    Items,
-    Members,
-    PromptCacheOptions,
-    StructuredOutputs,
-    TextOrTexts,
-    WireModel,
-)
-from weft.server.task.schema import Text as WireText
 from weft.server.task.task import Task
 from weft.server.task.validation import Refused, renamed, renaming
 
@@ -48,55 +37,58 @@ Bias = float | Literal[False]
 BiasPair = Annotated[list[Bias], Field(min_length=2, max_length=2)]
 """A token id and its bias."""
 Biases = Annotated[
-    Annotated[Members[Bias], Tag("object")] | Annotated[Items[BiasPair], Field(max_length=MAX_MEMBERS), Tag("list")],
+    Annotated[schema.Members[Bias], Tag("object")]
+    | Annotated[schema.Items[BiasPair], Field(max_length=schema.MAX_MEMBERS), Tag("list")],
     Discriminator(lambda value: "object" if isinstance(value, dict) else "list"),
 ]
 
 
-class LlamaCppBody(WireModel):
+class LlamaCppBody(schema.WireModel):
     """What both bodies have. Extensions of llama.cpp to sampling that are not here are refused if they are on."""
 
-    model: WireText | None = None
+    model: schema.Text | None = None
     stream: bool | None = None
-    n_predict: Int | None = None
+    n_predict: schema.Int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: TextOrTexts | None = None
+    stop: schema.TextOrTexts | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Biases | None = None
     ignore_eos: bool | None = None
-    n_probs: Int | None = None
+    n_probs: schema.Int | None = None
     return_tokens: bool | None = None
     cache_prompt: bool | None = None
-    grammar: WireText | None = None
+    grammar: schema.Text | None = None
     json_schema: dict[str, Any] | None = None
 
 
 class LlamaCppCompletionBody(LlamaCppBody):
     """The body of POST /completion."""
 
-    prompt: Annotated[Annotated[WireText, Tag("text")] | Annotated[Items[Int], Tag("other")], TEXT_OR_OTHER]
+    prompt: Annotated[
+        Annotated[schema.Text, Tag("text")] | Annotated[schema.Items[schema.Int], Tag("other")], schema.TEXT_OR_OTHER
+    ]
 
 
-class ExtraText(WireModel):
+class ExtraText(schema.WireModel):
     """Another file, which the model sees in front of the prefix."""
 
-    text: WireText
-    filename: WireText | None = None
+    text: schema.Text
+    filename: schema.Text | None = None
 
 
 class InfillBody(LlamaCppBody):
     """The body of POST /infill. `prompt` is the beginning of the text to fill in."""
 
-    input_prefix: WireText
-    input_suffix: WireText
-    input_extra: Annotated[Items[ExtraText], Field(max_length=MAX_MEMBERS)] | None = None
-    prompt: WireText | None = None
+    input_prefix: schema.Text
+    input_suffix: schema.Text
+    input_extra: Annotated[schema.Items[ExtraText], Field(max_length=schema.MAX_MEMBERS)] | None = None
+    prompt: schema.Text | None = None
 
 
 class TokenProb(msgspec.Struct):
@@ -213,8 +205,8 @@ def completion_of(body: LlamaCppCompletionBody | InfillBody) -> CompletionBody:
         ignore_eos=body.ignore_eos,
         logprobs=body.n_probs or None,
         return_token_ids=body.return_tokens,
-        prompt_cache_options=PromptCacheOptions(mode="explicit") if body.cache_prompt is False else None,
-        structured_outputs=StructuredOutputs(grammar=body.grammar) if body.grammar else None,
+        prompt_cache_options=schema.PromptCacheOptions(mode="explicit") if body.cache_prompt is False else None,
+        structured_outputs=schema.StructuredOutputs(grammar=body.grammar) if body.grammar else None,
         guided_json=body.json_schema,
     )
 

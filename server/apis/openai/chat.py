@@ -15,15 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.wire.messages import FinishReason
+from weft.server.apis.openai import render
 from weft.server.apis.openai.calls import CallStream, add_calls
-from weft.server.apis.openai.render import (
-    FINISH_WORDS,
-    OpenAIRenderer,
-    RenderOptions,
-    render_options,
-    shown_tokens,
-    stream_error,
-)
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError
 from weft.server.formats.detection import OutputFormats
 from weft.server.generate.events import End, Event, Reasoning, Report, Text, Token, TokenIds, WholeChoice
@@ -31,32 +24,25 @@ from weft.server.generate.pipeline import respond
 from weft.server.http.context import Context, ServerContext, early_headers_while_loading
 from weft.server.http.sse import TextEvent, encode_event
 from weft.server.task import bodies as wire
+from weft.server.task import validation
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages, text_of
+from weft.server.task.parts import Spans
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
 from weft.server.task.request_options import Breakpoint, find_breakpoints
 from weft.server.task.structured_output import structure_of
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.template_options import read_thinking, template_options
 from weft.server.task.tool_use import tool_use
-from weft.server.task.validation import (
-    NOTHING,
-    OFF,
-    REFUSED_EVERYWHERE,
-    Refused,
-    check_range,
-    note_left_out,
-    require_task,
-)
 
-REFUSED_IN_CHAT: Refused = {
-    **REFUSED_EVERYWHERE,
-    "chat_template": NOTHING,
-    "echo": OFF,
+REFUSED_IN_CHAT: validation.Refused = {
+    **validation.REFUSED_EVERYWHERE,
+    "chat_template": validation.NOTHING,
+    "echo": validation.OFF,
     "best_of": (None, 1),
     "modalities": (None, ["text"]),
-    "audio": NOTHING,
-    "web_search_options": NOTHING,
+    "audio": validation.NOTHING,
+    "web_search_options": validation.NOTHING,
 }
 
 
@@ -66,8 +52,9 @@ async def chat_task(
     context: ServerContext,
     *,
     sent: BaseModel | None = None,
-    refused: Refused = REFUSED_IN_CHAT,
+    refused: validation.Refused = REFUSED_IN_CHAT,
     breakpoints: Sequence[Breakpoint] | None = None,
+    spans: Spans | None = None,
 ) -> Task:
     """Check every field of a conversation, and build the task.
 
@@ -76,26 +63,28 @@ async def chat_task(
             `body`.
         refused: Fields that the endpoint refuses; see `ignored_fields`.
         breakpoints: Those of another API's body; None: those of `body`.
+        spans: Those that are in the messages of `body` already; None: none are.
 
     Raises:
         ApiError: A field is wrong, or the model is not served.
     """
     model, workers, size = await context.check_model(request, body.model), context.workers, len(await request.body())
-    require_task(model, "generate")
+    validation.require_task(model, "generate")
     logprobs = shown_logprobs(body)
     wishes = await workers.run_light(size, _read_wishes, body, model.formats, strict=context.settings.strict_params)
-    note_left_out(wishes.left_out)
+    validation.note_left_out(wishes.left_out)
     if breakpoints is None:
         breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
     options = template_options(body, model.tokenizer, wishes.variables)
-    messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools)
+    spans = Spans() if spans is None else spans
+    messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools, spans)
     return await read_task(
         body,
         request,
         context,
         refused,
         sent=sent,
-        input=Chat(messages, options, breakpoints),
+        input=Chat(messages, options, breakpoints, spans=spans),
         wishes=wishes,
         max_tokens=0 if body.prewarm else _max_tokens(body),
         logprobs=logprobs,
@@ -122,13 +111,13 @@ def _max_tokens(body: wire.ChatCompletionBody) -> int | None:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens: int | None = getattr(body, name)
     if max_tokens is not None:
-        check_range(name, max_tokens, 1, None)
+        validation.check_range(name, max_tokens, 1, None)
     return max_tokens
 
 
 def shown_logprobs(body: wire.ChatCompletionBody) -> int | None:
     """Number of most probable alternatives per token; None if logprobs were not requested."""
-    top_logprobs = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
+    top_logprobs = validation.check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
     if body.logprobs or body.logprob_token_ids:
         return top_logprobs
     if top_logprobs:
@@ -146,13 +135,13 @@ class _BegunChoice:
     token_ids: list[int] = field(default_factory=list)  # ids that no chunk has shown yet
 
 
-class ChatRenderer(OpenAIRenderer):
+class ChatRenderer(render.OpenAIRenderer):
     """Writes the answer to one HTTP request; does no I/O.
 
     Only `stream` mutates it: it keeps the state of choices that have begun.
     """
 
-    def __init__(self, task: Task, options: RenderOptions, report: Report) -> None:
+    def __init__(self, task: Task, options: render.RenderOptions, report: Report) -> None:
         """Prepare to write an answer; writes nothing yet."""
         super().__init__("chatcmpl", task, options, report)
         self._use = task.wishes.use
@@ -242,7 +231,7 @@ class ChatRenderer(OpenAIRenderer):
     def _finish_word(self, end: End, has_calls: bool) -> str:
         if end.reason is FinishReason.STOP and has_calls:
             return "function_call" if self._use is not None and self._use.is_legacy else "tool_calls"
-        return FINISH_WORDS[end.reason]
+        return render.FINISH_WORDS[end.reason]
 
     def _whole_choice(self, choice: WholeChoice) -> wire.Choice:
         message = wire.AssistantMessage(choice.text)
@@ -269,7 +258,7 @@ class ChatRenderer(OpenAIRenderer):
         """Log-probabilities of the tokens that are part of the text; None if there are none to show."""
         if self._options.logprobs is None:
             return None
-        content = shown_tokens(tokens, self._options.logprobs, self._tokenizer)
+        content = render.shown_tokens(tokens, self._options.logprobs, self._tokenizer)
         return wire.ChoiceLogprobs(content) if content or always else None
 
 
@@ -279,10 +268,10 @@ router = APIRouter(route_class=BodyRoute)
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: wire.ChatCompletionBody, request: Request, context: Context) -> Response:
     """Answer a conversation, streamed or whole."""
-    return await early_headers_while_loading(_answer(body, request, context), body, context, stream_error)
+    return await early_headers_while_loading(_answer(body, request, context), body, context, render.stream_error)
 
 
 async def _answer(body: wire.ChatCompletionBody, request: Request, context: ServerContext) -> Response:
     task = await chat_task(body, request, context)
-    renderer = partial(ChatRenderer, task, render_options(body, shown_logprobs(body)))
+    renderer = partial(ChatRenderer, task, render.render_options(body, shown_logprobs(body)))
     return await respond(task, request, context, renderer)

@@ -16,14 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.wire.messages import TokenLogprobs
-from weft.server.apis.openai.render import (
-    FINISH_WORDS,
-    MIN_LOGPROB,
-    OpenAIRenderer,
-    RenderOptions,
-    render_options,
-    stream_error,
-)
+from weft.server.apis.openai import render
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.events import End, Event, Part, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.generate.pipeline import respond
@@ -171,13 +164,13 @@ _Row = tuple[int, int, TokenLogprobs | None]
 """(token id, offset of its text, log-probabilities or None for the first token of a prompt)."""
 
 
-class CompletionRenderer(OpenAIRenderer):
+class CompletionRenderer(render.OpenAIRenderer):
     """Writes the answer to one HTTP request; does no I/O.
 
     Only `stream` mutates it: it records the choices that have begun.
     """
 
-    def __init__(self, task: Task, options: RenderOptions, report: Report, *, echo: bool) -> None:
+    def __init__(self, task: Task, options: render.RenderOptions, report: Report, *, echo: bool) -> None:
         """Prepare to write an answer; writes nothing yet. O(prompt tokens) for `echo` and for logprobs."""
         super().__init__("cmpl", task, options, report)
         self._num_choices = task.num_made
@@ -214,7 +207,7 @@ class CompletionRenderer(OpenAIRenderer):
                 case TokenIds():
                     gained.token_ids = event.token_ids
                 case End():
-                    gained.finish_reason, gained.stop_reason = FINISH_WORDS[event.reason], event.stop_reason
+                    gained.finish_reason, gained.stop_reason = render.FINISH_WORDS[event.reason], event.stop_reason
         gained.logprobs = self._logprobs(self._output_rows(index, tokens))
         if self._options.token_ids and gained.token_ids is UNSET:
             gained.token_ids = []
@@ -236,7 +229,9 @@ class CompletionRenderer(OpenAIRenderer):
             text = self._echo_of(choice.index).text + text
             rows = self._prompt_rows(choice.index) + rows
         end = choice.end
-        answered = CompletionChoice(position, text, self._logprobs(rows), FINISH_WORDS[end.reason], end.stop_reason)
+        answered = CompletionChoice(
+            position, text, self._logprobs(rows), render.FINISH_WORDS[end.reason], end.stop_reason
+        )
         if self._options.token_ids:
             answered.token_ids = choice.token_ids
         self._add_prompt(answered, choice.index)
@@ -277,7 +272,7 @@ class CompletionRenderer(OpenAIRenderer):
             return None
         return CompletionLogprobs(
             [self._tokenizer.token_text(token_id) for token_id, _, _ in rows],
-            [None if logprobs is None else max(logprobs.logprob, MIN_LOGPROB) for _, _, logprobs in rows],
+            [None if logprobs is None else max(logprobs.logprob, render.MIN_LOGPROB) for _, _, logprobs in rows],
             [None if logprobs is None else self._top(token_id, logprobs) for token_id, _, logprobs in rows],
             [start for _, start, _ in rows],
         )
@@ -289,7 +284,7 @@ class CompletionRenderer(OpenAIRenderer):
         pairs = zip(logprobs.top_token_ids[:count], logprobs.top_logprobs[:count], strict=True)
         for other_id, logprob in [*pairs, (token_id, logprobs.logprob)]:
             text = self._tokenizer.token_text(other_id)
-            top[text] = max(logprob, top.get(text, MIN_LOGPROB))
+            top[text] = max(logprob, top.get(text, render.MIN_LOGPROB))
         return top
 
 
@@ -299,10 +294,10 @@ router = APIRouter(route_class=BodyRoute)
 @router.post("/v1/completions")
 async def create_completion(body: CompletionBody, request: Request, context: Context) -> Response:
     """Continue one prompt or several, streamed or whole."""
-    return await early_headers_while_loading(_answer(body, request, context), body, context, stream_error)
+    return await early_headers_while_loading(_answer(body, request, context), body, context, render.stream_error)
 
 
 async def _answer(body: CompletionBody, request: Request, context: ServerContext) -> Response:
     task = await completion_task(body, request, context)
-    options = render_options(body, shown_logprobs(body))
+    options = render.render_options(body, shown_logprobs(body))
     return await respond(task, request, context, partial(CompletionRenderer, task, options, echo=bool(body.echo)))

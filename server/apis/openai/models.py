@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.apis.openai.agent_models import AgentModel, agent_models
+from weft.server.apis.openai.pages import json_answer
 from weft.server.http.context import Context, ServerContext
 from weft.server.http.middleware import asks_in_anthropics_way
 from weft.server.models.served_model import ServedModel
-from weft.server.task.pages import json_answer
 
 
 class SamplingDefaults(msgspec.Struct, omit_defaults=True):

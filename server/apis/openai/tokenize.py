@@ -18,25 +18,18 @@ from weft.server.generate.prompts import PromptEncoder, encode_chat
 from weft.server.http.context import Context, ServerContext
 from weft.server.http.limits import Workers
 from weft.server.models.served_model import ServedModel
+from weft.server.task import validation
 from weft.server.task.bodies import ChatCompletionBody, CompletionBody, Message, Messages
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages
+from weft.server.task.parts import Spans
 from weft.server.task.schema import Int, Items, Text, ToolDefinition, WireModel
 from weft.server.task.task import Chat, Task
 from weft.server.task.template_options import checked_kwargs, prompt_end
 from weft.server.task.tool_use import tool_use
-from weft.server.task.validation import (
-    NOTHING,
-    Refused,
-    check_range,
-    check_token_ids,
-    ignored_fields,
-    ignored_header,
-    require_task,
-)
 from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
 
-REFUSED_IN_TOKENIZE: Refused = {"chat_template": NOTHING}
+REFUSED_IN_TOKENIZE: validation.Refused = {"chat_template": validation.NOTHING}
 
 MIN_COUNTED_TOKENS = 1 << 16
 """A text may have four times as many tokens as the context, and never fewer than this."""
@@ -94,7 +87,7 @@ async def tokenize(body: TokenizeBody, request: Request, context: Context) -> Re
     """Count and return the tokens of a prompt or of messages."""
     size, workers = len(await request.body()), context.workers
     ignored = await workers.run_light(
-        size, ignored_fields, body, REFUSED_IN_TOKENIZE, strict=context.settings.strict_params
+        size, validation.ignored_fields, body, REFUSED_IN_TOKENIZE, strict=context.settings.strict_params
     )
     model = await context.check_model(request, body.model)
     tokenizer, room = model.tokenizer, _room(model)
@@ -116,7 +109,9 @@ async def tokenize(body: TokenizeBody, request: Request, context: Context) -> Re
 
     texts = await workers.run(len(token_ids), token_strs) if body.return_token_strs else None
     answer = TokenizeAnswer(len(token_ids), model.engine_info.max_model_len, token_ids, texts)
-    return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+    return Response(
+        msgspec.json.encode(answer), headers=validation.ignored_header(ignored), media_type="application/json"
+    )
 
 
 async def _chat_ids(
@@ -127,27 +122,28 @@ async def _chat_ids(
             "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
         )
     if not model.tokenizer.template_source(has_tools=bool(body.tools)):
-        require_task(model, "generate")  # no model for vectors needs a template
+        validation.require_task(model, "generate")  # no model for vectors needs a template
     chat = ChatCompletionBody(messages=messages, tools=body.tools)
     use, _ = await workers.run_light(size, tool_use, chat, strict=False)
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
-    shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
-    token_ids, _ = await encode_chat(model.tokenizer, Chat(shown, end), room, workers, size)
-    return token_ids
+    spans = Spans()
+    shown = await workers.run_light(size, template_messages, messages, model.formats.tools, spans)
+    prompt, _ = await encode_chat(model.tokenizer, Chat(shown, end, spans=spans), room, workers, size)
+    return prompt.token_ids
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request, context: Context) -> Response:
     """Return the text of token ids."""
-    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    ignored = validation.ignored_fields(body, {}, strict=context.settings.strict_params)
     model = await context.check_model(request, body.model)
     workers, size = context.workers, len(body.tokens)
-    check_range("the number of tokens", size, 0, _room(model).num_tokens, param="tokens")
-    await workers.run_light(size, check_token_ids, body.tokens, model.engine_info.vocab_size, "tokens")
+    validation.check_range("the number of tokens", size, 0, _room(model).num_tokens, param="tokens")
+    await workers.run_light(size, validation.check_token_ids, body.tokens, model.engine_info.vocab_size, "tokens")
     text = await workers.run(size, model.tokenizer.decode, body.tokens, skip_special_tokens=False)
     answer = msgspec.json.encode(DetokenizeAnswer(text))
-    return Response(answer, headers=ignored_header(ignored), media_type="application/json")
+    return Response(answer, headers=validation.ignored_header(ignored), media_type="application/json")
 
 
 async def count_chat_tokens(task: Task, workers: Workers) -> int:
@@ -159,11 +155,11 @@ async def count_chat_tokens(task: Task, workers: Workers) -> int:
     assert isinstance(task.input, Chat)
     room = _room(task.model)
     try:
-        token_ids, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
+        prompt, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
     except TextTooLongError as exc:
         message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="messages") from None
-    return len(token_ids)
+    return len(prompt.token_ids)
 
 
 def _room(model: ServedModel) -> TokenRoom:
@@ -191,5 +187,5 @@ async def _rendered(task: Task, request: Request, context: ServerContext) -> lis
 
 
 def _response(answer: RenderedPrompt | list[RenderedPrompt], task: Task) -> Response:
-    headers = ignored_header(task.ignored)
+    headers = validation.ignored_header(task.ignored)
     return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

@@ -21,12 +21,13 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.task.bodies import FunctionCall
 from weft.server.task.messages import PART_SEPARATOR, call_of, function_call
-from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
+from weft.server.task.parts import Spans, part_text
+from weft.server.task.request_options import MAX_BREAKPOINTS, Breakpoint, content_breakpoints, usual_ttl_s
 from weft.server.task.schema import PromptCacheOptions, foreign_text
 from weft.server.task.task import Chat
 from weft.server.task.tool_use import CUSTOM_INPUT, QualifiedName, fit_call_ids
 from weft.server.task.validation import required
-from weft.server.text.replayed import REASONING_PART, TEXT_PARTS
+from weft.server.text.replayed import REASONING_PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _own_items(body: ResponseBody) -> list[InputItem]:
 SUMMARY_INTRO = "Summary of the conversation so far:\n"
 """What stands before the text of a compaction in the prompt."""
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
-_TEXT_PARTS = TEXT_PARTS | {"refusal", "summary_text", REASONING_PART}
+_REASONING_PARTS = frozenset({"summary_text", REASONING_PART})
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class Messages:
     reasoning_from: int  # reasoning of items before this one is left out
     messages: list[dict[str, Any]] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
     turn: dict[str, Any] | None = None  # the open message of the assistant
     call_ids: set[str] = field(default_factory=set)
     answered: frozenset[str] = frozenset()  # ids of calls that have an output in the input
@@ -192,13 +194,15 @@ class Messages:
             parts = item.content if isinstance(item.content, list) else []
             own = "".join(part.text or "" for part in parts if part.type == REASONING_PART)
             turn = self._turn(("content", "tool_calls"))
-            turn["content"] = _text(item.content, f"{at}.content", is_answer=True)
+            turn["content"] = self._text(item.content, f"{at}.content", is_answer=True)
             if own and index >= self.reasoning_from:
                 turn.setdefault("reasoning_content", []).append(own)
             return
         self.turn = None
-        self._find_breakpoints(item.content, f"{at}.content")
-        self.messages.append({"role": role, "content": _text(item.content, f"{at}.content")})
+        if isinstance(item.content, list):
+            place, usual_s = len(self.messages), self.usual_ttl_s
+            self.breakpoints += content_breakpoints(place, item.content, usual_s, f"{at}.content", self._part_text)
+        self.messages.append({"role": role, "content": self._text(item.content, f"{at}.content")})
 
     def _call(self, call_id: str, call: dict[str, Any]) -> None:
         self.call_ids.add(call_id)
@@ -211,7 +215,7 @@ class Messages:
                 f"{at}.call_id must be that of an earlier call in the input, got {shown(call_id)}",
                 param=f"{at}.call_id",
             )
-        self._answer_call(call_id, _text(item.output, f"{at}.output"))
+        self._answer_call(call_id, self._text(item.output, f"{at}.output"))
 
     def _answer_call(self, call_id: str, content: str) -> None:
         self.turn = None
@@ -236,19 +240,19 @@ class Messages:
             self._call(call_id, function_call(function))
         if item.type == "mcp_call":
             error = msgspec.json.encode(item.error).decode() if item.error is not None else "none"
-            output = f"The call failed: {error}" if item.output is None else _text(item.output, f"{at}.output")
+            output = f"The call failed: {error}" if item.output is None else self._text(item.output, f"{at}.output")
             self._answer_call(call_id, output)
 
     def _reasoning(self, item: ResponseItem, at: str) -> str:
         """The text of the reasoning itself, plain or sealed here, else of its summary."""
         if item.content:
-            return _text(item.content, f"{at}.content", "")
+            return self._text(item.content, f"{at}.content", "")
         if item.encrypted_content:
             text = self.unseal("reasoning", item.encrypted_content)
             if text is not None:
                 return text
             self.left_out.append(f"{at}.encrypted_content")
-        return _text(item.summary or "", f"{at}.summary")
+        return self._text(item.summary or "", f"{at}.summary")
 
     def _compaction(self, item: ResponseItem, at: str) -> str:
         text = self.unseal("compaction", _member(item, "encrypted_content", at))
@@ -265,14 +269,27 @@ class Messages:
             self.messages.append(self.turn)
         return self.turn
 
-    def _find_breakpoints(self, content: str | list[ResponsePart] | None, at: str) -> None:
-        num_chars = 0
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            num_chars += len(part.text or part.refusal or "")
-            if part.prompt_cache_breakpoint is not None:
-                given, here = part.prompt_cache_breakpoint, len(self.messages)
-                self.breakpoints.append(breakpoint_at(here, num_chars, given, self.usual_ttl_s, f"{at}[{j}]"))
-            num_chars += len(PART_SEPARATOR)
+    def _text(
+        self,
+        content: str | list[ResponsePart] | None,
+        at: str,
+        separator: str = PART_SEPARATOR,
+        *,
+        is_answer: bool = False,
+    ) -> str:
+        """Content as one text; that of an answer is without the reasoning in it."""
+        if isinstance(content, str):
+            return content
+        shown = (
+            (i, part) for i, part in enumerate(required(content, at)) if not (is_answer and part.type == REASONING_PART)
+        )
+        return separator.join(self._part_text(part, f"{at}[{i}]") for i, part in shown)
+
+    def _part_text(self, part: ResponsePart, at: str) -> str:
+        text = part.text or "" if part.type in _REASONING_PARTS else part_text(part, at, self.spans)
+        if text is None:
+            raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
+        return text
 
 
 def _member(item: ResponseItem, name: str, at: str) -> str:
@@ -285,24 +302,6 @@ def _called_name(item: ResponseItem, at: str) -> str:
     return QualifiedName(item.namespace, name).flat if item.namespace else name
 
 
-def _text(
-    content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR, *, is_answer: bool = False
-) -> str:
-    """Content as one text; that of an answer is without the reasoning in it."""
-    if isinstance(content, str):
-        return content
-    shown = (
-        (i, part) for i, part in enumerate(required(content, at)) if not (is_answer and part.type == REASONING_PART)
-    )
-    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in shown)
-
-
-def _part_text(part: ResponsePart, at: str) -> str:
-    if part.type not in _TEXT_PARTS:
-        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
-    return (part.refusal if part.type == "refusal" else part.text) or ""
-
-
 def input_messages(
     items: Sequence[InputItem],
     instructions: str | None,
@@ -312,8 +311,8 @@ def input_messages(
     shows_old_reasoning: bool,
     unseal: Callable[[str, str], str | None],
     may_be_empty: bool = False,
-) -> tuple[list[dict[str, Any]], list[Breakpoint], list[str]]:
-    """The messages for the template, the last breakpoints in them, and the paths of what was left out.
+) -> Messages:
+    """The messages for the template, with the last breakpoints in them.
 
     Args:
         tools: How the model writes calls; None: it has no tools.
@@ -342,7 +341,8 @@ def input_messages(
         if message["content"] is None and not message.get("tool_calls"):
             message["content"] = ""  # the turn was cut during its reasoning
     fit_call_ids(made.messages, tools)
-    return made.messages, made.breakpoints[-MAX_BREAKPOINTS:], made.left_out
+    made.breakpoints = made.breakpoints[-MAX_BREAKPOINTS:]
+    return made
 
 
 def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | None]) -> None:

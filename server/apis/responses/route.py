@@ -114,11 +114,11 @@ async def count_input_tokens(body: ResponseBody, request: Request, context: Cont
     chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     room = TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
-        token_ids, _ = await encode_chat(model.tokenizer, chat, room, context.workers, items.size)
+        prompt, _ = await encode_chat(model.tokenizer, chat, room, context.workers, items.size)
     except TextTooLongError as exc:
         message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="input") from None
-    answer = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+    answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
     headers = ignored_header([*wishes.left_out, *ignored])
     return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
 
@@ -239,7 +239,7 @@ async def read_chat(
     max_tokens = options.max_output_tokens(body)
     strict = context.settings.strict_params
     wishes = await context.workers.run_light(size, options.read_wishes, body, model.formats, hosted, strict=strict)
-    messages, breakpoints, left_out = await context.workers.run_light(
+    made = await context.workers.run_light(
         size,
         input_messages,
         items,
@@ -250,9 +250,10 @@ async def read_chat(
         unseal=sealer.unseal,
         may_be_empty=options.is_prewarm(body),
     )
-    wishes = replace(wishes, left_out=[*wishes.left_out, *left_out])
+    wishes = replace(wishes, left_out=[*wishes.left_out, *made.left_out])
     note_left_out(wishes.left_out)
-    chat = Chat(messages, options.template_options(body, wishes, model.tokenizer), breakpoints, "input")
+    shown = options.template_options(body, wishes, model.tokenizer)
+    chat = Chat(made.messages, shown, made.breakpoints, "input", made.spans)
     if body.truncation == "auto":
         room = TokenRoom(num_prompt_tokens(model.engine_info.max_model_len, max_tokens, is_bound=not strict))
         fits = partial(_fits, model, room)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
-from weft.server.task.bodies import CacheBreakpoint, Metadata
+from weft.server.task.bodies import ContentPart, Metadata
 from weft.server.task.schema import (
     TEXT_OR_OTHER,
     AnswerFormat,
@@ -30,15 +30,11 @@ MAX_NEW_ITEMS = 20
 """Most items that one call adds to a conversation."""
 
 
-class ResponsePart(WireModel):
+class ResponsePart(ContentPart):
     """One part of a content, of a tool's output, or of reasoning."""
 
-    type: Text
-    text: Text | None = None
-    refusal: Text | None = None
     annotations: Items[Any] | None = None
     logprobs: Items[Any] | None = None
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ResponsePart], Tag("other")], TEXT_OR_OTHER]

@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.openai.pages import json_answer, read_page
 from weft.server.apis.responses.answers import CompactedResponse, CompactionItem
 from weft.server.apis.responses.background import followed
 from weft.server.apis.responses.input import InputItem, input_items
@@ -32,7 +33,7 @@ from weft.server.http.context import Context, ServerContext
 from weft.server.store.transaction import Transaction
 from weft.server.task.body import BodyRoute
 from weft.server.task.read_body import read_task
-from weft.server.task.validation import check_range, ignored_header
+from weft.server.task.validation import ignored_header
 
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)
@@ -51,7 +52,7 @@ async def retrieve(response_id: str, request: Request, context: Context) -> Resp
     """The response as it is now, or the events of one that was made in the background."""
     query, tenant = request.query_params, tenant_of(request)
     is_stream = _flag(query.get("stream"), "stream")
-    after = _number(query.get("starting_after"), "starting_after", -1, 0, None)
+    after = _number(query.get("starting_after"), "starting_after", -1)
     if "starting_after" in query and not is_stream:
         raise InvalidRequestError("starting_after is only allowed when stream is true", param="starting_after")
     if _flag(query.get("include_obfuscation"), "include_obfuscation"):
@@ -61,7 +62,9 @@ async def retrieve(response_id: str, request: Request, context: Context) -> Resp
     stored = await context.store.read(lambda transaction: load_response(transaction, response_id, tenant))
     if not is_stream:
         sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-        return _json({**stored.response, "output": with_included(stored.response["output"], include, sealer.seal)})
+        return json_answer(
+            {**stored.response, "output": with_included(stored.response["output"], include, sealer.seal)}
+        )
     if not stored.response["background"]:
         message = "stream must not be true: only responses that were made in the background can be replayed"
         raise InvalidRequestError(message, param="stream")
@@ -75,7 +78,7 @@ async def delete(response_id: str, request: Request, context: Context) -> Respon
     if not await context.store.write(lambda transaction: transaction.delete(RESPONSE, response_id, tenant)):
         raise NotFoundError(f"the response {shown(response_id)} does not exist")
     await _stop(context, response_id)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_answer({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -92,7 +95,7 @@ async def cancel(response_id: str, request: Request, context: Context) -> Respon
 
     await context.store.write(work)
     await _stop(context, response_id)
-    return _json(
+    return json_answer(
         (await context.store.read(lambda transaction: load_response(transaction, response_id, tenant))).response
     )
 
@@ -106,23 +109,19 @@ async def _stop(context: ServerContext, response_id: str) -> None:
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request, context: Context) -> Response:
     """The items that the response was made from, as far as they are stored, a page at a time."""
-    query, tenant = request.query_params, tenant_of(request)
-    limit = _number(query.get("limit"), "limit", 20, 1, MAX_PAGE)
-    order, after, include = query.get("order", "desc"), query.get("after"), read_include(request)
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError(f"order must be 'asc' or 'desc', got {shown(order)}", param="order")
-
+    tenant = tenant_of(request)
+    asked, include = read_page(request, max_limit=MAX_PAGE, default_limit=20), read_include(request)
     items = await context.store.read(lambda transaction: stored_input(transaction, response_id, tenant))
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
 
     def page() -> Response:
-        rest = iter(items if order == "asc" else items[::-1])
+        rest, after = iter(items if asked.order == "asc" else items[::-1]), asked.after
         if after is not None and not any(id_of(item) == after for item in rest):
             raise InvalidRequestError(f"after must be the id of an item of the list, got {shown(after)}", param="after")
-        given = [msgspec.json.decode(item) for item in islice(rest, limit)]
+        given = [msgspec.json.decode(item) for item in islice(rest, asked.limit)]
         ends = {"first_id": given[0]["id"], "last_id": given[-1]["id"]} if given else {"first_id": "", "last_id": ""}
         data, has_more = with_included(given, include, sealer.seal), next(rest, None) is not None
-        return _json({"object": "list", "data": data, **ends, "has_more": has_more})
+        return json_answer({"object": "list", "data": data, **ends, "has_more": has_more})
 
     return await context.workers.run_light(sum(map(len, items)), page)
 
@@ -175,13 +174,9 @@ def _flag(text: str | None, name: str) -> bool:
     return is_true
 
 
-def _number(text: str | None, name: str, default: int, low: int, high: int | None) -> int:
+def _number(text: str | None, name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal() or len(text) > 9:
         raise InvalidRequestError(f"{name} must be a whole number, got {shown(text)}", param=name)
-    return check_range(name, int(text), low, high)
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return int(text)

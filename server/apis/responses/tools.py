@@ -7,32 +7,13 @@ such as web_search. These are left out of the prompt and reported, for the agent
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.server.apis.responses import schema as wire
 from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, HostedFunction, HostedTools
-from weft.server.apis.responses.schema import (
-    KNOWN_TOOLS,
-    FlatReference,
-    OtherTool,
-    ResponseBody,
-    ResponseTool,
-    ResponseToolChoice,
-)
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.json_schema.loosen import loosened_arguments
+from weft.server.task import tool_use
 from weft.server.task.enforced import reported
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
-from weft.server.task.tool_use import (
-    MAX_TOOLS,
-    Choice,
-    HostedTool,
-    QualifiedName,
-    ToolUse,
-    check_declared,
-    check_functions,
-    chosen_word,
-    custom_function,
-    shown_tool,
-    use_of,
-)
 from weft.server.task.validation import required
 from weft.server.text.declared import unhosted
 
@@ -48,10 +29,12 @@ class _Declared:
     function: FunctionDefinition
     kind: str
     path: str
-    qualified: QualifiedName | None
+    qualified: tool_use.QualifiedName | None
 
 
-def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tuple[ToolUse | None, list[str]]:
+def read_tools(
+    body: wire.ResponseBody, hosted: HostedTools, *, strict: bool
+) -> tuple[tool_use.ToolUse | None, list[str]]:
     """The tools that may be called, and what was left out; `hosted` holds what MCP servers add.
 
     Raises:
@@ -65,21 +48,21 @@ def read_tools(body: ResponseBody, hosted: HostedTools, *, strict: bool) -> tupl
     left_out = _left_out(body.tools, strict=strict)
     declared = [*_declared(body.tools, left_out, strict=strict)]
     functions, paths = [each.function for each in declared], [each.path for each in declared]
-    if functions or len(body.tools) > MAX_TOOLS:
-        check_functions(functions, "tools", paths)
+    if functions or len(body.tools) > tool_use.MAX_TOOLS:
+        tool_use.check_functions(functions, "tools", paths)
     kinds = {each.function.name: each.kind for each in declared}
     by_name = {each.function.name: each.tool for each in hosted.functions}
     labels = sorted({tool.server_label or "" for tool in body.tools if tool.type == "mcp"})
     choice = _chosen(body.tool_choice, kinds, by_name, labels)
     if hosted.is_later:
         names = frozenset(kinds) | frozenset(by_name) if choice.is_one else choice.names
-        choice = Choice(names if hosted.may_call else names - by_name.keys())
+        choice = tool_use.Choice(names if hosted.may_call else names - by_name.keys())
     elif choice.is_required and not choice.names:
         message = "tool_choice requires a call, but no tool can be called: no MCP server listed one"
         if left_out:
             message += f", and this server does not host {', '.join(left_out)}"
         raise InvalidRequestError(message, param="tool_choice")
-    use = use_of(
+    use = tool_use.use_of(
         [*functions, *(each.function for each in hosted.functions)],
         [*paths, *map(path_of, hosted.functions)],
         kinds,
@@ -105,19 +88,21 @@ def presentable(
         can_show: Whether the template renders declarations of tools.
         fits: Whether a declaration leaves room for a conversation; the function is left out if it does not.
     """
-    too_long = [each for each in functions if not fits(shown_tool(each.function))]
+    too_long = [each for each in functions if not fits(tool_use.shown_tool(each.function))]
     functions = [each for each in functions if each not in too_long] if too_long else functions
     left_out = [path_of(each) for each in too_long]
     free: dict[str, object] = {"type": "object", "properties": {}}  # some templates ask for both
     plain = FunctionDefinition(name="tool", parameters=free)
-    if can_show([shown_tool(each.function) for each in functions]) or not can_show([shown_tool(plain)]):
+    if can_show([tool_use.shown_tool(each.function) for each in functions]) or not can_show(
+        [tool_use.shown_tool(plain)]
+    ):
         return functions, left_out
     kept = []
     for each in functions:
         function, at = each.function, path_of(each)
         enforced = loosened_arguments(function.parameters or {}).schema
         ways = (function, *(function.model_copy(update={"parameters": less}) for less in (enforced, free)))
-        way = next((way for way in ways if can_show([shown_tool(way)])), None)
+        way = next((way for way in ways if can_show([tool_use.shown_tool(way)])), None)
         if way is not function:
             left_out += reported(function.name, at, [""])
         if way is not None:
@@ -130,18 +115,18 @@ def path_of(hosted: HostedFunction) -> str:
     return f"{hosted.tool.label}.{hosted.tool.name}.input_schema"
 
 
-def _left_out(tools: Sequence[ResponseTool], *, strict: bool, at: str = "") -> list[str]:
+def _left_out(tools: Sequence[wire.ResponseTool], *, strict: bool, at: str = "") -> list[str]:
     left_out = []
     for i, tool in enumerate(tools):
         path = f"{at}tools[{i}]"
         if tool.type == "namespace" and not at:
             left_out += _left_out(tool.tools or (), strict=strict, at=f"{path}.")
-        elif isinstance(tool, OtherTool) or (at and tool.type not in _CALLED_BY_NAME):
+        elif isinstance(tool, wire.OtherTool) or (at and tool.type not in _CALLED_BY_NAME):
             left_out.append(unhosted(tool.type, path, strict=strict))
     return left_out
 
 
-def _declared(tools: Sequence[ResponseTool], left_out: list[str], *, strict: bool) -> Iterator[_Declared]:
+def _declared(tools: Sequence[wire.ResponseTool], left_out: list[str], *, strict: bool) -> Iterator[_Declared]:
     """The tools that the client runs. The first one of a namespace is described with the namespace."""
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
@@ -156,22 +141,22 @@ def _declared(tools: Sequence[ResponseTool], left_out: list[str], *, strict: boo
             inner_at = f"{at}.tools[{j}]"
             if inner.type in _CALLED_BY_NAME:
                 _check_members(inner, inner_at)
-                qualified = QualifiedName(namespace, required(inner.name, f"{inner_at}.name"))
+                qualified = tool_use.QualifiedName(namespace, required(inner.name, f"{inner_at}.name"))
                 described = "\n".join(text for text in (introduction, inner.description) if text) or None
-                shown_tool = inner.model_copy(update={"description": described})
-                function = _function(shown_tool, qualified.flat, inner_at, left_out, strict=strict)
+                as_shown = inner.model_copy(update={"description": described})
+                function = _function(as_shown, qualified.flat, inner_at, left_out, strict=strict)
                 yield _Declared(function, inner.type, f"{inner_at}.{_SCHEMAS[inner.type]}", qualified)
                 introduction = None
 
 
-def _check_members(tool: ResponseTool, at: str) -> None:
+def _check_members(tool: wire.ResponseTool, at: str) -> None:
     for member, owner in (*((each, "mcp") for each in MCP_MEMBERS), ("tools", "namespace")):
         if tool.type != owner and getattr(tool, member) is not None:
             message = f"{at}.{member} is only a member of tools of type {owner}, got {shown(tool.type)}"
             raise InvalidRequestError(message, param=f"{at}.{member}")
 
 
-def _function(tool: ResponseTool, name: str, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
+def _function(tool: wire.ResponseTool, name: str, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
     """A tool as a function with this name for the model, which may be longer than a name on the wire."""
     if tool.type == "function":
         return FunctionDefinition.model_construct(
@@ -182,41 +167,45 @@ def _function(tool: ResponseTool, name: str, at: str, left_out: list[str], *, st
         required(tool.format.syntax, f"{at}.format.syntax")
         required(tool.format.definition, f"{at}.format.definition")
         grammar = GrammarDefinition.model_validate(tool.format.model_dump(include={"syntax", "definition"}))
-    return custom_function(name, tool.description, grammar, f"{at}.format.definition", left_out, strict=strict)
+    return tool_use.custom_function(name, tool.description, grammar, f"{at}.format.definition", left_out, strict=strict)
 
 
 def _chosen(
-    choice: str | ResponseToolChoice | None,
+    choice: str | wire.ResponseToolChoice | None,
     kinds: dict[str, str],
-    hosted: Mapping[str, HostedTool],
+    hosted: Mapping[str, tool_use.HostedTool],
     labels: Sequence[str],
-) -> Choice:
+) -> tool_use.Choice:
     if choice is None or isinstance(choice, str):
-        return chosen_word(choice, {**kinds, **dict.fromkeys(hosted, "mcp")})
+        return tool_use.chosen_word(choice, {**kinds, **dict.fromkeys(hosted, "mcp")})
     if choice.type != "allowed_tools":
         is_one = choice.name is not None  # not so if all tools of a server are meant
-        return Choice(_names(choice, kinds, hosted, labels, "tool_choice"), is_required=True, is_one=is_one)
+        return tool_use.Choice(_names(choice, kinds, hosted, labels, "tool_choice"), is_required=True, is_one=is_one)
     if not choice.tools:
         at = "tool_choice.tools"
         raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
     names = [
         _names(each, kinds, hosted, labels, f"tool_choice.tools[{i}]")
         for i, each in enumerate(choice.tools)
-        if each.type in KNOWN_TOOLS  # the others are left out of the tools, too
+        if each.type in wire.KNOWN_TOOLS  # the others are left out of the tools, too
     ]
-    return Choice(frozenset().union(*names), required(choice.mode, "tool_choice.mode") == "required")
+    return tool_use.Choice(frozenset().union(*names), required(choice.mode, "tool_choice.mode") == "required")
 
 
 def _names(
-    reference: FlatReference, kinds: dict[str, str], hosted: Mapping[str, HostedTool], labels: Sequence[str], at: str
+    reference: wire.FlatReference,
+    kinds: dict[str, str],
+    hosted: Mapping[str, tool_use.HostedTool],
+    labels: Sequence[str],
+    at: str,
 ) -> frozenset[str]:
     """The tools that a reference means; more than one only if it names an MCP server alone."""
     if reference.type == "mcp":
         label = required(reference.server_label, f"{at}.server_label")
-        check_declared(label, labels, f"{at}.server_label")
+        tool_use.check_declared(label, labels, f"{at}.server_label")
         of_server = {name: tool.name for name, tool in hosted.items() if tool.label == label}
         if reference.name is not None and of_server:  # empty if the server did not list its tools
-            check_declared(reference.name, [*of_server.values()], f"{at}.name")
+            tool_use.check_declared(reference.name, [*of_server.values()], f"{at}.name")
         return frozenset(name for name, known in of_server.items() if reference.name in (None, known))
     if reference.type not in _CALLED_BY_NAME:
         raise UnsupportedValueError(
@@ -224,6 +213,6 @@ def _names(
         )
     name = required(reference.name, f"{at}.name")
     if reference.namespace:
-        name = QualifiedName(reference.namespace, name).flat
-    check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
+        name = tool_use.QualifiedName(reference.namespace, name).flat
+    tool_use.check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
     return frozenset({name})

@@ -52,7 +52,7 @@ def manager(num_blocks: int, *windows: int | None) -> tuple[RecordingCache, Bloc
 
 
 def compute(kv: KVCacheManager, prompt: list[int], salt: str = "", adapter: Adapter | None = None) -> Request:
-    r = request(prompt, cache_seed=kv.hashes.seed(salt, adapter, ()))
+    r = request(prompt, cache_seed=kv.hashes.seed(salt, adapter))
     r.adapter = adapter
     num_cached = find_prefix(kv, r)
     assert kv.admit(r, num_cached, r.num_tokens - num_cached)
@@ -115,7 +115,7 @@ def test_without_a_prefix_cache_nothing_is_recorded() -> None:
 
 def test_loaded_blocks_are_told_of_once_a_request_has_them() -> None:
     kv, events = manager(20)
-    r = request(PROMPT, cache_seed=kv.hashes.seed("", None, ()))
+    r = request(PROMPT, cache_seed=kv.hashes.seed("", None))
     kv.hash_blocks(r)
     blocks = kv.pools[0].allocate(2) or []
     for block, block_hash in zip(blocks, r.block_hashes, strict=True):  # as after a load

@@ -136,29 +136,25 @@ def test_an_unscored_prompt_reads_nothing_but_serves_others() -> None:
 
 def test_cache_seed_differs_with_each_part_and_between_engines() -> None:
     kv = manager()
-    parts: list[tuple[str, Adapter | None, tuple[str, ...]]] = [
-        ("", None, ()),
-        ("a", None, ()),
-        ("", Adapter("", "/a", ""), ()),
-        ("", Adapter("a", "/a", "0"), ()),
-        ("", Adapter("a", "/a", "1"), ()),
-        ("", None, ("a",)),
-        ("", None, ("a", "b")),
-        ("", None, ("ab",)),
-        ("", None, ("", "ab")),
+    parts: list[tuple[str, Adapter | None]] = [
+        ("", None),
+        ("a", None),
+        ("", Adapter("", "/a", "")),
+        ("", Adapter("a", "/a", "0")),
+        ("", Adapter("a", "/a", "1")),
     ]
     assert len({kv.hashes.seed(*p) for p in parts}) == len(parts)
-    assert kv.hashes.seed("a", None, ()) == kv.hashes.seed("a", None, ())
-    assert kv.hashes.seed("a", None, ()) != manager().hashes.seed("a", None, ())
+    assert kv.hashes.seed("a", None) == kv.hashes.seed("a", None)
+    assert kv.hashes.seed("a", None) != manager().hashes.seed("a", None)
 
 
 def test_other_seeds_find_nothing() -> None:
     kv = manager()
-    admit(kv, request(PROMPT, 0, cache_seed=kv.hashes.seed("", None, ())))
+    admit(kv, request(PROMPT, 0, cache_seed=kv.hashes.seed("", None)))
     lora = Adapter("lora", "/lora", "0")
-    for number, parts in enumerate([("salt", None, ()), ("", lora, ()), ("", None, ("image",))], 1):
+    for number, parts in enumerate([("salt", None), ("", lora)], 1):
         assert find_prefix(kv, request(PROMPT, number, cache_seed=kv.hashes.seed(*parts))) == 0
-    assert find_prefix(kv, request(PROMPT, 9, cache_seed=kv.hashes.seed("", None, ()))) == 8
+    assert find_prefix(kv, request(PROMPT, 9, cache_seed=kv.hashes.seed("", None))) == 8
 
 
 def test_followers_wait_for_a_leader_block_by_block() -> None:

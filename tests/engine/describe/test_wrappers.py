@@ -15,7 +15,8 @@ from weft.engine.describe.config import ModelConfig
 from weft.engine.families.registry import identify
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 PROMPT = list(range(4, 30))

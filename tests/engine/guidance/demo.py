@@ -8,10 +8,11 @@ import llguidance
 import tokenizers
 
 from weft.engine.guidance.compiler import GrammarCompiler
-from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.guidance.matcher import Forcing, GrammarMatcher
 from weft.engine.loop.engine import Engine
 from weft.engine.request import Outputs
-from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, FinishReason, Guidance, RequestOutput
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"
 TOKENIZER = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -26,7 +27,7 @@ def json_grammar(schema: object) -> str:
 
 def matcher(vocabulary: llguidance.LLTokenizer, text: str) -> GrammarMatcher:
     """A grammar of its own, compiled as the engine does."""
-    return GrammarCompiler(lambda: vocabulary).compile(text).result(timeout=120).copy()
+    return GrammarCompiler(lambda: Forcing(vocabulary)).compile(text).result(timeout=120).copy()
 
 
 @dataclass

@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.guidance.demo import json_grammar
 from weft.engine.guidance.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler, InvalidGrammarError
+from weft.engine.guidance.matcher import Forcing
 
 TIMEOUT_S = 120.0
 """Of what is waited for; only a failure takes so long."""
@@ -13,7 +14,7 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture(scope="module")
 def compiler(vocabulary: llguidance.LLTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(lambda: vocabulary)
+    return GrammarCompiler(lambda: Forcing(vocabulary))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_text_is_compiled_once(compiler: GrammarCompiler) -> None:
 
 
 def test_the_cache_forgets_what_was_used_longest_ago(vocabulary: llguidance.LLTokenizer) -> None:
-    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler = GrammarCompiler(lambda: Forcing(vocabulary))
     first, second = compiler.compile('start: "0"'), compiler.compile('start: "1"')
     for i in range(2, 64):
         compiler.compile(f'start: "{i}"')
@@ -69,7 +70,7 @@ def test_the_cache_forgets_what_was_used_longest_ago(vocabulary: llguidance.LLTo
 
 
 def test_the_cache_is_bounded_by_the_length_of_the_texts_too(vocabulary: llguidance.LLTokenizer) -> None:
-    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler = GrammarCompiler(lambda: Forcing(vocabulary))
     texts = [f"start: /a/ // {i}" + "x" * 100_000 for i in range(11)]
     futures = [compiler.compile(text) for text in texts]
     assert [compiler.compile(text) is future for text, future in zip(texts[1:], futures[1:], strict=True)] == [
@@ -81,9 +82,9 @@ def test_the_cache_is_bounded_by_the_length_of_the_texts_too(vocabulary: llguida
 def test_the_vocabulary_is_read_once_and_at_first_use(vocabulary: llguidance.LLTokenizer) -> None:
     threads: list[str] = []
 
-    def load() -> llguidance.LLTokenizer:
+    def load() -> Forcing:
         threads.append(threading.current_thread().name)
-        return vocabulary
+        return Forcing(vocabulary)
 
     compiler = GrammarCompiler(load)
     assert threads == []
@@ -121,7 +122,7 @@ def test_a_tokenizer_that_cannot_be_used_is_tried_once() -> None:
     """Each grammar of a checkpoint without a usable vocabulary read its files anew, for seconds."""
     tries = []
 
-    def load() -> llguidance.LLTokenizer:
+    def load() -> Forcing:
         tries.append(1)
         raise InvalidGrammarError("no vocabulary")
 
@@ -134,10 +135,10 @@ def test_a_tokenizer_that_cannot_be_used_is_tried_once() -> None:
 def test_what_was_cancelled_is_compiled_again(vocabulary: llguidance.LLTokenizer) -> None:
     busy, gate = threading.Event(), threading.Event()
 
-    def load() -> llguidance.LLTokenizer:
+    def load() -> Forcing:
         busy.set()
         assert gate.wait(TIMEOUT_S)
-        return vocabulary
+        return Forcing(vocabulary)
 
     compiler = GrammarCompiler(load)
     for letter in "defg":  # all threads

@@ -18,15 +18,8 @@ from weft.engine.loop import output_collector
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.pending import RejectedError
 from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.wire.messages import (
-    AddRequest,
-    BeamOptions,
-    FinishReason,
-    Guidance,
-    ReasoningBudget,
-    RequestOutput,
-    TokensInput,
-)
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, BeamOptions, FinishReason, Guidance, ReasoningBudget, RequestOutput
 from weft.engine.wire.params import SamplingParams
 
 STOP_IDS = (2, 3, *range(20, 60))

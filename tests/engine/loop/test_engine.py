@@ -11,11 +11,13 @@ from tests.engine.guidance.demo import guided
 from tests.engine.requests_for_tests import add_request
 from weft.engine.drafts import FIRST_PAUSE, Pace
 from weft.engine.guidance.compiler import GrammarCompiler
+from weft.engine.guidance.matcher import Forcing
 from weft.engine.loop.grammars import PendingGrammars
 from weft.engine.loop.pending import RejectedError
 from weft.engine.request import Request
 from weft.engine.schedule.speculator import Speculator
 from weft.engine.schedule.step_cost import FIRST_TRIAL, StepLoad
+from weft.engine.wire.inputs import TokensInput
 from weft.engine.wire.messages import (
     AddRequest,
     CachePolicy,
@@ -25,7 +27,6 @@ from weft.engine.wire.messages import (
     ReasoningBudget,
     RejectReason,
     RequestOutput,
-    TokensInput,
 )
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.params import SamplingParams
@@ -51,9 +52,9 @@ def greedy(prompt: list[int], num_tokens: int) -> list[int]:
 def test_idle_time_goes_to_steps_first_and_to_the_vocabulary_when_it_lasts() -> None:
     loaded: list[str] = []
 
-    def load() -> llguidance.LLTokenizer:
+    def load() -> Forcing:
         loaded.append("vocabulary")
-        return llguidance.LLTokenizer("byte")
+        return Forcing(llguidance.LLTokenizer("byte"))
 
     fake = make_engine()
     fake.runner.num_unprepared = 2

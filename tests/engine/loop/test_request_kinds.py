@@ -13,6 +13,7 @@ from weft.engine.loop.engine import Engine
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
 from weft.engine.wire import messages
+from weft.engine.wire.inputs import TokensInput, TokenSpan
 from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -22,7 +23,6 @@ from weft.engine.wire.messages import (
     FinishReason,
     Rejected,
     StepOutput,
-    TokensInput,
     TokensOutput,
 )
 from weft.engine.wire.params import SamplingParams
@@ -40,13 +40,13 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
     token_id: int
     times: int
     token_types: list[int] = []
+    spans: list[TokenSpan] = []
 
     @property
     def token_ids(self) -> list[int]:
         return [self.token_id] * self.times
 
     input_length: ClassVar[int] = 0
-    hash_keys: ClassVar[tuple[str, ...]] = ()
 
     def num_slots(self, block_size: int) -> int:
         return 0

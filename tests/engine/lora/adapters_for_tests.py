@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from tests.engine.test_golden import check_entry, run
 from weft.engine.loop.engine import Engine
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions, RequestOutput
 from weft.engine.wire.options import Adapter, find_adapter
 from weft.engine.wire.params import SamplingParams
 

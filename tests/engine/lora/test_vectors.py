@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from tests.engine.lora.adapters_for_tests import write_adapter
 from tests.engine.start.test_vector_model import NO_OUTPUT, run, started
 from tests.vector_checkpoints import write_model
-from weft.engine.wire.messages import AddRequest, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest
 from weft.engine.wire.options import find_adapter
 from weft.engine.wire.params import Pooling
 

@@ -12,7 +12,8 @@ from tests.architectures.serving import NATIVE, serve
 from tests.architectures.shrink import VOCAB_SIZE
 from tests.engine.test_golden import run
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("default")  # what modules of transformers warn of is no failure here

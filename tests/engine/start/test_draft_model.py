@@ -23,7 +23,8 @@ from weft.engine.start.draft_model import DraftModel, find_draft_checkpoint, mat
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 DEMO = Path(server.__file__).parent / "demo_model"

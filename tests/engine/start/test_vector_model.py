@@ -14,7 +14,8 @@ from weft.engine.loop.pending import RejectedError
 from weft.engine.start.startup import Started, start
 from weft.engine.start.vector_model import find_task
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import AddRequest, EngineOptions, FinishReason, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions, FinishReason
 from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams
 
 NO_OUTPUT = SamplingParams(max_tokens=0)

@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from weft.engine.wire.inputs import TokensInput, TokenSpan
 from weft.engine.wire.messages import (
     MAX_FRAME_BYTES,
     AbortRequest,
@@ -16,7 +17,6 @@ from weft.engine.wire.messages import (
     StepOutput,
     ToEngine,
     TokenLogprobs,
-    TokensInput,
     TokensOutput,
     decode_from_engine,
     decode_to_engine,
@@ -29,7 +29,7 @@ TO_ENGINE: list[ToEngine] = [
     AddRequest(TokensInput([1, 2, 3]), SamplingParams(), request_id=1),
     AddRequest(
         request_id=2,
-        input=TokensInput([70_000]),
+        input=TokensInput([70_000], spans=[TokenSpan(0, 1, b"a")]),
         sampling_params=SamplingParams(
             max_tokens=5, seed=2**64 - 1, logit_bias={7: -100.0}, bad_words_token_ids=((1, 2), (3,)), logprobs=0
         ),
@@ -39,7 +39,6 @@ TO_ENGINE: list[ToEngine] = [
         deadline=12.5,
         cache_salt="salt",
         adapter=Adapter("lora", "/lora", "0"),
-        extra_hash_keys=("a", "b"),
         beams=BeamOptions(-0.5, "never"),
     ),
     AddRequest(TokensInput([1]), SamplingParams(), beams=BeamOptions(early_stopping=True), request_id=4),

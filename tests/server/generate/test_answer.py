@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import MODEL
-from weft.engine.wire.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensInput, TokensOutput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensOutput
 from weft.engine.wire.params import SamplingParams
 from weft.server.errors import EngineDiedError, QueueFullError, rejection
 from weft.server.generate.answer import Answer

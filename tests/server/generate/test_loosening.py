@@ -1,8 +1,10 @@
 """The engine's refusal of a grammar, with the grammar compiler's own messages and a fake answer."""
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +47,13 @@ def meeting_fault(text: str) -> str:
     return ""
 
 
+class FakeClient:
+    """The client of one model."""
+
+
+CLIENT = FakeClient()
+
+
 class FakeAnswer:
     """Compiles the grammar when it is opened."""
 
@@ -70,7 +79,7 @@ class FakeAnswer:
 
 
 def opened(
-    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, client: Any = None, **how: Any
+    wishes: OutputWishes, format: ToolFormat = HERMES, answers: Any = None, client: Any = CLIENT, **how: Any
 ) -> tuple[FakeAnswer, OutputWishes]:
     made = [wishes]
 
@@ -212,8 +221,19 @@ def test_a_repaired_grammar_is_remembered() -> None:
 def test_what_one_model_refuses_another_may_take() -> None:
     """Two models of one server shared the outcomes: their vocabularies are not the same."""
     wishes = tools(BAD, {"type": "object", "properties": {"two_models": TEXT}})
-    tried = [len(opened(wishes, client=client)[0].tried) for client in ("one", "other", "one")]
+    one, other = FakeClient(), FakeClient()
+    tried = [len(opened(wishes, client=client)[0].tried) for client in (one, other, one)]
     assert tried[0] == tried[1] > tried[2] == 1
+
+
+def test_nothing_is_kept_of_a_model_that_is_gone() -> None:
+    """The outcomes kept the clients of models that were taken away, with their sockets and tasks."""
+    client = FakeClient()
+    opened(tools(BAD, {"type": "object", "properties": {"gone": TEXT}}), client=client)
+    seen = weakref.ref(client)
+    del client
+    gc.collect()
+    assert seen() is None
 
 
 def test_a_search_without_time_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

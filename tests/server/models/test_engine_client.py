@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
+from weft.engine.wire.inputs import TokensInput
 from weft.engine.wire.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -22,7 +23,6 @@ from weft.engine.wire.messages import (
     RequestOutput,
     StepOutput,
     ToEngine,
-    TokensInput,
     TokensOutput,
     decode_to_engine,
     encode,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from weft.engine.wire.messages import AddRequest, SamplingParams, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, SamplingParams
 from weft.engine.wire.options import Adapter
 from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
 from weft.server.models import fleet as fleet_module

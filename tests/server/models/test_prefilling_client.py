@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tests.server.conftest import FakeEngine
-from weft.engine.wire.messages import AddRequest, CachePolicy, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, CachePolicy
 from weft.engine.wire.params import SamplingParams
 from weft.server.models import other_clients as prefilling_client
 from weft.server.models.other_clients import PrefillingClient, with_prefill

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from transformers import GPT2Tokenizer
 
 from tests.tokenizers_for_tests import byte_level, training_text
@@ -78,7 +78,9 @@ def test_a_sentencepiece_model_does_what_sentencepiece_does(tmp_path: Path, kind
         assert _streamed(tokenizer, token_ids) == reference.decode(token_ids)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (reference.bos_id(), reference.eos_id())
     if options:
-        matcher = LLMatcher(load_vocabulary(tmp_path, 600, [reference.eos_id()]), 'start: "true"')  # the engine's
+        vocabulary = load_vocabulary(tmp_path, 600, [reference.eos_id()]).vocabulary  # the engine's
+        assert isinstance(vocabulary, LLTokenizer)
+        matcher = LLMatcher(vocabulary, 'start: "true"')
         assert matcher.try_consume_tokens(tokenizer.encode_continuation("true")) > 0
         assert matcher.is_accepting()
         assert tokenizer.encode("a<turn>b") == [reference.bos_id(), *reference.encode("a<turn>b")]

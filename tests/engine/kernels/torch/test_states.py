@@ -39,15 +39,8 @@ from weft.engine.start import model_choice, startup, warm_up
 from weft.engine.start.startup import start
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.messages import (
-    AddRequest,
-    BeamOptions,
-    EngineOptions,
-    FinishReason,
-    Guidance,
-    TokenLogprobs,
-    TokensInput,
-)
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, BeamOptions, EngineOptions, FinishReason, Guidance, TokenLogprobs
 from weft.engine.wire.params import SamplingParams
 
 CPU = torch.device("cpu")

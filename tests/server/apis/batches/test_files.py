@@ -111,7 +111,7 @@ def test_of_two_that_complete_an_upload_one_is_told(
         done.append(client.uploads.complete(upload.id, part_ids=[part]))
         stored.join(*args)
 
-    monkeypatch.setattr(file_routes, "join", join_late)
+    monkeypatch.setattr(stored, "join", join_late)
     with pytest.raises(openai.BadRequestError, match="must be pending, it is completed"):
         client.uploads.complete(upload.id, part_ids=[part])
     assert contents(tmp_path) == [done[0].file.id]
@@ -263,12 +263,14 @@ def test_a_file_that_is_deleted_while_it_is_read_is_whole_or_gone(
     """It was a 500, or a 200 whose body ended early."""
     id, key = post(data, file=TEXT).json["id"], {"authorization": "Bearer a"}
 
-    def opened(store: Any, row: Row) -> Any:
-        file = stored.open_content(store, row) if is_late else None
-        stored.content_path(store, id).unlink()
-        return file or stored.open_content(store, row)
+    open_content = stored.open_content
 
-    monkeypatch.setattr(file_routes, "open_content", opened)
+    def opened(store: Any, row: Row) -> Any:
+        file = open_content(store, row) if is_late else None
+        stored.content_path(store, id).unlink()
+        return file or open_content(store, row)
+
+    monkeypatch.setattr(stored, "open_content", opened)
     reply = data.call("GET", f"/v1/files/{id}/content", headers=key)
     assert (reply.status, reply.text == TEXT.decode()) == (status, is_late)
 

@@ -215,7 +215,7 @@ def test_what_nobody_foresaw_fails_one_batch(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(batch_run, "check_input", lambda *_: {}["nothing"])
+        patch.setattr(batch_run.batch_lines, "check_input", lambda *_: {}["nothing"])
         batch = ended(client, begin(client, line("a")))
     assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["internal_error"])
     assert "KeyError: 'nothing'" in caplog.text
@@ -274,7 +274,7 @@ def test_an_input_that_is_deleted_fails_a_batch_that_goes_on(
         path.unlink()
         return 3, None, []
 
-    monkeypatch.setattr(batch_run, "check_input", vanish)
+    monkeypatch.setattr(batch_run.batch_lines, "check_input", vanish)
     batch = ended(client, begin(client, line("a")))
     assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["no_input"])
 

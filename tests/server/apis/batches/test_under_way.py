@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.server.apis.batches import contents, file_routes
+from weft.server.apis.batches import contents
 from weft.server.store import store as store_module
 from weft.server.store.transaction import Row
 
@@ -119,7 +119,7 @@ def test_few_copies_of_an_upload_are_under_way_however_often_it_is_completed(
             with lock:
                 num -= 1
 
-    monkeypatch.setattr(file_routes, "join", counted)
+    monkeypatch.setattr(contents, "join", counted)
 
     async def run() -> list[int]:
         transport = httpx.ASGITransport(site.app)

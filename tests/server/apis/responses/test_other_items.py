@@ -13,8 +13,8 @@ USER = {"role": "user", "content": "Hi"}
 
 def messages(*items: dict[str, Any]) -> list[dict[str, Any]]:
     given = [InputItem(ResponseItem.model_validate(each), f"input[{i}]") for i, each in enumerate([USER, *items])]
-    made, _, _ = input_messages(given, None, None, None, shows_old_reasoning=True, unseal=lambda kind, text: None)
-    return made[1:]
+    made = input_messages(given, None, None, None, shows_old_reasoning=True, unseal=lambda kind, text: None)
+    return made.messages[1:]
 
 
 SHELL = {"type": "exec", "command": ["ls"], "env": {}}

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from weft.engine.fields import Fields, module_pattern
+from weft.engine.fields import Fields
+from weft.engine.weights.module_patterns import module_pattern
 from weft.engine.weights.quantization import read_quantization
 from weft.engine.wire.errors import ModelError
 
