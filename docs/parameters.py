@@ -62,6 +62,8 @@ REMARKS = {
     "prompt_logprobs": "0 to 20; not with `stream`",
     "logprob_token_ids": "reported at every position, after the most probable ones",
     "truncate_prompt_tokens": "keeps the last N tokens; -1 as many as fit",
+    "source_language": "code of a language, for [models with an encoder](models.md#models-with-an-encoder)",
+    "target_language": "as `source_language`, of the answer",
     "use_beam_search": "`n` beams, up to 32; not with `stream` or what changes probabilities",
     "length_penalty": "with `use_beam_search`",
     "early_stopping": "with `use_beam_search`: true, false, `never`",
