@@ -85,7 +85,7 @@ def _native_parts(block: Block) -> _NativeParts | None:
     match block:
         case PreNormBlock(
             NativeNorm() as norm,
-            Attention(qkv, NativeHeads() as heads, o, _, cache, rotation, sinks),
+            Attention(qkv, NativeHeads() as heads, o, _, cache, rotation, sinks, None),
             NativeNorm() as second_norm,
             GatedFeedForward(gated, down),
         ):
@@ -96,7 +96,8 @@ def _native_parts(block: Block) -> _NativeParts | None:
             inner = [layer.inner if isinstance(layer, AdaptedLinear | AdaptedActivation) else layer for layer in layers]
             matrices = tuple(layer for layer in inner if isinstance(layer, NativeLinear))
             halves_join = not adapted or (isinstance(inner[2], NativeLinear) and inner[2].out_features % PANEL == 0)
-            if len(matrices) == len(layers) and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
+            is_silu = len(matrices) == len(layers) and matrices[2].gate == "silu"
+            if is_silu and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
                 caches = cache, rotation, sinks, mamba, mamba_cache
                 return _NativeParts(norm, heads, second_norm, matrices, sites, *caches, step)
     return None

@@ -18,6 +18,7 @@ from weft.engine.describe.config import ModelConfig
 from weft.engine.families.experts import Gating
 from weft.engine.kernels.cpu.block_run import fuse
 from weft.engine.kernels.cpu.layers import (
+    GATES,
     NativeHeads,
     NativeLayerNorm,
     NativeLinear,
@@ -119,16 +120,18 @@ class CpuKernels(TorchKernels):
             return super().linear(ref, reader)
         return self._packed(ref, reader)
 
-    def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear | ActOrderLinear:
+    def _packed(
+        self, ref: WeightRef, reader: WeightReader, *, gate: str | None = None
+    ) -> NativeLinear | ActOrderLinear:
         if self._storage == "bfloat16":
             groups = reader.groups(ref)
             if groups is not None:
                 storage: Storage
                 found, order = packed_in_order(groups, self._forms.rows_of)
                 storage, weight = found or ("bfloat16", groups.dequantize(torch.bfloat16))
-                linear = NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
+                linear = NativeLinear(self._library, weight, reader.bias_of(ref), gate=gate, storage=storage)
                 return linear if order is None else ActOrderLinear(linear, order)
-        return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._plain_storage(ref))
+        return NativeLinear(self._library, *reader.dense(ref), gate=gate, storage=self._plain_storage(ref))
 
     @override
     def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -144,9 +147,9 @@ class CpuKernels(TorchKernels):
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        if activation != "silu" or ref.has_bias:  # too rare for a kernel of its own
+        if activation not in GATES or ref.has_bias:  # too rare for a kernel of its own
             return super().gated(ref, reader, activation)
-        return self._packed(ref, reader, is_gated=True)
+        return self._packed(ref, reader, gate=activation)
 
     @override
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:

@@ -29,6 +29,12 @@ class _Epilogue(IntEnum):
     ADD_BF16 = 2
     STORE_GELU = 3
     GATED_SILU = 4
+    GATED_GELU = 6
+    GATED_TANH = 7
+
+
+GATES = {"silu": _Epilogue.GATED_SILU, "gelu": _Epilogue.GATED_GELU, "gelu_pytorch_tanh": _Epilogue.GATED_TANH}
+"""Of the activations that gated matrices can have."""
 
 
 class NativeNorm:
@@ -122,26 +128,28 @@ class NativeLinear(Linear):
         weight: torch.Tensor | GroupedRows,
         bias: torch.Tensor | None,
         *,
-        is_gated: bool = False,
+        gate: str | None = None,
         storage: Storage = "bfloat16",
         is_beside_steps: bool = False,
     ) -> None:
         """Pack a weight (out_features, in_features); the halves of a gated one are packed separately.
 
         Args:
+            gate: The activation of a gated one, a key of GATES.
             weight: Plain, or in groups of the form that `storage` is.
             is_beside_steps: See `pack`.
         """
-        parts = weight.chunk(2) if is_gated else (weight,)
+        parts = weight.chunk(2) if gate else (weight,)
+        self.gate = gate
         self.out_features, self.in_features = parts[0].shape
         self._bias = bias
         self.bias_pointer = None if bias is None else bias.data_ptr()
         # Kept: for a small model, the page faults of fresh memory for 64 rows of logits cost more than all other work.
         self._float32 = torch.empty(0)
-        self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
+        self._epilogue = GATES[gate] if gate else _Epilogue.STORE_BF16
         shape = self.out_features, self.in_features
         self.matrix = pack(library, parts, len(parts), shape, storage, is_beside_steps=is_beside_steps)
-        self._join = library.function("weft_gate", _POINTER, _SIZE, _SIZE, _POINTER)
+        self._join = library.function("weft_gate", _SIZE, _POINTER, _SIZE, _SIZE, _POINTER)
         self._matrix = self.in_features, *self.matrix.arguments, self.out_features, self.bias_pointer
 
     def described(self) -> Matrix:
@@ -185,7 +193,7 @@ class NativeLinear(Linear):
     def activate(self, sums: torch.Tensor) -> torch.Tensor:
         """As the gated matrix does it, with the same bits; see `Activated`."""
         outputs = torch.empty(sums.size(0), self.out_features, dtype=torch.bfloat16)
-        self._join(sums.data_ptr(), sums.size(0), self.out_features, outputs.data_ptr())
+        self._join(self._epilogue, sums.data_ptr(), sums.size(0), self.out_features, outputs.data_ptr())
         return outputs
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:

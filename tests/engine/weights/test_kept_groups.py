@@ -80,9 +80,9 @@ def test_the_plan_is_what_matrices_take(native: library.NativeLibrary, root: Pat
 
     class Counted(CpuKernels):
         def _packed(
-            self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False
+            self, ref: WeightRef, reader: WeightReader, *, gate: str | None = None
         ) -> NativeLinear | ActOrderLinear:
-            built = super()._packed(ref, reader, is_gated=is_gated)
+            built = super()._packed(ref, reader, gate=gate)
             linear = built.inner if isinstance(built, ActOrderLinear) else built
             assert isinstance(linear, NativeLinear)
             taken = sum(tensor.nbytes for tensor in linear.matrix.tensors)

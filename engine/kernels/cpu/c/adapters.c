@@ -120,15 +120,14 @@ static void add_piece(const Call *call, const Slot *slot, const int64_t *rows, i
     }
 }
 
-/* silu(gate) * up, as the epilogue GATED_SILU of linear_job.h computes it. */
-static void gate_row(const float *gate, int64_t size, bf16 *to) {
+/* activation(gate) * up, as an epilogue of linear_job.h computes it. */
+static void gate_row(Epilogue epilogue, const float *gate, int64_t size, bf16 *to) {
     for (int64_t i = 0; i < size; i += LANES) {
         const size_t count = size - i < LANES ? (size_t)(size - i) : LANES;
         float gates[LANES] = {0}, ups[LANES] = {0};
         memcpy(gates, gate + i, count * sizeof(float));
         memcpy(ups, gate + size + i, count * sizeof(float));
-        const f32x16 values = load_f32(gates);
-        const u16x16 halves = to_bf16(values / (1.0f + vector_exp(-values)) * load_f32(ups));
+        const u16x16 halves = to_bf16(activated(epilogue, load_f32(gates)) * load_f32(ups));
         memcpy(to + i, &halves, count * sizeof(bf16));
     }
 }
@@ -139,7 +138,7 @@ static void add_pieces(const void *context, int64_t first, int64_t end) {
         const int64_t *piece = call->rows->pieces[index], *rows = call->rows->rows + piece[1], num_rows = piece[2];
         if (piece[0]) add_piece(call, call->slots + piece[0], rows, num_rows);
         for (int64_t row = 0; call->gated && row < num_rows; row++)
-            gate_row((const float *)call->outputs + rows[row] * call->output_stride, call->output_stride / 2,
+            gate_row(GATED_SILU, (const float *)call->outputs + rows[row] * call->output_stride, call->output_stride / 2,
                      call->gated + rows[row] * call->output_stride / 2);
     }
 }
@@ -159,6 +158,7 @@ void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const
 }
 
 typedef struct {
+    Epilogue epilogue;
     const float *sums;
     int64_t size;
     bf16 *outputs;
@@ -167,11 +167,11 @@ typedef struct {
 static void gate_rows(const void *context, int64_t first, int64_t end) {
     const Gating *call = context;
     for (int64_t row = first; row < end; row++)
-        gate_row(call->sums + 2 * row * call->size, call->size, call->outputs + row * call->size);
+        gate_row(call->epilogue, call->sums + 2 * row * call->size, call->size, call->outputs + row * call->size);
 }
 
-/* outputs (rows, size) = silu(gate) * up of sums (rows, 2 * size). */
-void weft_gate(const float *sums, int64_t rows, int64_t size, bf16 *outputs) {
-    const Gating call = {sums, size, outputs};
+/* outputs (rows, size) = activation(gate) * up of sums (rows, 2 * size). */
+void weft_gate(int64_t epilogue, const float *sums, int64_t rows, int64_t size, bf16 *outputs) {
+    const Gating call = {(Epilogue)epilogue, sums, size, outputs};
     run_loop(rows, 1, gate_rows, &call);
 }

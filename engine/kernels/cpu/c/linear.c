@@ -288,7 +288,7 @@ void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 /* outputs (rows, n) = epilogue of inputs (rows, k) x packed weights (n, k), k even.
  * Epilogues: 0 stores bfloat16, 1 stores float32, 2 adds to the bfloat16 outputs, 3 stores their GELU, 4 stores
- * silu(gate) * up. For 4 the panels of gate come first, then as many of up; n is the size of one of them, and there is
+ * silu(gate) * up, 6 and 7 the same with GELUs. For these the panels of gate come first, then as many of up; n is the size of one of them, and there is
  * no bias. Strides are in values; bias may be NULL. */
 void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue) {

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
-from weft.engine.kernels.cpu.layers import NativeLinear
+from weft.engine.kernels.cpu.layers import GATES, NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.products import MAX_RANK, AdapterMemory, NativeSite
 from weft.engine.lora.adapted_layers import Delta, StepRows
@@ -58,11 +58,14 @@ def test_each_row_gets_what_its_adapter_makes(
 
 
 @pytest.mark.parametrize("inner", [96, 70])
+@pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize("storage", ["bfloat16", "int8", "int4"])
-def test_a_gated_matrix_in_two_steps_has_the_same_bits(library: NativeLibrary, inner: int, storage: str) -> None:
+def test_a_gated_matrix_in_two_steps_has_the_same_bits(
+    library: NativeLibrary, inner: int, storage: str, activation: str
+) -> None:
     torch.manual_seed(0)
     weight, inputs = (torch.randn(2 * inner, 64) / 8).bfloat16(), torch.randn(37, 64).bfloat16()
-    gated = CpuKernels(library, storage).gated(*given(weight), "silu")  # type: ignore[arg-type]
+    gated = CpuKernels(library, storage).gated(*given(weight), activation)  # type: ignore[arg-type]
     assert isinstance(gated, NativeLinear)
     sums = gated.sums(inputs)
     if storage == "bfloat16":

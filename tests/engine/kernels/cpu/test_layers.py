@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels
-from weft.engine.kernels.cpu.layers import NativeLayerNorm, NativeLinear
+from weft.engine.kernels.cpu.layers import GATES, NativeLayerNorm, NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.rotary import RopeConfig, RotaryTable, rotate
 
@@ -58,15 +59,17 @@ def test_what_is_packed_beside_steps_is_packed_alike(library: NativeLibrary) -> 
         assert torch.equal(plain.matrix.tensors[0], beside.matrix.tensors[0])
 
 
+@pytest.mark.parametrize("activation", GATES)
 @pytest.mark.parametrize(("inner", "in_features"), SIZES)
-def test_gated(library: NativeLibrary, inner: int, in_features: int) -> None:
+def test_gated(library: NativeLibrary, inner: int, in_features: int, activation: str) -> None:
     torch.manual_seed(0)
     weight = random(2 * inner, in_features) * in_features**-0.5
-    gated = CpuKernels(library).gated(*given(weight), "silu")
+    gated = CpuKernels(library).gated(*given(weight), activation)
+    assert isinstance(gated, NativeLinear)
     for num_rows in ROWS:
         inputs = random(num_rows, in_features)
         gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
-        assert_close(gated(inputs), F.silu(gate) * up)
+        assert_close(gated(inputs), ACTIVATIONS[activation](gate) * up)
 
 
 def test_silu_of_large_values_stays_finite(library: NativeLibrary) -> None:

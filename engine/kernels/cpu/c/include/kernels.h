@@ -4,7 +4,14 @@
 
 #include "vectors.h"
 
-typedef enum { STORE_BF16, STORE_F32, ADD_BF16, STORE_GELU, GATED_SILU, GATED_SWISH } Epilogue;
+typedef enum { STORE_BF16, STORE_F32, ADD_BF16, STORE_GELU, GATED_SILU, GATED_SWISH, GATED_GELU, GATED_TANH } Epilogue;
+
+/* What a gate is before it is multiplied: SiLU, GELU, or GELU with a hyperbolic tangent, which is a sigmoid, too. */
+INLINE f32x16 activated(Epilogue epilogue, f32x16 gate) {
+    if (epilogue == GATED_GELU) return gelu(gate);
+    const f32x16 steep = epilogue == GATED_TANH ? 1.5957691216f * (gate + 0.044715f * gate * gate * gate) : gate;
+    return gate / (1.0f + vector_exp(-steep));
+}
 
 /* What GATED_SWISH computes of gate and up, both limited from above and up also from below:
  * gate * sigmoid(slope * (gate + cubic * gate^3)) * (up + offset). */

@@ -98,9 +98,9 @@ INLINE f32x16 scaled(const Job *job, f32x16 values, int64_t output) {
     return job->scales ? values * load_f32(job->scales + output) : values;
 }
 
-/* silu(gate) * up, or its variant; bias is that of the gate or NULL, and that of up lies n values behind it. */
+/* silu(gate) * up, or its variants; bias is that of the gate or NULL, and that of up lies n values behind it. */
 INLINE f32x16 join_gate(const Job *job, f32x16 gate, f32x16 up, const bf16 *bias) {
-    if (job->epilogue == GATED_SILU) return gate / (1.0f + vector_exp(-gate)) * up;
+    if (job->epilogue != GATED_SWISH) return activated(job->epilogue, gate) * up;
     if (bias) {
         gate += load_bf16(bias);
         up += load_bf16(bias + job->n);
