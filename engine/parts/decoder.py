@@ -6,6 +6,8 @@ Every module of this folder is imported, so that each part makes known what it d
 import importlib
 import pkgutil
 
+import torch
+
 from weft.engine import parts
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import (
@@ -55,7 +57,9 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         positions=positions,
         embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
         token_types=token_types,
-        logit_bias=TensorRef(switches.logit_bias, (1, *vocabulary)) if switches.logit_bias else None,
+        logit_bias=TensorRef(switches.logit_bias, (1, *vocabulary), dtype=torch.float32)
+        if switches.logit_bias
+        else None,
     )
     if config.encoder is not None:
         return with_cross_attention(config, spec, decoder_spec(config.encoder))
