@@ -10,6 +10,7 @@ from dataclasses import replace
 from weft.engine.families.attention import bloom_slopes, read_window, windowless, windows_by_pattern
 from weft.engine.families.switches import (
     BLOOM,
+    GPT2,
     LLAMA,
     FamilySwitches,
     Fused,
@@ -61,11 +62,8 @@ def gptj(fields: Fields) -> FamilySwitches:
     """Neighbours are rotated; biases only in feed-forward layers and in the output head."""
     return replace(
         _BASE,
-        names=TensorNames(
-            embedding="transformer.wte",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            mixer_norm="ln_1",
+        names=replace(
+            GPT2,
             feed_forward_norm="",
             qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
             output="attn.out_proj",

@@ -15,6 +15,7 @@ from weft.engine.families.attention import (
 )
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
 from weft.engine.families.switches import (
+    GPT2,
     LLAMA,
     FamilySwitches,
     Norm,
@@ -147,16 +148,11 @@ def read_ropeless(fields: Fields) -> frozenset[int]:
     return frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope)
 
 
-_EXAONE_NAMES = TensorNames(
-    embedding="transformer.wte",
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    mixer_norm="ln_1",
-    feed_forward_norm="ln_2",
+_EXAONE_NAMES = replace(
+    GPT2,
     qkv=tuple(f"attn.attention.{part}_proj" for part in "qkv"),
     output="attn.attention.out_proj",
     gate_up=("mlp.c_fc_0", "mlp.c_fc_1"),
-    down="mlp.c_proj",
 )
 
 

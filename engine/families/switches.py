@@ -58,6 +58,17 @@ BLOOM = TensorNames(
     gate_up=("mlp.dense_h_to_4h",),
     down="mlp.dense_4h_to_h",
 )
+GPT2 = TensorNames(
+    embedding="transformer.wte",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    mixer_norm="ln_1",
+    feed_forward_norm="ln_2",
+    qkv=("attn.c_attn",),
+    output="attn.c_proj",
+    gate_up=("mlp.c_fc",),
+    down="mlp.c_proj",
+)
 GEMMA2 = TensorNames(feed_forward_norm="pre_feedforward_layernorm")
 """Norms on both sides of both halves."""
 

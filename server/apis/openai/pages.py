@@ -21,7 +21,7 @@ class Page:
     after: str | None
 
 
-def read_page(request: Request, *, max_limit: int, default_limit: int, order: Order = "desc") -> Page:
+def read_page(request: Request, *, max_limit: int, default_limit: int) -> Page:
     """Read the query.
 
     Raises:
@@ -31,7 +31,7 @@ def read_page(request: Request, *, max_limit: int, default_limit: int, order: Or
     given = query.get("limit", str(default_limit))
     if not (given.isascii() and given.lstrip("-").isdecimal() and len(given) < 10):
         raise InvalidRequestError(f"limit must be a whole number, got {shown(given)}", param="limit")
-    chosen = query.get("order", order)
+    chosen = query.get("order", "desc")
     if chosen not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be asc or desc, got {shown(chosen)}", param="order")
     limit = check_range("limit", int(given), 1, max_limit)

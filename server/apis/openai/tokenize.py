@@ -146,19 +146,18 @@ async def detokenize(body: DetokenizeBody, request: Request, context: Context) -
     return Response(answer, headers=validation.ignored_header(ignored), media_type="application/json")
 
 
-async def count_chat_tokens(task: Task, workers: Workers) -> int:
-    """The number of tokens in the prompt of a chat task.
+async def count_chat_tokens(chat: Chat, model: ServedModel, size: int, workers: Workers) -> int:
+    """The number of tokens in the prompt of messages; `size` is that of their body.
 
     Raises:
         InvalidRequestError: There are far more than the context holds, or the template refuses the messages.
     """
-    assert isinstance(task.input, Chat)
-    room = _room(task.model)
+    room = _room(model)
     try:
-        prompt, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
+        prompt, _ = await encode_chat(model.tokenizer, chat, room, workers, size)
     except TextTooLongError as exc:
-        message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
-        raise InvalidRequestError(message, param="messages") from None
+        message = f"{chat.param} must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param=chat.param) from None
     return len(prompt.token_ids)
 
 

@@ -149,9 +149,6 @@ async def compact(body: CompactBody, request: Request, context: Context) -> Resp
         input=chat,
         wishes=replace(wishes, thinking=replace(wishes.thinking, ignored=())),
         max_tokens=MAX_SUMMARY_TOKENS,
-        logprobs=None,
-        prompt_logprobs=None,
-        user=None,
         accepted=ACCEPTED,
     )
     ((choice,), report) = await complete(replace(task, fits_context=True, size=inputs.size), request, context)
