@@ -7,17 +7,7 @@ scores fall with the distance (ALiBi).
 from dataclasses import replace
 
 from weft.engine.families.attention import bloom_slopes
-from weft.engine.families.switches import (
-    BLOOM,
-    GPT2,
-    LLAMA,
-    FamilySwitches,
-    Fused,
-    Norm,
-    TensorNames,
-    UseModule,
-    family,
-)
+from weft.engine.families.switches import BLOOM, GPT2, FamilySwitches, Fused, Norm, TensorNames, UseModule, family
 from weft.engine.fields import Fields
 
 _BASE = FamilySwitches(
@@ -120,7 +110,7 @@ def starcoder2(fields: Fields) -> FamilySwitches:
     has_bias = fields.flag("use_bias", True)
     return replace(
         _BASE,
-        names=replace(LLAMA, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+        names=TensorNames(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
         qkv_bias=has_bias,
         mlp_bias=has_bias,
         has_rope=True,

@@ -11,7 +11,6 @@ from weft.engine.families.attention import bloom_slopes, read_window, windowless
 from weft.engine.families.switches import (
     BLOOM,
     GPT2,
-    LLAMA,
     FamilySwitches,
     Fused,
     Norm,
@@ -23,7 +22,7 @@ from weft.engine.families.switches import (
 )
 from weft.engine.fields import Fields
 
-_DENSE = replace(LLAMA, output="self_attn.dense")
+_DENSE = TensorNames(output="self_attn.dense")
 
 _BASE = FamilySwitches(
     norm=Norm.LAYER_NORM,
@@ -124,7 +123,7 @@ def stablelm(fields: Fields) -> FamilySwitches:
     is_parallel = fields.flag("use_parallel_residual", False)
     return replace(
         _BASE,
-        names=replace(LLAMA, feed_forward_norm="" if is_parallel else LLAMA.feed_forward_norm),
+        names=TensorNames(feed_forward_norm="" if is_parallel else TensorNames().feed_forward_norm),
         norms=Norms.PARALLEL if is_parallel else Norms.BEFORE,
         qkv_bias=fields.flag("use_qkv_bias", False),
         o_bias=False,
@@ -139,7 +138,7 @@ def nemotron(fields: Fields) -> FamilySwitches:
     """Nemotron 3 and Minitron: the weights of norms are stored minus 1."""
     return replace(
         _BASE,
-        names=replace(LLAMA, gate_up=("mlp.up_proj",)),
+        names=TensorNames(gate_up=("mlp.up_proj",)),
         norms=Norms.BEFORE,
         norm_offset=1.0,
         qkv_bias=fields.flag("attention_bias", False),
@@ -198,7 +197,7 @@ def cohere(fields: Fields) -> FamilySwitches:
     """Command R: both halves share a LayerNorm without bias; in Command R+ every head has a norm of its own."""
     head_norm = QKNorm(Norm.LAYER_NORM_WITHOUT_BIAS, per_head=True)
     return FamilySwitches(
-        names=replace(LLAMA, feed_forward_norm=""),
+        names=TensorNames(feed_forward_norm=""),
         norm=Norm.LAYER_NORM_WITHOUT_BIAS,
         norms=Norms.PARALLEL,
         qkv_bias=fields.flag("attention_bias", False),
@@ -223,7 +222,7 @@ def cohere2(fields: Fields) -> FamilySwitches:
     )
 
 
-_GLM = replace(LLAMA, gate_up=("mlp.gate_up_proj",))
+_GLM = TensorNames(gate_up=("mlp.gate_up_proj",))
 
 
 @family("GlmForCausalLM")

@@ -48,7 +48,6 @@ class TensorNames:
     down: str = "mlp.down_proj"
 
 
-LLAMA = TensorNames()
 BLOOM = TensorNames(
     embedding="transformer.word_embeddings",
     layers="transformer.h",
@@ -238,7 +237,7 @@ class FamilySwitches:
         ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
     """
 
-    names: TensorNames = LLAMA
+    names: TensorNames = TensorNames()
     defaults: Mapping[str, object] = field(default_factory=dict)
     norm: Norm = Norm.RMS
     norms: Norms = Norms.BEFORE
