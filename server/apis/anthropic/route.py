@@ -24,6 +24,7 @@ from weft.server.apis.anthropic import schema as wire
 from weft.server.apis.anthropic.body import REFUSED_IN_MESSAGES, RENAMED, Conversation, conversation, count_conversation
 from weft.server.apis.anthropic.schema import CountTokensBody, MessagesBody, TokensCount
 from weft.server.apis.openai.chat import chat_task
+from weft.server.apis.openai.pages import json_answer
 from weft.server.apis.openai.tokenize import count_chat_tokens
 from weft.server.errors import ApiError
 from weft.server.generate.events import (
@@ -235,7 +236,7 @@ async def count_tokens(body: CountTokensBody, request: Request, context: Context
         task = await _task(made, body, request, context)
         assert isinstance(task.input, Chat)
         answer = TokensCount(await count_chat_tokens(task.input, task.model, task.size, context.workers))
-    return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")
+    return json_answer(answer, ignored_header(task.ignored))
 
 
 async def _task(made: Conversation, body: CountTokensBody, request: Request, context: ServerContext) -> Task:

@@ -1,6 +1,6 @@
-"""Lists of stored objects in OpenAI's shape: the query that asks for a part of one, and its answer."""
+"""Answers in JSON, and lists of stored objects in OpenAI's shape: the query that asks for a part of one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -62,6 +62,6 @@ def list_answer(
     )
 
 
-def json_answer(value: object) -> Response:
+def json_answer(value: object, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.openai.pages import json_answer
 from weft.server.apis.openai.tokenize import count_chat_tokens
 from weft.server.apis.responses import options
 from weft.server.apis.responses.background import BackgroundRun, followed
@@ -108,8 +109,7 @@ async def count_input_tokens(body: ResponseBody, request: Request, context: Cont
     chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     num_tokens = await count_chat_tokens(chat, model, items.size, context.workers)
     answer = {"object": "response.input_tokens", "input_tokens": num_tokens}
-    headers = ignored_header([*wishes.left_out, *ignored])
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    return json_answer(answer, ignored_header([*wishes.left_out, *ignored]))
 
 
 async def _in_background(
@@ -183,7 +183,7 @@ async def _kept(
                 renderer.fail(error)  # no error status: a client that tries again would make the calls twice
                 with contextlib.suppress(ApiError):
                     await keep()
-            return Response(msgspec.json.encode(renderer.response), headers=headers, media_type="application/json")
+            return json_answer(renderer.response, headers)
         choices = await answer.whole(task.num_choices)
     finally:
         answer.close()  # also if this task is cancelled
