@@ -72,10 +72,7 @@ class EngineProcess:
             from weft.engine.cache.event_publisher import EventPublisher  # needs zmq
 
             self._publisher = EventPublisher(
-                options.kv_events,
-                options.kv_events_topic or "",
-                options.kv_events_replay,
-                options.kv_events_buffer,
+                options.kv_events, options.kv_events_topic or "", options.kv_events_replay, options.kv_events_buffer
             )
         epoch = f"{self._epoch_id:016x}"
         started = start(

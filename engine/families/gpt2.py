@@ -7,7 +7,7 @@ scores fall with the distance (ALiBi).
 from dataclasses import replace
 
 from weft.engine.families.attention import bloom_slopes
-from weft.engine.families.switches import BLOOM, LLAMA, FamilySwitches, Fused, Norm, TensorNames, UseModule, family
+from weft.engine.families.switches import BLOOM, GPT2, FamilySwitches, Fused, Norm, TensorNames, UseModule, family
 from weft.engine.fields import Fields
 
 _BASE = FamilySwitches(
@@ -18,19 +18,6 @@ _BASE = FamilySwitches(
     has_rope=False,
     ties_embeddings=True,
     defaults={"rms_norm_eps": 1e-5},
-)
-
-_GPT2 = TensorNames(
-    embedding="transformer.wte",
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    positions="transformer.wpe",
-    mixer_norm="ln_1",
-    feed_forward_norm="ln_2",
-    qkv=("attn.c_attn",),
-    output="attn.c_proj",
-    gate_up=("mlp.c_fc",),
-    down="mlp.c_proj",
 )
 
 _OPT = TensorNames(
@@ -53,7 +40,7 @@ def gpt2(fields: Fields) -> FamilySwitches:
         raise UseModule("scale_attn_by_inverse_layer_idx and add_cross_attention are not supported")
     return replace(
         _BASE,
-        names=_GPT2,
+        names=replace(GPT2, positions="transformer.wpe"),
         is_transposed=True,
         attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
         defaults={
@@ -123,7 +110,7 @@ def starcoder2(fields: Fields) -> FamilySwitches:
     has_bias = fields.flag("use_bias", True)
     return replace(
         _BASE,
-        names=replace(LLAMA, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+        names=TensorNames(gate_up=("mlp.c_fc",), down="mlp.c_proj"),
         qkv_bias=has_bias,
         mlp_bias=has_bias,
         has_rope=True,

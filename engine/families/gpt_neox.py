@@ -10,7 +10,7 @@ from dataclasses import replace
 from weft.engine.families.attention import bloom_slopes, read_window, windowless, windows_by_pattern
 from weft.engine.families.switches import (
     BLOOM,
-    LLAMA,
+    GPT2,
     FamilySwitches,
     Fused,
     Norm,
@@ -22,7 +22,7 @@ from weft.engine.families.switches import (
 )
 from weft.engine.fields import Fields
 
-_DENSE = replace(LLAMA, output="self_attn.dense")
+_DENSE = TensorNames(output="self_attn.dense")
 
 _BASE = FamilySwitches(
     norm=Norm.LAYER_NORM,
@@ -61,11 +61,8 @@ def gptj(fields: Fields) -> FamilySwitches:
     """Neighbours are rotated; biases only in feed-forward layers and in the output head."""
     return replace(
         _BASE,
-        names=TensorNames(
-            embedding="transformer.wte",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            mixer_norm="ln_1",
+        names=replace(
+            GPT2,
             feed_forward_norm="",
             qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
             output="attn.out_proj",
@@ -126,7 +123,7 @@ def stablelm(fields: Fields) -> FamilySwitches:
     is_parallel = fields.flag("use_parallel_residual", False)
     return replace(
         _BASE,
-        names=replace(LLAMA, feed_forward_norm="" if is_parallel else LLAMA.feed_forward_norm),
+        names=TensorNames(feed_forward_norm="" if is_parallel else TensorNames().feed_forward_norm),
         norms=Norms.PARALLEL if is_parallel else Norms.BEFORE,
         qkv_bias=fields.flag("use_qkv_bias", False),
         o_bias=False,
@@ -141,7 +138,7 @@ def nemotron(fields: Fields) -> FamilySwitches:
     """Nemotron 3 and Minitron: the weights of norms are stored minus 1."""
     return replace(
         _BASE,
-        names=replace(LLAMA, gate_up=("mlp.up_proj",)),
+        names=TensorNames(gate_up=("mlp.up_proj",)),
         norms=Norms.BEFORE,
         norm_offset=1.0,
         qkv_bias=fields.flag("attention_bias", False),
@@ -200,7 +197,7 @@ def cohere(fields: Fields) -> FamilySwitches:
     """Command R: both halves share a LayerNorm without bias; in Command R+ every head has a norm of its own."""
     head_norm = QKNorm(Norm.LAYER_NORM_WITHOUT_BIAS, per_head=True)
     return FamilySwitches(
-        names=replace(LLAMA, feed_forward_norm=""),
+        names=TensorNames(feed_forward_norm=""),
         norm=Norm.LAYER_NORM_WITHOUT_BIAS,
         norms=Norms.PARALLEL,
         qkv_bias=fields.flag("attention_bias", False),
@@ -225,7 +222,7 @@ def cohere2(fields: Fields) -> FamilySwitches:
     )
 
 
-_GLM = replace(LLAMA, gate_up=("mlp.gate_up_proj",))
+_GLM = TensorNames(gate_up=("mlp.gate_up_proj",))
 
 
 @family("GlmForCausalLM")

@@ -15,7 +15,7 @@ from weft.engine.families.attention import (
 )
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
 from weft.engine.families.switches import (
-    LLAMA,
+    GPT2,
     FamilySwitches,
     Norm,
     Norms,
@@ -47,7 +47,7 @@ def llama(fields: Fields) -> FamilySwitches:
 @family("ArceeForCausalLM")
 def arcee(fields: Fields) -> FamilySwitches:
     """Feed-forward layers without a gate."""
-    names = replace(LLAMA, gate_up=("mlp.up_proj",))
+    names = TensorNames(gate_up=("mlp.up_proj",))
     return replace(llama(fields), names=names, is_gated=False, defaults=_SQUARED)
 
 
@@ -102,7 +102,7 @@ def helium(fields: Fields) -> FamilySwitches:
 def jais2(fields: Fields) -> FamilySwitches:
     """LayerNorm, and feed-forward layers without a gate."""
     return FamilySwitches(
-        names=replace(LLAMA, gate_up=("mlp.up_proj",)),
+        names=TensorNames(gate_up=("mlp.up_proj",)),
         norm=Norm.LAYER_NORM,
         qkv_bias=fields.flag("attention_bias", True),
         mlp_bias=fields.flag("mlp_bias", True),
@@ -147,16 +147,11 @@ def read_ropeless(fields: Fields) -> frozenset[int]:
     return frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope)
 
 
-_EXAONE_NAMES = TensorNames(
-    embedding="transformer.wte",
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    mixer_norm="ln_1",
-    feed_forward_norm="ln_2",
+_EXAONE_NAMES = replace(
+    GPT2,
     qkv=tuple(f"attn.attention.{part}_proj" for part in "qkv"),
     output="attn.attention.out_proj",
     gate_up=("mlp.c_fc_0", "mlp.c_fc_1"),
-    down="mlp.c_proj",
 )
 
 
@@ -227,7 +222,7 @@ def ministral3(fields: Fields) -> FamilySwitches:
 def phi3(fields: Fields) -> FamilySwitches:
     """Phi-3 and Phi-4: stacked matrices, LongRoPE for long contexts, one window for all layers, if any."""
     return FamilySwitches(
-        names=replace(LLAMA, qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+        names=TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         sliding_windows=(fields.optional_integer("sliding_window"),) * fields.integer("num_hidden_layers"),
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     )

@@ -23,7 +23,7 @@ from weft.engine.families.experts import (
     on_layers,
 )
 from weft.engine.families.llama import llama
-from weft.engine.families.switches import LLAMA, FamilySwitches, Norm, Norms, QKNorm, UseModule, family
+from weft.engine.families.switches import FamilySwitches, Norm, Norms, QKNorm, TensorNames, UseModule, family
 from weft.engine.fields import Fields
 
 _HUNYUAN_EXPERTS = ExpertNames(
@@ -36,7 +36,7 @@ _HUNYUAN_EXPERTS = ExpertNames(
 @family("HunYuanDenseV1ForCausalLM")
 def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
     """QK-norm behind the rotary embedding; Llama's layers otherwise."""
-    names = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
+    names = TensorNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
     return replace(
         llama(fields), names=names, mlp_bias=False, qk_norm=QKNorm(is_last=True), defaults={"rms_norm_eps": 1e-5}
     )
@@ -85,7 +85,7 @@ def granite(fields: Fields) -> FamilySwitches:
 def hyperclovax(fields: Fields) -> FamilySwitches:
     """Granite's multipliers, but logits are multiplied by logits_scaling. Each half may end with a norm."""
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
-    names = replace(LLAMA, mixer_post_norm="post_norm1", feed_forward_post_norm="post_norm2")
+    names = TensorNames(mixer_post_norm="post_norm1", feed_forward_post_norm="post_norm2")
     return replace(
         granite(fields),
         names=names,
@@ -223,8 +223,7 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
     )
 
 
-_SARVAM = replace(
-    LLAMA,
+_SARVAM = TensorNames(
     embedding="model.word_embeddings",
     qkv=("attention.query_key_value",),
     query_norm="attention.query_layernorm",

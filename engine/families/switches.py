@@ -54,7 +54,6 @@ class TensorNames:
     cross_output: str = ""
 
 
-LLAMA = TensorNames()
 BLOOM = TensorNames(
     embedding="transformer.word_embeddings",
     layers="transformer.h",
@@ -63,6 +62,17 @@ BLOOM = TensorNames(
     output="self_attention.dense",
     gate_up=("mlp.dense_h_to_4h",),
     down="mlp.dense_4h_to_h",
+)
+GPT2 = TensorNames(
+    embedding="transformer.wte",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    mixer_norm="ln_1",
+    feed_forward_norm="ln_2",
+    qkv=("attn.c_attn",),
+    output="attn.c_proj",
+    gate_up=("mlp.c_fc",),
+    down="mlp.c_proj",
 )
 GEMMA2 = TensorNames(feed_forward_norm="pre_feedforward_layernorm")
 """Norms on both sides of both halves."""
@@ -268,7 +278,7 @@ class FamilySwitches:
         ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
     """
 
-    names: TensorNames = LLAMA
+    names: TensorNames = TensorNames()
     defaults: Mapping[str, object] = field(default_factory=dict)
     sizes: Mapping[str, object] = field(default_factory=dict)
     encoder: "FamilySwitches | None" = None

@@ -261,10 +261,6 @@ def _mixtral(model: GgufModel) -> dict[str, object]:
     }
 
 
-def _qwen3(model: GgufModel) -> dict[str, object]:
-    return {"attention_bias": "blk.0.attn_q.bias" in model.tensors}
-
-
 def _experts(model: GgufModel) -> dict[str, object]:
     return {
         "num_experts": model.value("[ARCH].expert_count", int),
@@ -328,7 +324,7 @@ def _family(model: GgufModel) -> str:
 _ARCHITECTURES = {
     "llama": _Architecture("LlamaForCausalLM", _llama, permutes=True),
     "qwen2": _Architecture("Qwen2ForCausalLM", lambda model: {}),
-    "qwen3": _Architecture("Qwen3ForCausalLM", _qwen3),
+    "qwen3": _Architecture("Qwen3ForCausalLM", lambda model: {"attention_bias": "blk.0.attn_q.bias" in model.tensors}),
     "qwen2moe": _Architecture("Qwen2MoeForCausalLM", _qwen2moe),
     "qwen3moe": _Architecture("Qwen3MoeForCausalLM", lambda model: _experts(model) | {"norm_topk_prob": True}),
     "gemma": _Architecture("GemmaForCausalLM", lambda model: {}, norm_offset=1.0),

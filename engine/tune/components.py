@@ -189,10 +189,6 @@ def _attention(
     return _component(name, names, trials, shapes, _TOLERANCES[config.kv_cache_dtype], config)
 
 
-def _native(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:
-    return ("native",)
-
-
 def _decode_names(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:
     """Tiles of Weft's kernel."""
     return _tile_names(model, config)[0]
@@ -371,7 +367,7 @@ _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
     # The preferred candidate first. How kernels are launched comes before attention, and attention before what is tried
     # together with it, so that what serves is what was compared.
     "cpu": {
-        "attention": partial(_attention, _native, _cpu_steps),
+        "attention": partial(_attention, lambda model, config: ("native",), _cpu_steps),
         "layers": partial(_block, ("native",), 16),
         "sampler": partial(_sampler, _SAMPLERS["cpu"]),
     },

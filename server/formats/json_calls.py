@@ -206,10 +206,7 @@ PHI4 = JsonCalls(
     present=(r"<\|/tool\|>|<\|/tool_call\|>|functools\[",),
     absent=(r"<\|start_of_role\|>",),
     syntax=Syntax(openers=("<|tool_call|>", "functools["), fillers=(",", "]", "<|/tool_call|>")),
-    layouts=(
-        _objects("<|tool_call|>", "<|tool_call|>[", "]<|/tool_call|>"),
-        _objects("functools[", "functools[", "]"),
-    ),
+    layouts=(_objects("<|tool_call|>", "<|tool_call|>[", "]<|/tool_call|>"), _objects("functools[", "functools[", "]")),
 )
 
 KIMI_K2 = JsonCalls(

@@ -111,21 +111,13 @@ MINICPM = XmlFormat(
     value_tags=("", "</param>"),
     ends=("</function>",),
 )
-_HY = ":opensource"
-_HY_SECTION, _HY_CALL, _HY_KEY, _HY_VALUE, _HY_SEPARATOR = (
-    f"tool_calls{_HY}>",
-    f"tool_call{_HY}>",
-    f"arg_key{_HY}>",
-    f"arg_value{_HY}>",
-    f"<tool_sep{_HY}>",
-)
+_HY_TAGS = tuple(f"{tag}:opensource>" for tag in ("tool_calls", "tool_call", "arg_key", "arg_value"))
+_HY_SECTION, _HY_CALL, _HY_KEY, _HY_VALUE = _HY_TAGS
+_HY_SEPARATOR = "<tool_sep:opensource>"
 HY3 = XmlFormat(
     name="hy3",
     models="Hy3",
-    markers=(
-        *(f"{bracket}{tag}" for tag in (_HY_SECTION, _HY_CALL, _HY_KEY, _HY_VALUE) for bracket in ("<", "</")),
-        _HY_SEPARATOR,
-    ),
+    markers=(*(f"{bracket}{tag}" for tag in _HY_TAGS for bracket in ("<", "</")), _HY_SEPARATOR),
     present=(":opensource", "<tool_sep"),
     line_break='"\\n"',
     openings=(f"<{_HY_SECTION}", f"<{_HY_CALL}"),

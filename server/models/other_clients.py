@@ -32,20 +32,12 @@ class OnDemandClient:
     accepted ends there, since an engine that is to leave ends what it has begun. So none is lost.
     """
 
-    def __init__(
-        self,
-        name: str,
-        engine_client: SocketEngineClient,
-        fleet: Fleet,
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, name: str, engine_client: SocketEngineClient, fleet: Fleet, timeout_s: float) -> None:
         """Load the model of that name within timeout_s."""
         self._name = name
         self._engine_client = engine_client
         self._fleet = fleet
         self._timeout_s = timeout_s
-        self._clock = clock
         self._info: EngineInfo | None = None  # of its latest engine, which the next one will equal; None: never met
 
     @property
@@ -66,17 +58,17 @@ class OnDemandClient:
 
     async def load(self) -> None:
         """See `EngineClient.load`."""
-        await self._load(self._clock() + self._timeout_s)
+        await self._load(time.monotonic() + self._timeout_s)
 
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`. Sent again as long as no engine has accepted it."""
-        deadline = self._clock() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
         while True:
             await self._load(deadline)
             try:
                 return await self._engine_client.generate(request)
             except EngineUnavailableError:
-                if self._clock() >= deadline:
+                if time.monotonic() >= deadline:
                     raise
             await asyncio.sleep(_LOOK_S)
 
@@ -87,7 +79,7 @@ class OnDemandClient:
     async def _load(self, deadline: float) -> None:
         num_failures, ask_time = self._state.num_failures, 0.0
         while (state := self._state).state != "ready" or self._engine_client.info is None:
-            now = self._clock()
+            now = time.monotonic()
             if self._engine_client.has_left:  # this server is told to cut its requests
                 raise EngineLeftError()
             if state.state == "failed" and (state.num_failures > num_failures or now < state.retry_time):

@@ -41,30 +41,24 @@ class ReplicaView:
     loras: Collection[str] = ()
 
 
+_BLOCK_CHARS, _MAX_BLOCKS = 256, 64
+"""Prompts are compared in blocks of so many characters, and so many blocks of each."""
+_RECENT_S = 1.0
+"""How long a pick counts as load of a replica, unless its statistics show it before."""
+
+
 class PrefixPolicy:
     """Remembers where prefixes went. A pick takes tens of microseconds, also among a thousand replicas."""
 
-    def __init__(
-        self,
-        *,
-        block_chars: int = 256,
-        max_blocks: int = 64,
-        max_prefixes: int = 1_000_000,
-        slack: int = 4,
-        recent_s: float = 1.0,
-    ) -> None:
+    def __init__(self, *, max_prefixes: int = 1_000_000, slack: int = 4) -> None:
         """Take the limits.
 
         Args:
-            block_chars: Prompts are compared in blocks of so many characters.
-            max_blocks: Most blocks of a prompt that are compared.
             max_prefixes: Most prefixes remembered; those used longest ago are forgotten.
             slack: A prompt follows its prefix to a replica with at most so many requests more than the mean. (The least
                 busy of a thousand has nearly none: bound to that, most prompts would leave their prefix.)
-            recent_s: Seconds that a pick counts as load of a replica, unless its statistics show it before.
         """
-        self._block_chars, self._max_blocks, self._max_prefixes = block_chars, max_blocks, max_prefixes
-        self._slack, self._recent_s = slack, recent_s
+        self._max_prefixes, self._slack = max_prefixes, slack
         self._homes: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         self._picks: deque[tuple[float, str]] = deque()
         self._unseen: Counter[str] = Counter()  # picks that statistics do not show yet
@@ -107,8 +101,8 @@ class PrefixPolicy:
         num_shared = self._num_shared(hashes)
         index = self._home(hashes[num_shared:], load, mean + self._slack)
         if index is None and prompt:
-            start = min(num_shared, len(hashes) - 1) * self._block_chars
-            block = prompt[start : start + self._block_chars]
+            start = min(num_shared, len(hashes) - 1) * _BLOCK_CHARS
+            block = prompt[start : start + _BLOCK_CHARS]
             index = self._rendezvous(block, model, load <= mean + self._slack // 2)
         elif index is None:
             index = int(np.argmin(load + self._kv_usage / 2))
@@ -134,7 +128,7 @@ class PrefixPolicy:
         self._kv_usage = np.array([r.kv_usage for r in replicas])
 
     def _expire(self, now: float) -> None:
-        while self._picks and self._picks[0][0] <= now - self._recent_s:
+        while self._picks and self._picks[0][0] <= now - _RECENT_S:
             name = self._picks.popleft()[1]
             if self._seen[name]:
                 self._lower(self._seen, name)
@@ -169,8 +163,8 @@ class PrefixPolicy:
 
     def _hashes(self, prompt: str | bytes, model: str | None) -> list[int]:
         """Hashes of the prefixes of 1, 2 ... whole blocks; of all of a prompt that is shorter than a block."""
-        size, value, hashes = self._block_chars, hash(model), []
-        for block in range(min(max(len(prompt) // size, 1), self._max_blocks) if prompt else 0):
+        size, value, hashes = _BLOCK_CHARS, hash(model), []
+        for block in range(min(max(len(prompt) // size, 1), _MAX_BLOCKS) if prompt else 0):
             value = hash((value, prompt[block * size : (block + 1) * size]))
             hashes.append(value)
         return hashes

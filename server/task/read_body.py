@@ -54,10 +54,10 @@ async def read_task(
     input: Chat | Texts,
     wishes: OutputWishes,
     max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     num_made: int | None = None,
-    user: str | None,
+    user: str | None = None,
     accepted: Collection[str] = ACCEPTED,
 ) -> Task:
     """Read the fields that both endpoints have, and build the task.

@@ -20,31 +20,21 @@ from urllib.parse import quote
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
-from weft.server.errors import (
-    MAX_VALUE_CHARS,
-    ApiError,
-    InvalidRequestError,
-    InvalidTypeError,
-    MalformedBodyError,
-    UnknownParameterError,
-    UnsupportedParameterError,
-    UnsupportedValueError,
-    shown,
-)
+from weft.server import errors
 from weft.server.models.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def as_invalid_request(errors: Sequence[Any], body: object) -> InvalidRequestError:
+def as_invalid_request(found: Sequence[Any], body: object) -> errors.InvalidRequestError:
     """Turn pydantic's errors for one body into the error for the client.
 
     Of several errors, the one deepest in the body is reported: it is closest to what the caller meant.
     """
-    paths = [_steps(error, body) for error in errors]
-    deepest = max(range(len(errors)), key=lambda i: (len(paths[i]), -i))
-    return _describe(errors[deepest], dotted_path(paths[deepest]))
+    paths = [_steps(error, body) for error in found]
+    deepest = max(range(len(found)), key=lambda i: (len(paths[i]), -i))
+    return _describe(found[deepest], dotted_path(paths[deepest]))
 
 
 def _steps(error: Any, body: Any) -> list[str | int]:
@@ -65,20 +55,20 @@ def _steps(error: Any, body: Any) -> list[str | int]:
     return steps
 
 
-def _describe(error: Any, path: str) -> InvalidRequestError:
+def _describe(error: Any, path: str) -> errors.InvalidRequestError:
     if error["type"] == "missing":
-        return InvalidRequestError(f"{path} is required", param=path)
+        return errors.InvalidRequestError(f"{path} is required", param=path)
     text = error["msg"][0].lower() + error["msg"][1:]
     is_type = error["type"].endswith(("_type", "_parsing", "int_from_float", "tag_not_found"))
-    kind = InvalidTypeError if is_type else InvalidRequestError
-    return kind(f"{path or 'the body'}: {text}, got {shown(error['input'])}", param=path or None)
+    kind = errors.InvalidTypeError if is_type else errors.InvalidRequestError
+    return kind(f"{path or 'the body'}: {text}, got {errors.shown(error['input'])}", param=path or None)
 
 
-def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
+def as_missing_body(exc: RequestValidationError) -> errors.MalformedBodyError:
     """The error for a body that was not parsed."""
     if exc.body is None:
-        return MalformedBodyError("the body is empty; a JSON object is needed")
-    return MalformedBodyError("the body was not read: the Content-Type header must be application/json")
+        return errors.MalformedBodyError("the body is empty; a JSON object is needed")
+    return errors.MalformedBodyError("the body was not read: the Content-Type header must be application/json")
 
 
 def dotted_path(steps: Sequence[str | int]) -> str:
@@ -86,7 +76,7 @@ def dotted_path(steps: Sequence[str | int]) -> str:
     path = ""
     for step in steps:
         if isinstance(step, str):
-            name = step if len(step) <= MAX_VALUE_CHARS else step[:MAX_VALUE_CHARS] + "..."
+            name = step if len(step) <= errors.MAX_VALUE_CHARS else step[: errors.MAX_VALUE_CHARS] + "..."
             path += f".{name}" if path else name
         else:
             path += f"[{step}]"
@@ -105,7 +95,7 @@ def renaming(names: Mapping[str, str]) -> Generator[None, None, None]:
     """Let errors name the fields of the body that was sent, from which this API's own was made."""
     try:
         yield
-    except ApiError as error:
+    except errors.ApiError as error:
         if error.param:
             old, error.param = error.param, renamed(error.param, names)
             error.message = error.message.replace(old, error.param)
@@ -119,7 +109,7 @@ def required(value: T | None, path: str) -> T:
         InvalidRequestError: It has no value.
     """
     if value is None:
-        raise InvalidRequestError(f"{path} is required", param=path)
+        raise errors.InvalidRequestError(f"{path} is required", param=path)
     return value
 
 
@@ -131,7 +121,7 @@ def check_range(name: str, value: int, low: int, high: int | None, *, param: str
     """
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
+        raise errors.InvalidRequestError(f"{name} must be {bound}, got {errors.shown(value)}", param=param or name)
     return value
 
 
@@ -143,7 +133,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> Non
     """
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
-        raise InvalidRequestError(
+        raise errors.InvalidRequestError(
             f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}", param=f"{name}[{i}]"
         )
 
@@ -176,7 +166,7 @@ def check_utf8(data: bytes, value: object, spoken: Collection[str] = ()) -> None
             continue
         path = _path(at).encode("utf-8", "replace").decode()
         if in_name or path.partition(".")[0].partition("[")[0] not in spoken:
-            raise InvalidTypeError(f"{path}: input should be text without lone surrogates", param=path)
+            raise errors.InvalidTypeError(f"{path}: input should be text without lone surrogates", param=path)
         holder[at[0]] = _SURROGATE.sub("\ufffd", holder[at[0]])
         note_left_out([f"half a character in {path}"])
 
@@ -237,12 +227,12 @@ def ignored_fields(
         if generic in refused:
             if value not in refused[generic]:
                 path = dotted_path(at)
-                raise UnsupportedParameterError(
-                    f"{path} is not supported by this server, got {shown(value)}", param=path
+                raise errors.UnsupportedParameterError(
+                    f"{path} is not supported by this server, got {errors.shown(value)}", param=path
                 )
         elif is_extra and strict:
             path = dotted_path(at)
-            raise UnknownParameterError(f"unknown parameter: {path}", param=path)
+            raise errors.UnknownParameterError(f"unknown parameter: {path}", param=path)
         elif (is_extra or generic in accepted) and value not in _ASKING_FOR_NOTHING.get(generic, NOTHING):
             ignored.append(dotted_path(at))
     return ignored
@@ -255,7 +245,7 @@ _MAX_NOTED = 256
 
 def note_left_out(names: Iterable[str]) -> None:
     """Say once in the log what does not reach the model, each kind of it (a path without indices)."""
-    kinds = {re.sub(r"\[\d+\]", "[]", name)[:MAX_VALUE_CHARS] for name in names}
+    kinds = {re.sub(r"\[\d+\]", "[]", name)[: errors.MAX_VALUE_CHARS] for name in names}
     for kind in sorted(kinds - _noted):
         if len(_noted) < _MAX_NOTED:
             _noted.add(kind)
@@ -306,4 +296,4 @@ def require_task(model: ServedModel, *tasks: str) -> None:
         wanted = " or ".join(tasks)
         message = f"this route needs a model for the task {wanted}, and the task of {model.name} is {own}"
         message += _INSTEAD.get(own, "")
-        raise UnsupportedValueError(message, param="model")
+        raise errors.UnsupportedValueError(message, param="model")

@@ -278,16 +278,7 @@ def _texts(value: object) -> Iterator[str]:
 
 def _end_of(text: str, prompt: str, start: int) -> int:
     """Where the text ends in the prompt, as it is or inside JSON; -1: nowhere."""
-    for write in (str, _in_json, _in_ascii):
-        written = write(text)
+    for written in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]):
         if (position := prompt.find(written, start)) >= 0:
             return position + len(written)
     return -1
-
-
-def _in_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _in_ascii(text: str) -> str:
-    return json.dumps(text)[1:-1]

@@ -28,6 +28,7 @@ from weft.engine.wire.options import MAX_FOLDER_CHARS, Adapter, find_adapter
 from weft.engine.wire.params import Pooling, SamplingParams
 from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server import errors
+from weft.server.apis.openai.pages import json_answer
 from weft.server.http.context import Context, ServerContext
 from weft.server.model_entry import ModelName
 from weft.server.models.fleet import (
@@ -162,7 +163,7 @@ def _state(context: ServerContext, name: str) -> ModelState:
 
 def _told(name: str, state: ModelState) -> Response:
     condition = ModelCondition(name, state.state, state.memory_bytes)
-    return Response(msgspec.json.encode(condition), media_type="application/json")
+    return json_answer(condition)
 
 
 @router.post("/v1/load_lora_adapter")

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from weft.engine.wire.status_page import SHOWN, Status
+from weft.server.apis.openai.pages import json_answer
 from weft.server.errors import EngineRestartingError, ShuttingDownError
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.http.context import VERSION, Context, ServerContext
@@ -73,8 +74,7 @@ async def show_stats(request: Request, context: Context, model: str | None = Non
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
         engine=engine_stats(status),
     )
-    headers = {"cache-control": "no-store"}
-    return Response(msgspec.json.encode(stats), media_type="application/json", headers=headers)
+    return json_answer(stats, {"cache-control": "no-store"})
 
 
 def engine_stats(status: Status) -> dict[str, float]:

@@ -29,11 +29,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Beginnings of paths in the chat body, and what the caller calls them."""
 
-REFUSED_IN_MESSAGES: Refused = {
-    "mcp_servers": (None, []),
-    "container": (None,),
-    "thread": (None,),
-}
+REFUSED_IN_MESSAGES: Refused = {"mcp_servers": (None, []), "container": (None,), "thread": (None,)}
 
 _TTLS_S = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -24,6 +24,7 @@ from weft.server.apis.anthropic import schema as wire
 from weft.server.apis.anthropic.body import REFUSED_IN_MESSAGES, RENAMED, Conversation, conversation, count_conversation
 from weft.server.apis.anthropic.schema import CountTokensBody, MessagesBody, TokensCount
 from weft.server.apis.openai.chat import chat_task
+from weft.server.apis.openai.pages import json_answer
 from weft.server.apis.openai.tokenize import count_chat_tokens
 from weft.server.errors import ApiError
 from weft.server.generate.events import (
@@ -42,7 +43,7 @@ from weft.server.http.context import Context, ServerContext, early_headers_while
 from weft.server.http.middleware import anthropic_error
 from weft.server.http.sse import Framing, TextEvent, encode_event
 from weft.server.task.body import BodyRoute
-from weft.server.task.task import Task
+from weft.server.task.task import Chat, Task
 from weft.server.task.validation import ignored_header, note_left_out, renamed, renaming
 
 FRAMING = Framing(ping=b'event: ping\ndata: {"type": "ping"}\n\n', after_ping=b"")
@@ -233,8 +234,9 @@ async def count_tokens(body: CountTokensBody, request: Request, context: Context
         size, strict = len(await request.body()), context.settings.strict_params
         made = await context.workers.run_light(size, count_conversation, body, strict=strict)
         task = await _task(made, body, request, context)
-        answer = TokensCount(await count_chat_tokens(task, context.workers))
-    return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")
+        assert isinstance(task.input, Chat)
+        answer = TokensCount(await count_chat_tokens(task.input, task.model, task.size, context.workers))
+    return json_answer(answer, ignored_header(task.ignored))
 
 
 async def _task(made: Conversation, body: CountTokensBody, request: Request, context: ServerContext) -> Task:

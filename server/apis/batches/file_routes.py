@@ -204,7 +204,7 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
     except BaseException:
         await form.discard(store)
         raise
-    return Response(msgspec.json.encode(part), media_type="application/json")
+    return json_answer(part)
 
 
 @body_router.post("/v1/uploads/{upload_id}/complete")
@@ -267,7 +267,7 @@ def _upload_row(upload: dict[str, Any], tenant: str) -> Row:
 
 def _upload_answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
     shown_fields = {name: value for name, value in upload.items() if name != "expires_after"}
-    return Response(msgspec.json.encode(shown_fields), headers=headers, media_type="application/json")
+    return json_answer(shown_fields, headers)
 
 
 def _pending_upload(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:

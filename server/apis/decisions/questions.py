@@ -20,10 +20,7 @@ from weft.server.task.bodies import ContentPart, CustomCall, FunctionCall, Messa
 from weft.server.task.template_options import checked_kwargs
 from weft.server.task.validation import NOTHING, OFF, Refused, check_range, required
 
-REFUSED_IN_SGLANG_DECISIONS: Refused = {
-    "images": (None, []),
-    "return_prompt_token_ids": OFF,
-}
+REFUSED_IN_SGLANG_DECISIONS: Refused = {"images": (None, []), "return_prompt_token_ids": OFF}
 REFUSED_IN_SYSTEMONE: Refused = {
     **REFUSED_IN_SGLANG_DECISIONS,
     "temperature": NOTHING,

@@ -272,7 +272,6 @@ async def _answer_of_body(
         wishes=OutputWishes(),
         max_tokens=1,
         logprobs=0,
-        prompt_logprobs=None,
         user=fields.get("safety_identifier"),
     )
     chat = Chat(shown, TemplateOptions(variables=variables), breakpoints)

@@ -167,6 +167,8 @@ REFUSED_IN_LLAMA_CPP: Refused = {
     "grammar_lazy": (None, False),
 }
 """Fields that are refused, with the values that are no wish."""
+_SHARED = ("model", "stream", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos")
+"""Fields that mean the same in a completion body."""
 _NEVER = -100.0
 """The bias of a token that never comes."""
 
@@ -189,20 +191,13 @@ def completion_of(body: LlamaCppCompletionBody | InfillBody) -> CompletionBody:
         raise GrammarError("grammar must be GBNF: a rule is written name ::= ..., got none", param="grammar")
     return CompletionBody(
         **prompt,
-        model=body.model,
-        stream=body.stream,
+        **{name: getattr(body, name) for name in _SHARED},
         max_tokens=None if body.n_predict in (None, -1, -2) else body.n_predict,
-        temperature=body.temperature,
         top_k=None if body.top_k is None else max(0, body.top_k),
-        top_p=body.top_p,
-        min_p=body.min_p,
         seed=None if body.seed == -1 else body.seed,
         stop=body.stop or None,
         repetition_penalty=body.repeat_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body),
-        ignore_eos=body.ignore_eos,
         logprobs=body.n_probs or None,
         return_token_ids=body.return_tokens,
         prompt_cache_options=schema.PromptCacheOptions(mode="explicit") if body.cache_prompt is False else None,

@@ -213,12 +213,7 @@ _OFF: Refused = {
     "top_logprobs": (None, 0),
 }
 REFUSED_IN_OLLAMA_CHAT: Refused = {**_OFF, "messages[].images": (None, [])}
-REFUSED_IN_OLLAMA_GENERATE: Refused = {
-    **_OFF,
-    "images": (None, []),
-    "context": (None, []),
-    "template": (None, ""),
-}
+REFUSED_IN_OLLAMA_GENERATE: Refused = {**_OFF, "images": (None, []), "context": (None, []), "template": (None, "")}
 
 
 def check_context(body: OllamaBody, max_model_len: int, *, strict: bool) -> None:

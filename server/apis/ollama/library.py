@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.apis.ollama.body import FRAMING, ShowBody, time_text
+from weft.server.apis.openai.pages import json_answer
 from weft.server.errors import ApiError, InvalidRequestError, ModelNotFoundError, NotAllowedError
 from weft.server.http.auth import listens_on_loopback
 from weft.server.http.context import Context, ServerContext
@@ -93,7 +94,7 @@ async def pull(body: PullBody, context: Context) -> Response:
             await _wait(pulling)
         finally:
             pulling.leave()
-        return Response(msgspec.json.encode(_END), media_type="application/json", headers=ignored)
+        return json_answer(_END, ignored)
     note = {"status": f"{name} is in the library; this server serves what it was started with: weft serve {name}"}
 
     async def lines() -> AsyncGenerator[bytes, None]:

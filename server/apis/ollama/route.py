@@ -19,6 +19,7 @@ from weft.server.apis.ollama import body as wire
 from weft.server.apis.ollama.library import card, cards_of_library, details, served_facts, shown_of_library
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
+from weft.server.apis.openai.pages import json_answer
 from weft.server.apis.openai.render import FINISH_WORDS
 from weft.server.errors import ApiError, UnsupportedParameterError
 from weft.server.generate.events import CallClosed, End, Event, Reasoning, Report, Text, WholeChoice
@@ -165,7 +166,9 @@ def _loaded(body: wire.OllamaBody, model: ServedModel, **empty: Any) -> Response
     """The answer to a body that asks for nothing: clients load a model so, or unload it, which has no effect here."""
     reason = "unload" if body.keep_alive == 0 else "load"
     name = body.model or model.name
-    return _json(wire.OllamaAnswer(model=name, created_at=wire.time_text(), done=True, done_reason=reason, **empty))
+    return json_answer(
+        wire.OllamaAnswer(model=name, created_at=wire.time_text(), done=True, done_reason=reason, **empty)
+    )
 
 
 @router.get("/api/tags")
@@ -173,7 +176,7 @@ async def list_models(context: Context) -> Response:
     """Every model under each of its names; then what is in the library beside them, where clients may change that."""
     await context.meet_engines()
     served = [_card(name, model, context) for name, model in context.models.items()]
-    return _json({"models": served + await cards_of_library(context)})
+    return json_answer({"models": served + await cards_of_library(context)})
 
 
 @router.get("/api/ps")
@@ -186,19 +189,19 @@ async def list_running(context: Context) -> Response:
         if info is not None and context.is_loaded(name):
             more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": info.max_model_len}
             running.append({**_card(name, model, context), **more})
-    return _json({"models": running})
+    return json_answer({"models": running})
 
 
 @body_router.post("/api/show")
 async def show(body: wire.ShowBody, request: Request, context: Context) -> Response:
     """What one model is and can do; of one in the library that is not served, what its files are."""
     if kept := await shown_of_library(context, body.model or body.name):
-        return _json(kept)
+        return json_answer(kept)
     model = context.find_model(request, body.model or body.name)
     if model.engine_client.info is None:  # what is known already needs no load
         await model.engine_client.load()
     info = model.engine_info
-    return _json(
+    return json_answer(
         {
             "modelfile": "",
             "parameters": "",
@@ -217,7 +220,7 @@ async def show(body: wire.ShowBody, request: Request, context: Context) -> Respo
 @router.get("/api/version")
 async def version() -> Response:
     """The version of the API."""
-    return _json({"version": API_VERSION})
+    return json_answer({"version": API_VERSION})
 
 
 def _card(name: str, model: ServedModel, context: ServerContext) -> dict[str, Any]:
@@ -246,10 +249,6 @@ def _capabilities(model: ServedModel) -> list[str]:
     except UnsupportedParameterError:
         return found
     return [*found, "insert"]
-
-
-def _json(answer: Any) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 _RENAMED_IN_VECTORS = {r"^truncate_prompt_tokens": "truncate"}

@@ -1,6 +1,6 @@
-"""Lists of stored objects in OpenAI's shape: the query that asks for a part of one, and its answer."""
+"""Answers in JSON, and lists of stored objects in OpenAI's shape: the query that asks for a part of one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +21,7 @@ class Page:
     after: str | None
 
 
-def read_page(request: Request, *, max_limit: int, default_limit: int, order: Order = "desc") -> Page:
+def read_page(request: Request, *, max_limit: int, default_limit: int) -> Page:
     """Read the query.
 
     Raises:
@@ -31,7 +31,7 @@ def read_page(request: Request, *, max_limit: int, default_limit: int, order: Or
     given = query.get("limit", str(default_limit))
     if not (given.isascii() and given.lstrip("-").isdecimal() and len(given) < 10):
         raise InvalidRequestError(f"limit must be a whole number, got {shown(given)}", param="limit")
-    chosen = query.get("order", order)
+    chosen = query.get("order", "desc")
     if chosen not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be asc or desc, got {shown(chosen)}", param="order")
     limit = check_range("limit", int(given), 1, max_limit)
@@ -62,6 +62,6 @@ def list_answer(
     )
 
 
-def json_answer(value: object) -> Response:
+def json_answer(value: object, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.completions import completion_task
+from weft.server.apis.openai.pages import json_answer
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.prompts import PromptEncoder, encode_chat
 from weft.server.http.context import Context, ServerContext
@@ -109,9 +110,7 @@ async def tokenize(body: TokenizeBody, request: Request, context: Context) -> Re
 
     texts = await workers.run(len(token_ids), token_strs) if body.return_token_strs else None
     answer = TokenizeAnswer(len(token_ids), model.engine_info.max_model_len, token_ids, texts)
-    return Response(
-        msgspec.json.encode(answer), headers=validation.ignored_header(ignored), media_type="application/json"
-    )
+    return json_answer(answer, validation.ignored_header(ignored))
 
 
 async def _chat_ids(
@@ -142,23 +141,21 @@ async def detokenize(body: DetokenizeBody, request: Request, context: Context) -
     validation.check_range("the number of tokens", size, 0, _room(model).num_tokens, param="tokens")
     await workers.run_light(size, validation.check_token_ids, body.tokens, model.engine_info.vocab_size, "tokens")
     text = await workers.run(size, model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    answer = msgspec.json.encode(DetokenizeAnswer(text))
-    return Response(answer, headers=validation.ignored_header(ignored), media_type="application/json")
+    return json_answer(DetokenizeAnswer(text), validation.ignored_header(ignored))
 
 
-async def count_chat_tokens(task: Task, workers: Workers) -> int:
-    """The number of tokens in the prompt of a chat task.
+async def count_chat_tokens(chat: Chat, model: ServedModel, size: int, workers: Workers) -> int:
+    """The number of tokens in the prompt of messages; `size` is that of their body.
 
     Raises:
         InvalidRequestError: There are far more than the context holds, or the template refuses the messages.
     """
-    assert isinstance(task.input, Chat)
-    room = _room(task.model)
+    room = _room(model)
     try:
-        prompt, _ = await encode_chat(task.model.tokenizer, task.input, room, workers, task.size)
+        prompt, _ = await encode_chat(model.tokenizer, chat, room, workers, size)
     except TextTooLongError as exc:
-        message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
-        raise InvalidRequestError(message, param="messages") from None
+        message = f"{chat.param} must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param=chat.param) from None
     return len(prompt.token_ids)
 
 
@@ -171,21 +168,16 @@ async def render_chat_completion(body: ChatCompletionBody, request: Request, con
     """The prompt of a conversation."""
     task = await chat_task(body, request, context)
     (prompt,) = await _rendered(task, request, context)
-    return _response(prompt, task)
+    return json_answer(prompt, validation.ignored_header(task.ignored))
 
 
 @router.post("/v1/completions/render")
 async def render_completion(body: CompletionBody, request: Request, context: Context) -> Response:
     """Every prompt of a completion, in a list."""
     task = await completion_task(body, request, context)
-    return _response(await _rendered(task, request, context), task)
+    return json_answer(await _rendered(task, request, context), validation.ignored_header(task.ignored))
 
 
 async def _rendered(task: Task, request: Request, context: ServerContext) -> list[RenderedPrompt]:
     prompts, _ = await PromptEncoder(task, context.workers).prompts()
     return [RenderedPrompt(request.state.request_id, task.model.name, prompt.token_ids) for prompt in prompts]
-
-
-def _response(answer: RenderedPrompt | list[RenderedPrompt], task: Task) -> Response:
-    headers = validation.ignored_header(task.ignored)
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

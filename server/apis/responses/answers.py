@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.server.task.bodies import TokenLogprob
+from weft.server.task.schema import CachedTokens
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -114,13 +115,6 @@ OutputItem = (
 )
 
 
-class InputDetails(msgspec.Struct):
-    """Input tokens that were read from the prefix cache, and that were written to it."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
 class OutputDetails(msgspec.Struct):
     """Output tokens that were spent on reasoning."""
 
@@ -131,7 +125,7 @@ class ResponseUsage(msgspec.Struct):
     """Token counts of a response."""
 
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: CachedTokens
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int

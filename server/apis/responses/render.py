@@ -33,6 +33,7 @@ from weft.server.generate.events import (
     WholeChoice,
 )
 from weft.server.http.sse import encode_event
+from weft.server.task.schema import CachedTokens
 from weft.server.task.task import Task
 
 _NO_ANSWERS = wire.ReasoningItem | McpListToolsItem | McpCallItem
@@ -321,7 +322,7 @@ def usage_of(counts: Counts) -> wire.ResponseUsage:
     """Token counts in the API's shape."""
     return wire.ResponseUsage(
         counts.prompt_tokens,
-        wire.InputDetails(counts.cached_tokens, counts.cache_write_tokens),
+        CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
         counts.output_tokens,
         wire.OutputDetails(counts.reasoning_tokens),
         counts.prompt_tokens + counts.output_tokens,

@@ -12,6 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.openai.pages import json_answer
+from weft.server.apis.openai.tokenize import count_chat_tokens
 from weft.server.apis.responses import options
 from weft.server.apis.responses.background import BackgroundRun, followed
 from weft.server.apis.responses.input import (
@@ -33,7 +35,7 @@ from weft.server.errors import ApiError, InvalidRequestError
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
-from weft.server.generate.prompts import encode_chat, encode_now, num_prompt_tokens
+from weft.server.generate.prompts import encode_now, num_prompt_tokens
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext, early_headers_while_loading, with_early_headers
 from weft.server.http.sse import EventStream
@@ -48,8 +50,6 @@ from weft.server.text.text_tokenizer import TextTooLongError, TokenRoom
 router = APIRouter(route_class=BodyRoute)
 Open = Callable[[Task], Awaitable[tuple[Answer | ToolRounds, Renderer]]]
 """Opens the answer to a task, in rounds if the body has MCP tools."""
-MIN_COUNTED_TOKENS = 1 << 16
-"""Tokens that are always counted, even if the context is shorter."""
 
 
 @router.post("/v1/responses")
@@ -100,27 +100,16 @@ async def count_input_tokens(body: ResponseBody, request: Request, context: Cont
     model, size = await context.check_model(request, body.model), len(await request.body())
     require_task(model, "generate")
     ignored = await context.workers.run_light(
-        size,
-        ignored_fields,
-        body,
-        options.REFUSED,
-        strict=context.settings.strict_params,
-        accepted=options.ACCEPTED,
+        size, ignored_fields, body, options.REFUSED, strict=context.settings.strict_params, accepted=options.ACCEPTED
     )
     items = await input_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
     tools = await list_servers(body, items.all, items.size, request, context)
     hosted = tools.hosted if tools else NO_HOSTED
     chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
-    room = TokenRoom(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
-    try:
-        prompt, _ = await encode_chat(model.tokenizer, chat, room, context.workers, items.size)
-    except TextTooLongError as exc:
-        message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
-        raise InvalidRequestError(message, param="input") from None
-    answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
-    headers = ignored_header([*wishes.left_out, *ignored])
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    num_tokens = await count_chat_tokens(chat, model, items.size, context.workers)
+    answer = {"object": "response.input_tokens", "input_tokens": num_tokens}
+    return json_answer(answer, ignored_header([*wishes.left_out, *ignored]))
 
 
 async def _in_background(
@@ -194,7 +183,7 @@ async def _kept(
                 renderer.fail(error)  # no error status: a client that tries again would make the calls twice
                 with contextlib.suppress(ApiError):
                     await keep()
-            return Response(msgspec.json.encode(renderer.response), headers=headers, media_type="application/json")
+            return json_answer(renderer.response, headers)
         choices = await answer.whole(task.num_choices)
     finally:
         answer.close()  # also if this task is cancelled
@@ -219,7 +208,6 @@ async def _read(
         wishes=wishes,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=None,
         user=body.safety_identifier or body.user,
         accepted=options.ACCEPTED,
     )

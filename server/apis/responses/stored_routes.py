@@ -149,9 +149,6 @@ async def compact(body: CompactBody, request: Request, context: Context) -> Resp
         input=chat,
         wishes=replace(wishes, thinking=replace(wishes.thinking, ignored=())),
         max_tokens=MAX_SUMMARY_TOKENS,
-        logprobs=None,
-        prompt_logprobs=None,
-        user=None,
         accepted=ACCEPTED,
     )
     ((choice,), report) = await complete(replace(task, fits_context=True, size=inputs.size), request, context)
@@ -161,7 +158,7 @@ async def compact(body: CompactBody, request: Request, context: Context) -> Resp
     kept = items_to_store((each.item for each in items if each.item.role == "user"), id)
     summary = CompactionItem(item_id("cmp", id, 0), sealer.seal("compaction", choice.text))
     answer = CompactedResponse(id, int(time.time()), [*kept, summary], usage_of(report.counts()))
-    return Response(msgspec.json.encode(answer), headers=ignored_header(task.ignored), media_type="application/json")
+    return json_answer(answer, ignored_header(task.ignored))
 
 
 router.include_router(body_router)

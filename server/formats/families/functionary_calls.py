@@ -66,10 +66,4 @@ class Functionary(ToolFormat):
         return f"answer: {' | '.join(answers)}\n{''.join(rules)}"
 
 
-FUNCTIONARY = Functionary(
-    name="functionary",
-    models="functionary 3.2",
-    markers=(),
-    present=(">>>all",),
-    reads_all=True,
-)
+FUNCTIONARY = Functionary(name="functionary", models="functionary 3.2", markers=(), present=(">>>all",), reads_all=True)

@@ -172,9 +172,4 @@ class Gemma(ToolFormat):
         return "".join(rules)
 
 
-GEMMA4 = Gemma(
-    name="gemma4",
-    models="Gemma 4",
-    markers=(_BEGIN, _END, _QUOTE),
-    present=(r"<\|tool_call>call:",),
-)
+GEMMA4 = Gemma(name="gemma4", models="Gemma 4", markers=(_BEGIN, _END, _QUOTE), present=(r"<\|tool_call>call:",))

@@ -171,9 +171,4 @@ class Minimax(ToolFormat):
         return "".join(rules)
 
 
-MINIMAX_M3 = Minimax(
-    name="minimax_m3",
-    models="MiniMax M3",
-    markers=(_TOKEN,),
-    present=(r"\]<\]minimax\[>\[",),
-)
+MINIMAX_M3 = Minimax(name="minimax_m3", models="MiniMax M3", markers=(_TOKEN,), present=(r"\]<\]minimax\[>\[",))

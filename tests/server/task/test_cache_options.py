@@ -40,6 +40,14 @@ def test_a_breakpoint_pins_the_prompt_up_to_the_end_of_its_part(site: Any) -> No
     assert asked.caching == CachePolicy(pins=(Pin(ends[0], 1800.0), Pin(ends[1], 43200.0)))
 
 
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_parts_of_every_type_of_text_count_before_a_breakpoint(site: Any, kind: str) -> None:
+    """The text of types of other APIs was not counted: the pin ended before it."""
+    site.chat(**chat({"type": kind, "text": "first"}, part("second", mode="explicit"), part("third")))
+    (pin,) = site.engine.asked[0].caching.pins
+    assert pin.num_tokens == 1 + len("user: first\nsecond")
+
+
 def test_breakpoints_take_the_usual_ttl_and_the_last_four_count(site: Any) -> None:
     parts = [part(f"{i}", mode="explicit") for i in range(6)]
     site.chat(**chat(*parts, prompt_cache_options={"ttl": "12h"}))

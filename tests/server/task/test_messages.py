@@ -53,7 +53,7 @@ def test_a_replayed_turn_may_say_nothing(site: Any, role: str, content: dict[str
     assert site.tokenizer.rendered[1] == {"role": role.replace("function", "tool"), "content": ""}
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url", "image", "document"])
 def test_parts_that_a_text_model_cannot_see(site: Any, kind: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": kind, kind: {"url": "data:"}}]
     error = site.chat(messages=[{"role": "user", "content": parts}]).error
