@@ -153,7 +153,7 @@ def test_any_text_becomes_harmless_nodes(modules: Page) -> None:
     known = {"class", "href", "target", "rel", "start", "type", "title", "aria-label", "aria-hidden", "viewBox", "d"}
     for text, (tags, attributes) in zip(texts, modules.evaluate(code, texts), strict=True):
         assert all(re.fullmatch(TAGS, tag) for tag in tags), text
-        assert {name for name, _ in attributes} <= known | {"tabindex", "value", "dir", "role"}, text
+        assert {name for name, _ in attributes} <= known | {"tabindex", "value", "dir", "role", "aria-level"}, text
         assert all(value.startswith("https://") for name, value in attributes if name == "href"), text
 
 
