@@ -26,21 +26,23 @@ async function request(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw failure(body.error ?? { message: `The server answered ${response.status}.` }, response.status);
+  throw failure(body.error ?? { message: `The server answered ${response.status}.` }, response.status, response.headers.get("retry-after"));
 }
 
-/** What happened, by the API's code; the server's own words say more. */
+/** What happened, by the API's code or the status; the server's own words say more. */
 const EVENTS = {
   shutting_down: "The server was shut down.",
   engine_restarting: "The engine is away: it died, hangs or is loading, and comes back by itself.",
   model_loading: "The model is being loaded.",
   invalid_api_key: "The API key is missing, or is accepted no more.",
   queue_full: "Too many requests are waiting.",
+  429: "The limit of this API key is reached.",
 };
 
-function failure({ message, code = "" }, status) {
-  const event = EVENTS[code];
-  return new ApiError(event ? `${event} (${message})` : message, status, code ?? "");
+function failure({ message, code = "" }, status, seconds) {
+  const event = EVENTS[code] ?? EVENTS[status];
+  const wait = Number(seconds) > 0 ? ` Try again in ${seconds} s.` : "";
+  return new ApiError((event ? `${event} (${message})` : message) + wait, status, code ?? "");
 }
 
 /**

@@ -2,6 +2,7 @@
 
 import { countTokens } from "./api.js";
 import { byId, el, iconButton } from "./dom.js";
+import { keepFiles } from "./drafts.js";
 
 const MAX_BYTES = 4_000_000;
 
@@ -28,7 +29,7 @@ export class Attachments {
    * @param {() => void} onChange
    */
   constructor(model, onChange) {
-    Object.assign(this, { model, onChange, files: [] });
+    Object.assign(this, { model, onChange, files: [], isDraft: true });
     byId("attach").addEventListener("click", () => byId("attach-file").click());
     byId("attach-file").addEventListener("change", ({ target }) => {
       this.add([...target.files]);
@@ -62,12 +63,14 @@ export class Attachments {
     this.onChange();
   }
 
-  set(files = []) {
-    this.files = files;
+  /** @param {boolean} isDraft whether they belong to a new message, which a reload keeps */
+  set(files = [], isDraft = true) {
+    Object.assign(this, { files, isDraft });
     this.show();
   }
 
   show() {
+    keepFiles(this.isDraft ? this.files : []);
     byId("attach-fault").textContent = "";
     byId("attached").replaceChildren(...this.files.map((file) => this.chip(file)));
   }
@@ -81,7 +84,7 @@ export class Attachments {
       () => {},
     );
     const remove = iconButton("close", `Remove ${file.name}`, () => {
-      this.set(this.files.filter((other) => other !== file));
+      this.set(this.files.filter((other) => other !== file), this.isDraft);
       this.onChange();
     });
     return el("li", { class: "file" }, el("span", { class: "name" }, file.name), length, remove);

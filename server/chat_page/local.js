@@ -86,6 +86,7 @@ const text = (storage, name) => ({
 });
 export const draft = text(session, "draft");
 export const current = text(session, "current");
+export const tab = text(session, "tab");
 export const theme = text(local, "theme");
 export const folded = text(local, "folded");
 

@@ -7,6 +7,7 @@ import { ConversationsView } from "./conversations_view.js";
 import { byId, icon } from "./dom.js";
 import { bindDrawers, closeDrawer, toggleSidebar } from "./drawers.js";
 import { EngineView } from "./engine_view.js";
+import { keptFiles } from "./drafts.js";
 import { current, draft, key } from "./local.js";
 import { chooseModel, showModels } from "./models.js";
 import { bindNotices, tellUndoable, warnUnsaved } from "./notices.js";
@@ -185,6 +186,8 @@ async function start() {
   const text = draft.read();
   chat.open((await readConversation(current.read())) ?? freshConversation());
   composer.write(byId("input").value || text);
+  const files = await keptFiles();
+  if (files.length && !composer.attachments.files.length) composer.attachments.set(files);
   engine.run();
 }
 

@@ -8,7 +8,7 @@ import { pretty } from "./json.js";
 import { showMarkdown } from "./markdown.js";
 import { showTokens, watchTokens } from "./tokens_view.js";
 
-const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped." };
+const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped.", interrupted: "Interrupted: the page was closed." };
 const ALIVE_MS = 10_000; // a growing answer is stored more often than this
 
 /** Why an answer ended; one without an end grows in another tab, or its page is gone. */
@@ -24,6 +24,7 @@ function endOf({ finish, changed }) {
  * @property {(() => void)|null} onRetry
  * @property {(() => void)|null} onRemove
  * @property {((results: Map<string, string>, given: Map<string, string>) => void)|null} onResults with edited arguments
+ * @property {(() => void)|null} onContinue lets an answer that was cut go on
  * @property {boolean} isSent whether the model gets to see it
  */
 
@@ -99,7 +100,9 @@ export class AnswerView {
     this.fault.textContent = message.error ?? "";
     const parts = [isLive ? null : endOf(message), message.is_edited && "Edited.", ...describe(message.stats ?? {})];
     const asked = isLive ? null : askedView(message.asked);
-    this.note.replaceChildren(...parts.filter(Boolean).map((part) => el("span", {}, part)), ...(asked ? [asked] : []));
+    const goOn = isLive || !this.actions.onContinue ? null : el("button", { type: "button", class: "link", onclick: this.actions.onContinue }, "Continue");
+    const [end, ...figures] = parts.map((part) => part && el("span", {}, part));
+    this.note.replaceChildren(...[end, goOn, ...figures, asked].filter(Boolean));
     this.buttons.replaceChildren(...(isLive ? [] : this.makeButtons()));
   }
 

@@ -84,8 +84,8 @@ export function buildBody(path, settings, model) {
   if (stop.length) body.stop = stop;
   if (settings.tools_on && model?.has_tools !== false) {
     body.tools = readTools(settings.tools);
-    // If a call were required after a result, too, the model could never answer in words.
-    body.tool_choice = path.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
+    // If a call were required after a result, too, the model could never answer in words; nor could an answer go on.
+    body.tool_choice = path.at(-1)?.role === "user" ? settings.tool_choice : "auto";
   }
   if (settings.schema_on) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: readSchema(settings.schema) } };
@@ -151,12 +151,15 @@ export function wireMessages(path, settings) {
 /** A user's words behind the summary and the files that belong to them. */
 function withFiles({ content, files = [] }, summary) {
   const parts = summary ? [`Summary of what was said before:\n${summary}`] : [];
-  for (const { name, text } of files) {
-    const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-    const fence = "`".repeat(longest + 1);
-    parts.push(`${name}:\n${fence}\n${text}\n${fence}`);
-  }
+  for (const { name, text } of files) parts.push(`${name}:\n${fenced(text)}`);
   return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+/** A text between fences that are longer than any in it. */
+export function fenced(text, language = "") {
+  const longest = (text.match(/`+/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
+  const fence = "`".repeat(longest + 1);
+  return `${fence}${language}\n${text}\n${fence}`;
 }
 
 const wireCall = (call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } });

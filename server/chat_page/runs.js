@@ -58,6 +58,6 @@ export class Runs {
   /** Keep what has come of every answer, and what is not stored yet, as the page is closed. */
   leave() {
     for (const { conversation, message } of this.running.values()) conversation.touch(message);
-    rescueAll((message) => (this.has(message) ? { ...message, finish: "stopped" } : message));
+    rescueAll((message) => (this.has(message) ? { ...message, finish: "interrupted" } : message));
   }
 }

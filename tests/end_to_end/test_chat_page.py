@@ -21,6 +21,17 @@ WEATHER = """{"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}}"""
 
 
+SLOWLY = """() => {
+    const read = ReadableStreamDefaultReader.prototype.read;
+    ReadableStreamDefaultReader.prototype.read = async function () {
+        const { done, value } = await read.call(this);
+        window.letters = (window.letters ?? 0) + (value?.length ?? 0);
+        return window.letters > 8000 ? new Promise(() => {}) : { done, value };
+    };
+}"""
+"""Of a stream, the page reads the beginning only, however fast the model is."""
+
+
 def ask_for_something_long(page: Page) -> None:
     page.click("text=JSON schema >> nth=0")
     page.fill("[data-setting=schema]", LONG)
@@ -94,13 +105,40 @@ def test_an_answer_stops(page: Page, live_server: LiveServer) -> None:
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
-def test_leaving_keeps_what_has_come(page: Page, live_server: LiveServer) -> None:
+def test_an_answer_that_a_reload_cut_goes_on_at_one_click(page: Page, live_server: LiveServer) -> None:
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")
+    say(page, "Tell me a story about Mia and a fox")
+    content, note = page.locator(".answer .content"), page.locator(".answer .note")
+    whole = content.inner_text()
+    page.evaluate(SLOWLY)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(content).to_have_text(re.compile(r"^.{10}"))
+    page.reload()
+    expect(note).to_contain_text("Interrupted: the page was closed.")
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+    begun = content.inner_text()
+    assert whole.startswith(begun) and len(begun) < len(whole)
+    with page.expect_request(CHAT) as asked:
+        page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector("#send:visible")
+    assert asked.value.post_data_json["continue_final_message"] is True
+    expect(content).to_have_text(whole)
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    expect(page.locator(".answer .switch")).to_have_text("2/2")  # no third
+    page.reload()
+    expect(content).to_have_text(whole)
+
+
+def test_what_follows_a_schema_cannot_go_on(page: Page, live_server: LiveServer) -> None:
+    """The schema would begin anew."""
     ask_for_something_long(page)
     expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
     first = page.inner_text(".answer pre")
     page.reload()
     assert page.inner_text(".answer pre").startswith(first)
-    expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+    expect(page.locator(".answer .note")).to_contain_text("Interrupted: the page was closed.")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 

@@ -19,6 +19,8 @@ def test_files_go_in_front_of_the_words(page: Page, tmp_path: pathlib.Path) -> N
     expect(page.locator("#attach-fault")).to_contain_text("c.bin is no text in UTF-8. d.txt is no text")
     expect(page.locator("#attach-fault")).to_contain_text("reads no PDF")
     expect(page.locator("#measured")).to_contain_text("tokens")  # with the files, before anything is sent
+    page.reload()  # with the files, which are not sent yet
+    expect(page.locator("#attached .name")).to_have_text(["a.py", "b.txt"])
     say(page, "Look at these")
     sent = "a.py:\n````\nprint('```')\n\n````\n\nb.txt:\n```\nnaïve\n```\n\nLook at these"
     assert bodies[0]["messages"] == [{"role": "user", "content": sent}]
@@ -27,6 +29,11 @@ def test_files_go_in_front_of_the_words(page: Page, tmp_path: pathlib.Path) -> N
     expect(page.locator(".user details.file")).to_have_count(2)
     page.click("details.file summary >> nth=0")
     expect(page.locator("details.file pre").first).to_contain_text("print")
+    page.get_by_role("button", name="Edit message").click()
+    expect(page.locator("#attached .name")).to_have_text(["a.py", "b.txt"])
+    page.reload()  # which is no new message
+    expect(page.locator(".user details.file")).to_have_count(2)
+    expect(page.locator("#attached .file")).to_have_count(0)
     page.get_by_role("button", name="Edit message").click()
     page.get_by_role("button", name="Remove a.py").click()
     say(page, "Only this")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.end_to_end.browser import CHAT, Open, Tab, chunk, pages, say, script, stream, text_answer
 from tests.end_to_end.conftest import LiveServer
@@ -172,11 +172,18 @@ def test_what_has_not_changed_keeps_its_nodes(modules: Page) -> None:
 ERROR = {"message": "temperature must be at most 2, got 9", "type": "invalid_request_error"}
 
 
+def refusal(status: int, code: str | None) -> dict[str, Any]:
+    return {"status": status, "json": {"error": {"message": "m", "code": code}}, "headers": {"retry-after": "2"}}
+
+
 @pytest.mark.parametrize(
     ("failure", "told"),
     [
         ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
         ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
+        (refusal(503, "queue_full"), "Too many requests are waiting. (m) Try again in 2 s."),
+        (refusal(429, "rate_limit_exceeded"), "The limit of this API key is reached. (m) Try again in 2 s."),
+        (refusal(429, None), "The limit of this API key is reached. (m) Try again in 2 s."),
         (
             {"status": 503, "json": {"error": {"message": "m", "code": "shutting_down"}}},
             "The server was shut down. (m)",
@@ -191,15 +198,39 @@ def test_a_failure_is_shown_and_can_be_tried_again(page: Page, failure: dict[str
     page.route(CHAT, lambda route: route.fulfill(**failure) if failure else route.abort())
     say(page, "My long question")
     expect(page.locator(".error")).to_contain_text(told)
-    if failure and "half" in failure.get("body", ""):
-        expect(page.locator(".answer .content")).to_have_text("half")
     page.reload()
     expect(page.locator(".bubble")).to_have_text("My long question")
+    is_begun = bool(failure) and "half" in failure.get("body", "")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(int(is_begun))
+    if is_begun:
+        expect(page.locator(".answer .content")).to_have_text("half")
     page.unroute(CHAT)
     bodies = script(page, text_answer("now"))
     page.get_by_role("button", name="Try again").click()
     expect(page.locator(".answer .content")).to_have_text("now")
     assert bodies[0]["messages"] == [{"role": "user", "content": "My long question"}]
+
+
+def test_a_key_that_is_accepted_no_more_is_asked_for_and_nothing_is_lost(page: Page) -> None:
+    """As after a restart of the server with another key, while the page is open."""
+    script(page, text_answer("fine"))
+    say(page, "Hello")
+
+    def refuse(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer new":
+            return route.continue_()
+        return route.fulfill(status=401, json={"error": {"message": "m", "code": "invalid_api_key"}})
+
+    page.route("**/stats", refuse)
+    dialog = page.locator("dialog")
+    expect(dialog).to_be_visible()
+    expect(page.locator("#key-reason")).to_have_text("The API key is missing, or is accepted no more. (m)")
+    expect(page.locator("#pill-text")).to_have_text("no key")
+    page.fill("#key", "new")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#pill-text")).to_have_text("idle")
+    expect(page.locator(".answer .content")).to_have_text("fine")
 
 
 SHORT_PAUSES = """() => {
