@@ -36,6 +36,7 @@ export class Answer {
   addDelta(delta, now) {
     const { message } = this;
     const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
+    if (delta.hosted_call) (message.hosted ??= []).push(delta.hosted_call);
     if (!(reasoning || delta.content || delta.tool_calls)) return;
     if (this.first === null) {
       this.first = now;

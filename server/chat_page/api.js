@@ -2,6 +2,7 @@
 // works behind a proxy that serves it under a path.
 
 import { key } from "./local.js";
+import { chunksOf, responseBody } from "./responses.js";
 
 /** An error from the server or the network. `status` is 0 if there was no response; `code` is the API's, or "". */
 export class ApiError extends Error {
@@ -72,21 +73,25 @@ export async function countTokens(body, signal) {
 }
 
 /**
- * POST /v1/chat/completions, streamed.
+ * POST /v1/chat/completions, streamed; with MCP servers, which only responses have, POST /v1/responses.
  * @param {object} body
  * @param {AbortSignal} signal ends the stream and the request
  * @yields {object} chunks
  * @throws {ApiError} before the first chunk or between two chunks
  */
 export async function* streamChat(body, signal) {
-  const response = await request("v1/chat/completions", { ...json(body), signal });
-  for await (const data of events(response.body)) {
-    if (data.startsWith("[DONE]")) return;
-    const chunk = JSON.parse(data);
+  const [path, given, chunks] = body.mcp_servers ? ["v1/responses", responseBody(body), chunksOf] : ["v1/chat/completions", body, parsed];
+  const response = await request(path, { ...json(given), signal });
+  for await (const chunk of chunks(events(response.body))) {
+    if (chunk.is_last) return;
     if (chunk.error) throw failure(chunk.error, 500);
     yield chunk;
   }
   throw new ApiError("The connection was lost before the answer was complete.");
+}
+
+async function* parsed(events) {
+  for await (const data of events) yield data.startsWith("[DONE]") ? { is_last: true } : JSON.parse(data);
 }
 
 /** The data of server-sent events, without comments and other fields. */

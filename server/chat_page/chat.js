@@ -76,7 +76,7 @@ export class Chat {
   /** Let an answer that was cut go on where it ended. */
   goOn(message) {
     this.attempt(() => {
-      const { response_format: schema, ...body } = this.check(this.pathTo(message));
+      const { response_format: schema, mcp_servers: servers, tool_choice: choice, ...body } = this.check(this.pathTo(message));
       for (const name of ["finish", "error", "error_code"]) delete message[name];
       this.conversation.touch(message);
       this.runs.start(this.conversation, message, { ...body, continue_final_message: true });

@@ -21,6 +21,7 @@ const KEPT_MS = 60_000; // how long a deleted message can be brought back
  * @property {{name: string, text: string}[]} [files] attached to a user's message
  * @property {string} [reasoning]
  * @property {{id: string, name: string, arguments: string}[]} [calls]
+ * @property {{server: string, name: string, arguments: string, result: string}[]} [hosted] calls that the server made
  * @property {string} [call_id] of the call that a tool message answers
  * @property {[string, number, [string, number][], string][]} [tokens] name, log-probability, alternatives, shown text
  * @property {object} [stats] see `Answer`

@@ -53,6 +53,7 @@ const DEFAULTS = {
   tools_on: false,
   tools: "",
   tool_choice: "auto",
+  mcp_servers: [],
   schema_on: false,
   schema: "",
   thinking: false,

@@ -11,7 +11,7 @@ import { keptFiles } from "./drafts.js";
 import { current, draft, key } from "./local.js";
 import { chooseModel, showModels } from "./models.js";
 import { bindNotices, tellUndoable, warnUnsaved } from "./notices.js";
-import { askForKey, bindSettings, bindTheme, change, showDefaults, useSettings } from "./settings_view.js";
+import { askForKey, bindSettings, bindTheme, change, showDefaults, showServers, useSettings } from "./settings_view.js";
 import { freshConversation, isKept, newConversation, readConversation, takeOver, unsaved, watchOtherTabs, writeSettings } from "./store.js";
 import { load, saveAllJson, saveAllMarkdown } from "./transfer.js";
 
@@ -157,6 +157,7 @@ async function showModel() {
   byId("chip-thinking").hidden = !model.thinking;
   context.refresh();
   for (const part of document.querySelectorAll("[data-section=tools], #section-tools")) part.hidden = !model.has_tools;
+  showServers(model.mcp_servers);
   chat.show();
   models ??= showModels(chat);
   showDefaults((await models).get(model.name) ?? {});

@@ -48,6 +48,11 @@ function askedView({ model, ...parameters } = {}) {
   return el("details", { class: "asked" }, el("summary", {}, "Parameters"), el("p", {}, [`model ${model}`, ...named].join(" · ")));
 }
 
+/** A call that the server made. */
+const hostedView = ({ server, name, arguments: given, result }) =>
+  el("details", { class: "file" }, el("summary", {}, name || "No tools", " ", el("span", { class: "muted" }, server)),
+    given ? codeBlock(pretty(given).text, "json") : null, el("p", { class: "result", dir: "auto" }, result));
+
 /** A user's message. */
 export class UserView {
   /** @param {import("./conversation.js").Message} message @param {Actions} actions */
@@ -75,13 +80,14 @@ export class AnswerView {
     this.reasoning = el("div", { class: "prose" });
     this.summary = el("summary");
     this.thinking = el("details", { class: "thinking" }, this.summary, this.reasoning);
+    this.hosted = el("div", { class: "hosted" });
     this.content = el("div", { class: "content prose" });
     this.calls = el("form", { class: "calls", onsubmit: (event) => this.sendResults(event) });
     this.fault = el("p", { class: "error", role: "alert" });
     this.note = el("div", { class: "note" });
     this.buttons = el("span", { class: "actions" });
     const foot = el("footer", {}, this.note, this.buttons, switcher(actions.alternatives));
-    this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.content, this.calls, this.fault, foot);
+    this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.hosted, this.content, this.calls, this.fault, foot);
     this.showsTokens = message.tokens?.length > 0;
   }
 
@@ -94,6 +100,7 @@ export class AnswerView {
     this.summary.textContent = isThinking ? "Thinking…" : thoughtFor(message.stats);
     this.summary.classList.toggle("pulse", isThinking);
     showMarkdown(this.reasoning, message.reasoning ?? "", isLive);
+    this.hosted.append(...(message.hosted ?? []).slice(this.hosted.childElementCount).map(hostedView));
     this.showContent(isLive);
     this.showCalls(isLive);
     this.fault.hidden = !message.error;

@@ -29,7 +29,7 @@ function parse(section, text, what) {
 }
 
 /** Tools from JSON: a function or a list of them, bare or as `{"type": "function", "function": ...}`. */
-export function readTools(text) {
+function readTools(text) {
   const given = [parse("tools", text, "The list of functions")].flat();
   if (!given.length) throw new Fault("tools", "Declare at least one function.");
   return given.map((tool, index) => {
@@ -43,6 +43,9 @@ export function readTools(text) {
     return { type: "function", function: inner };
   });
 }
+
+/** The tools of a conversation: functions, which may be missing if MCP servers have tools. */
+export const toolsOf = ({ tools, mcp_servers: servers }) => (servers?.length && !tools.trim() ? [] : readTools(tools));
 
 /** A JSON schema from JSON. */
 export function readSchema(text) {
@@ -61,7 +64,8 @@ export function buildCount(path, settings, model) {
   const body = { model: settings.model || model?.name, messages: wireMessages(path, settings), ...thinkingOf(settings, model) };
   if (!settings.tools_on || model?.has_tools === false) return body;
   try {
-    return { ...body, tools: readTools(settings.tools) };
+    const tools = toolsOf(settings);
+    return { ...body, ...(tools.length && { tools }) };
   } catch {
     return body;
   }
@@ -83,9 +87,11 @@ export function buildBody(path, settings, model) {
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) body.stop = stop;
   if (settings.tools_on && model?.has_tools !== false) {
-    body.tools = readTools(settings.tools);
-    // If a call were required after a result, too, the model could never answer in words; nor could an answer go on.
-    body.tool_choice = path.at(-1)?.role === "user" ? settings.tool_choice : "auto";
+    const [tools, servers] = [toolsOf(settings), (settings.mcp_servers ?? []).filter((label) => model?.mcp_servers.includes(label))];
+    if (tools.length) body.tools = tools;
+    if (servers.length) body.mcp_servers = servers;
+    // If a call were required after a result, too, the model could never answer in words.
+    if (tools.length || servers.length) body.tool_choice = path.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
   }
   if (settings.schema_on) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: readSchema(settings.schema) } };

@@ -2,10 +2,10 @@
 
 import { byId, el } from "./dom.js";
 import { SCHEMA, TOOLS } from "./examples.js";
-import { Fault, SAMPLING, readSchema, readTools } from "./request.js";
+import { Fault, SAMPLING, readSchema, toolsOf } from "./request.js";
 import { defaults, key, presets, theme } from "./local.js";
 
-const CHECKS = { tools: readTools, schema: readSchema };
+const CHECKS = { tools: toolsOf, schema: ({ schema }) => readSchema(schema) };
 
 let settings = {}; // of the open conversation
 let onChange = () => {};
@@ -62,14 +62,24 @@ function show() {
   for (const chip of document.querySelectorAll("[data-toggle]")) {
     chip.setAttribute("aria-pressed", Boolean(settings[chip.dataset.toggle]));
   }
+  for (const box of byId("mcp-servers").querySelectorAll("input")) box.checked = settings.mcp_servers?.includes(box.value) ?? false;
   Object.keys(CHECKS).forEach(check);
+}
+
+/** Offer the MCP servers that the operator allows. */
+export function showServers(labels) {
+  const choose = () => change({ mcp_servers: [...byId("mcp-servers").querySelectorAll(":checked")].map((box) => box.value) });
+  const box = (value) => el("label", { class: "check" }, el("input", { type: "checkbox", value, onchange: choose }), value);
+  byId("mcp-servers").replaceChildren(...labels.map(box));
+  byId("mcp").hidden = !labels.length;
+  show();
 }
 
 function toggle(chip) {
   const name = chip.dataset.toggle;
   change({ [name]: !settings[name] });
   const { section } = chip.dataset;
-  if (settings[name] && section && !settings[section].trim()) showSection(section);
+  if (settings[name] && section && byId(`${section}-fault`).textContent) showSection(section);
 }
 
 /** Named system prompts: choose one, keep the present one under a name, forget one. */
@@ -108,7 +118,7 @@ function check(section) {
   fault.textContent = "";
   if (!settings[`${section}_on`]) return;
   try {
-    CHECKS[section](settings[section]);
+    CHECKS[section](settings);
   } catch (error) {
     if (!(error instanceof Fault)) throw error;
     fault.textContent = error.message;

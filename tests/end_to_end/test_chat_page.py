@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.end_to_end.browser import CHAT, Open, pages, say, script, text_answer
 from tests.end_to_end.conftest import ENGINE, LiveServer, Serve
+from tests.server.mcp_servers import new_server
+from tests.server.mcp_servers import serve as serve_mcp
 
 LONG = '{"type": "string", "minLength": 1000000}'
 """An answer that follows this schema fills the context of the model, however fast that is: it runs until it is stopped.
@@ -162,8 +164,50 @@ def test_an_answer_goes_on_beside_another_conversation(page: Page, live_server: 
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
-def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
-    page = open_page(serve("--api-key", "sécret", "--dtype", "float32").base_url)
+def test_a_key_is_asked_for_and_sent_and_servers_of_the_operator_are_used(open_page: Open, serve: Serve) -> None:
+    server = new_server("weather")
+
+    @server.tool()
+    def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        return f"sunny in {city}"
+
+    with serve_mcp(server.streamable_http_app()) as url:
+        live = serve("--api-key", "sécret", "--dtype", "float32", WEFT_MCP_SERVERS=f"weather={url},gone={url[:-4]}/no")
+        page = open_page(live.base_url)
+        check_the_key(page)
+        check_the_servers(page)
+
+
+def check_the_servers(page: Page) -> None:
+    page.click("#new-chat")
+    page.click("[data-toggle=tools_on]")  # opens the section, as there is nothing to call yet
+    expect(page.locator("#tools-fault")).to_contain_text("missing")
+    page.get_by_label("weather", exact=True).check()
+    page.get_by_label("gone").check()
+    expect(page.locator("#tools-fault")).to_be_empty()
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")
+    say(page, "What is the weather in Oslo?")
+    hosted = page.locator(".hosted details")
+    expect(hosted.locator("summary")).to_have_text(["No tools gone", re.compile("get_weather weather")])
+    page.click(".hosted summary:has-text('get_weather')")
+    expect(hosted.last).to_contain_text("sunny in Oslo")
+    expect(page.locator(".answer .content")).not_to_be_empty()
+    expect(page.locator(".answer .note")).to_contain_text("tokens")
+    page.reload()
+    expect(page.get_by_label("weather", exact=True)).to_be_checked()
+    expect(hosted.last).to_contain_text("sunny in Oslo")
+    say(page, "Thanks")
+    expect(page.locator(".answer .content").last).not_to_be_empty()
+    page.click("#section-tools > summary")
+    page.get_by_label("weather", exact=True).uncheck()
+    page.get_by_label("gone").uncheck()
+    expect(page.locator("#tools-fault")).to_contain_text("missing")
+    expect(page.locator(".error:visible")).to_have_count(0)
+
+
+def check_the_key(page: Page) -> None:
     dialog = page.locator("dialog")
     expect(dialog).to_be_visible()
     page.fill("#key", "wrong")
@@ -192,6 +236,10 @@ def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
     other.keyboard.press("Enter")
     expect(other.locator("#key-reason")).to_contain_text("API key")
     assert other.evaluate("[localStorage, sessionStorage].map(s => s.getItem('weft:key'))") == [None, None]
+    other.close()
+    page.fill("#key", "sécret")  # it is gone in this tab as well
+    page.keyboard.press("Enter")
+    expect(page.locator("#pill-text")).to_have_text("idle")
 
 
 def test_a_tool_is_called_and_answered(page: Page) -> None:

@@ -40,6 +40,7 @@ class Stats(msgspec.Struct):
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
         thinking: How to switch reasoning; null: there is no switch.
+        mcp_servers: The labels of those that /v1/responses may use.
         engine: One reading of the status page, with the names of `weft.engine.wire.status_page.Status`.
     """
 
@@ -49,6 +50,7 @@ class Stats(msgspec.Struct):
     max_model_len: int | None
     has_tools: bool
     thinking: ThinkingSwitch | None
+    mcp_servers: list[str]
     engine: Mapping[str, float]
 
 
@@ -71,6 +73,7 @@ async def show_stats(request: Request, context: Context, model: str | None = Non
         max_model_len=info.max_model_len if info else None,
         has_tools=served.formats.tools is not None,
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
+        mcp_servers=sorted(context.settings.mcp_servers),
         engine=engine_stats(status),
     )
     headers = {"cache-control": "no-store"}
