@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import zlib
 
 from playwright.sync_api import Page, expect
 
@@ -17,7 +18,7 @@ def test_files_go_in_front_of_the_words(page: Page, tmp_path: pathlib.Path) -> N
     expect(page.locator("#attached .name")).to_have_text(["a.py", "b.txt"])
     expect(page.locator("#attached .file").first).to_contain_text("tokens")
     expect(page.locator("#attach-fault")).to_contain_text("c.bin is no text in UTF-8. d.txt is no text")
-    expect(page.locator("#attach-fault")).to_contain_text("reads no PDF")
+    expect(page.locator("#attach-fault")).to_contain_text("e.pdf cannot be read: it is damaged, or no PDF.")
     expect(page.locator("#measured")).to_contain_text("tokens")  # with the files, before anything is sent
     page.reload()  # with the files, which are not sent yet
     expect(page.locator("#attached .name")).to_have_text(["a.py", "b.txt"])
@@ -48,6 +49,48 @@ def test_files_go_in_front_of_the_words(page: Page, tmp_path: pathlib.Path) -> N
     page.keyboard.press("Enter")  # without a word
     expect(page.locator(".answer .content").last).to_have_text("three")
     assert bodies[2]["messages"][-1]["content"] == "f.md:\n```\ndropped\n```"
+
+
+def pdf(*pages: bytes) -> bytes:
+    """A PDF with these contents of pages, packed."""
+    contents = [zlib.compress(page) for page in pages]
+    kids = b" ".join(b"%d 0 R" % (4 + 2 * i) for i in range(len(pages)))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [%b] /Count %d >>" % (kids, len(pages)),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+    ]
+    for index, data in enumerate(contents):
+        objects.append(
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 300] /Contents %d 0 R"
+            b" /Resources << /Font << /F 3 0 R >> >> >>" % (5 + 2 * index)
+        )
+        objects.append(b"<< /Length %d /Filter /FlateDecode >>\nstream\n%b\nendstream" % (len(data), data))
+    file, offsets = b"%PDF-1.7\n", []
+    for number, each in enumerate(objects, 1):
+        offsets.append(len(file))
+        file += b"%d 0 obj\n%b\nendobj\n" % (number, each)
+    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    size = len(objects) + 1
+    end = b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (size, len(file))
+    return file + b"xref\n0 %d\n0000000000 65535 f \n%b%b" % (size, table, end)
+
+
+def test_the_text_of_a_pdf_goes_along_and_others_are_told(page: Page) -> None:
+    bodies = script(page, text_answer("one"))
+    first = b"BT /F 12 Tf 20 250 Td (Weft na\\357ve) Tj 0 -14 Td (second line) Tj ET"
+    second = b"BT /F 12 Tf 20 250 Td [(pa) -20 (ge two)] TJ ET"
+    given = {"good.pdf": pdf(first, second), "scan.pdf": pdf(b"0 0 100 100 re f"), "cut.pdf": pdf(first)[:300]}
+    kind = "application/pdf"
+    files = [{"name": name, "mimeType": kind, "buffer": data} for name, data in given.items()]
+    page.set_input_files("#attach-file", files)
+    expect(page.locator("#attach-fault")).to_contain_text("scan.pdf cannot be read: it holds no text; is it a scan?")
+    expect(page.locator("#attach-fault")).to_contain_text("cut.pdf cannot be read: it is damaged, or no PDF.")
+    expect(page.locator("#attached .name")).to_have_text("good.pdf")
+    expect(page.locator("#attached .file")).to_contain_text("tokens")
+    say(page, "Read this")
+    sent = "good.pdf:\n```\nWeft naïve\nsecond line\n\npage two\n```\n\nRead this"
+    assert bodies[0]["messages"] == [{"role": "user", "content": sent}]
 
 
 def test_answers_of_two_settings_stand_side_by_side_with_their_parameters(page: Page) -> None:
