@@ -432,7 +432,7 @@ def test_five_hundred_chats_are_listed_at_once(page: Page) -> None:
                 const chat = `c${i}`;
                 const meta = { title: `chat ${i}`, titled: 1, time: i, settings: {}, settled: 0 };
                 await handle.putChat({ id: chat, ...meta });
-                for (let j = 0; j < 20; j++) {
+                for (let j = 0; j < 6; j++) {
                     const parent = j ? `${chat}.${j - 1}` : null;
                     const place = { id: `${chat}.${j}`, chat, parent, born: j, changed: j };
                     const said = { role: j % 2 ? "assistant" : "user", content: "word ".repeat(200) };
