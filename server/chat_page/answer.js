@@ -22,6 +22,7 @@ export class Answer {
   add(chunk) {
     const now = performance.now();
     const { message } = this;
+    if (message.asked?.background) Object.assign(message, { at: chunk.at, response_id: chunk.response_id ?? message.response_id });
     const [choice] = chunk.choices ?? [];
     if (choice) this.addDelta(choice.delta ?? {}, now);
     const shown = choice?.delta?.content ? choice.logprobs?.content : null; // no tokens of reasoning and calls
@@ -36,6 +37,7 @@ export class Answer {
   addDelta(delta, now) {
     const { message } = this;
     const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
+    if (delta.is_next && message.content) message.content += "\n\n";
     if (delta.hosted_call) (message.hosted ??= []).push(delta.hosted_call);
     if (!(reasoning || delta.content || delta.tool_calls)) return;
     if (this.first === null) {
@@ -46,7 +48,7 @@ export class Answer {
     if (message.reasoning && !message.content && !message.calls.length) message.stats.thought = now - this.first;
     message.content += delta.content ?? "";
     for (const part of delta.tool_calls ?? []) {
-      const call = (message.calls[part.index] ??= { id: part.id, name: "", arguments: "" });
+      const call = (message.calls[part.index ?? message.calls.length] ??= { id: part.id, name: "", arguments: "" });
       call.name += part.function?.name ?? "";
       call.arguments += part.function?.arguments ?? "";
     }

@@ -73,15 +73,27 @@ export async function countTokens(body, signal) {
 }
 
 /**
- * POST /v1/chat/completions, streamed; with MCP servers, which only responses have, POST /v1/responses.
+ * POST /v1/chat/completions, streamed; what only responses can do, POST /v1/responses.
  * @param {object} body
  * @param {AbortSignal} signal ends the stream and the request
  * @yields {object} chunks
  * @throws {ApiError} before the first chunk or between two chunks
  */
 export async function* streamChat(body, signal) {
-  const [path, given, chunks] = body.mcp_servers ? ["v1/responses", responseBody(body), chunksOf] : ["v1/chat/completions", body, parsed];
-  const response = await request(path, { ...json(given), signal });
+  const [path, given, chunks] = body.mcp_servers || body.background ? ["v1/responses", responseBody(body), chunksOf] : ["v1/chat/completions", body, parsed];
+  yield* read(await request(path, { ...json(given), signal }), chunks);
+}
+
+/** The rest of an answer in the background, behind the event of this number. */
+export async function* resumeChat({ response_id: id, at }, signal) {
+  const query = at === undefined ? "" : `&starting_after=${at}`;
+  yield* read(await request(`v1/responses/${id}?stream=true${query}`, { signal }), chunksOf);
+}
+
+/** End an answer in the background, or forget it. */
+export const forgetResponse = (id) => request(`v1/responses/${id}`, { method: "DELETE" }).catch(() => {});
+
+async function* read(response, chunks) {
   for await (const chunk of chunks(events(response.body))) {
     if (chunk.is_last) return;
     if (chunk.error) throw failure(chunk.error, 500);

@@ -44,6 +44,7 @@ export class Chat {
     this.log.clear();
     this.hooks.onOpen();
     this.show();
+    for (const node of conversation.nodes.values()) if (this.runs.canResume(node)) this.resume(node);
     this.log.scrollToEnd();
   }
 
@@ -75,14 +76,23 @@ export class Chat {
 
   /** Let an answer that was cut go on where it ended. */
   goOn(message) {
+    if (message.response_id) return void this.resume(message);
     this.attempt(() => {
-      const { response_format: schema, mcp_servers: servers, tool_choice: choice, ...body } = this.check(this.pathTo(message));
+      const { response_format: schema, mcp_servers: servers, tool_choice: choice, background, ...body } = this.check(this.pathTo(message));
       for (const name of ["finish", "error", "error_code"]) delete message[name];
       this.conversation.touch(message);
       this.runs.start(this.conversation, message, { ...body, continue_final_message: true });
       this.save();
       this.show();
     });
+  }
+
+  /** Read on an answer in the background. */
+  resume(message) {
+    for (const name of ["finish", "error", "error_code", "is_left"]) delete message[name];
+    this.conversation.touch(message);
+    this.runs.start(this.conversation, message, null);
+    this.change();
   }
 
   answerCalls(message, results, given) {

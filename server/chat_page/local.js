@@ -57,6 +57,7 @@ const DEFAULTS = {
   schema_on: false,
   schema: "",
   thinking: false,
+  background: false,
   probabilities: false,
 };
 

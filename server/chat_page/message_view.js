@@ -3,13 +3,13 @@
 import { describe, thoughtFor } from "./answer.js";
 import { fileViews } from "./attachments.js";
 import { codeBlock } from "./code.js";
+import { ALIVE_MS } from "./conversation.js";
 import { copy, el, iconButton } from "./dom.js";
 import { pretty } from "./json.js";
 import { showMarkdown } from "./markdown.js";
 import { showTokens, watchTokens } from "./tokens_view.js";
 
 const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped.", interrupted: "Interrupted: the page was closed." };
-const ALIVE_MS = 10_000; // a growing answer is stored more often than this
 
 /** Why an answer ended; one without an end grows in another tab, or its page is gone. */
 function endOf({ finish, changed }) {

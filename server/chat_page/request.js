@@ -97,6 +97,7 @@ export function buildBody(path, settings, model) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: readSchema(settings.schema) } };
   }
   Object.assign(body, thinkingOf(settings, model));
+  if (settings.background && !settings.probabilities) body.background = true; // only the others' streams have tokens
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   return body;
 }

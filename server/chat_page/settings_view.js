@@ -29,6 +29,7 @@ export function bindSettings(whenChanged) {
     });
   }
   for (const chip of document.querySelectorAll("[data-toggle]")) chip.addEventListener("click", () => toggle(chip));
+  byId("background").addEventListener("change", ({ target }) => change({ background: target.checked }));
   byId("tools-example").addEventListener("click", () => change({ tools: JSON.stringify(TOOLS, null, 2), tools_on: true }));
   byId("schema-example").addEventListener("click", () => change({ schema: JSON.stringify(SCHEMA, null, 2), schema_on: true }));
   byId("make-default").addEventListener("click", () => tell(defaults.write(settings) ? "New chats begin with these settings." : "The browser's storage is full."));
@@ -62,6 +63,7 @@ function show() {
   for (const chip of document.querySelectorAll("[data-toggle]")) {
     chip.setAttribute("aria-pressed", Boolean(settings[chip.dataset.toggle]));
   }
+  byId("background").checked = Boolean(settings.background);
   for (const box of byId("mcp-servers").querySelectorAll("input")) box.checked = settings.mcp_servers?.includes(box.value) ?? false;
   Object.keys(CHECKS).forEach(check);
 }

@@ -132,6 +132,36 @@ def test_an_answer_that_a_reload_cut_goes_on_at_one_click(page: Page, live_serve
     expect(content).to_have_text(whole)
 
 
+def test_an_answer_in_the_background_goes_on_by_itself_after_a_reload(page: Page, live_server: LiveServer) -> None:
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")
+    say(page, "Tell me a story about Mia and a fox")
+    content, note = page.locator(".answer .content"), page.locator(".answer .note")
+    whole = content.inner_text()
+    page.get_by_label("Go on when the page is closed").check()
+    page.evaluate(SLOWLY)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(content).to_have_text(re.compile(r"^.{10}"))
+    begun = content.inner_text()
+    assert whole.startswith(begun) and len(begun) < len(whole)
+    with page.expect_response(re.compile("/v1/responses/.*starting_after=")) as read_on:
+        page.reload()
+    response = read_on.value.url.split("?")[0]
+    expect(content).to_have_text(whole)
+    page.wait_for_selector("#send:visible")
+    expect(note).to_contain_text("tokens")
+    expect(page.locator(".answer .switch")).to_have_text("2/2")
+    page.wait_for_function(
+        "async url => (await fetch(url)).status === 404", arg=response
+    )  # the server has forgotten it
+    page.evaluate(SLOWLY)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(content).to_have_text(re.compile(r"^.{10}"))
+    page.keyboard.press("Escape")
+    expect(note).to_contain_text("Stopped.")
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+
+
 def test_what_follows_a_schema_cannot_go_on(page: Page, live_server: LiveServer) -> None:
     """The schema would begin anew."""
     ask_for_something_long(page)
