@@ -176,39 +176,52 @@ def refusal(status: int, code: str | None) -> dict[str, Any]:
     return {"status": status, "json": {"error": {"message": "m", "code": code}}, "headers": {"retry-after": "2"}}
 
 
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [
-        ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
-        ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
-        (refusal(503, "queue_full"), "Too many requests are waiting. (m) Try again in 2 s."),
-        (refusal(429, "rate_limit_exceeded"), "The limit of this API key is reached. (m) Try again in 2 s."),
-        (refusal(429, None), "The limit of this API key is reached. (m) Try again in 2 s."),
-        (
-            {"status": 503, "json": {"error": {"message": "m", "code": "shutting_down"}}},
-            "The server was shut down. (m)",
-        ),
-        ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered 502."),
-        (stream(chunk({"content": "half"}), {"error": {"message": "the engine died"}}), "the engine died"),
-        (stream(chunk({"content": "half"}), done=False), "The connection was lost"),
-        (None, "The server cannot be reached."),
-    ],
+HALF = chunk({"content": "half"})
+FAILURES: tuple[tuple[dict[str, Any] | None, str], ...] = (
+    ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
+    ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
+    (refusal(503, "queue_full"), "Too many requests are waiting. (m) Try again in 2 s."),
+    (refusal(429, "rate_limit_exceeded"), "The limit of this API key is reached. (m) Try again in 2 s."),
+    (refusal(429, None), "The limit of this API key is reached. (m) Try again in 2 s."),
+    (refusal(503, "shutting_down"), "The server was shut down. (m)"),
+    ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered 502."),
+    (stream(HALF, {"error": {"message": "the engine died"}}), "the engine died"),
+    (stream(HALF, done=False), "The connection was lost"),
+    (None, "The server cannot be reached."),
 )
-def test_a_failure_is_shown_and_can_be_tried_again(page: Page, failure: dict[str, Any] | None, told: str) -> None:
-    page.route(CHAT, lambda route: route.fulfill(**failure) if failure else route.abort())
-    say(page, "My long question")
-    expect(page.locator(".error")).to_contain_text(told)
+"""What becomes of a request, None: nothing; and what the page says."""
+
+
+def test_a_failure_is_shown_and_can_be_tried_again(page: Page) -> None:
+    bodies: list[Any] = []
+
+    def answer(route: Route) -> None:
+        asked = route.request.post_data_json
+        failure, _ = FAILURES[int(asked["messages"][0]["content"].split()[1])]
+        is_again = asked["messages"] in [body["messages"] for body in bodies]
+        bodies.append(asked)
+        if failure or is_again:
+            return route.fulfill(**(text_answer("now") if is_again or not failure else failure))
+        return route.abort()
+
+    page.route(CHAT, answer)
+    for number, (_, told) in enumerate(FAILURES):
+        page.click("#new-chat")
+        say(page, f"Question {number} is long")
+        expect(page.locator(".error")).to_contain_text(told)
     page.reload()
-    expect(page.locator(".bubble")).to_have_text("My long question")
-    is_begun = bool(failure) and "half" in failure.get("body", "")
-    expect(page.get_by_role("button", name="Continue")).to_have_count(int(is_begun))
-    if is_begun:
-        expect(page.locator(".answer .content")).to_have_text("half")
-    page.unroute(CHAT)
-    bodies = script(page, text_answer("now"))
-    page.get_by_role("button", name="Try again").click()
-    expect(page.locator(".answer .content")).to_have_text("now")
-    assert bodies[0]["messages"] == [{"role": "user", "content": "My long question"}]
+    for number, (failure, told) in enumerate(FAILURES):
+        page.click(f".conversations .open:has-text('Question {number} ')")
+        expect(page.locator(".bubble")).to_have_text(f"Question {number} is long")
+        expect(page.locator(".error")).to_contain_text(told)
+        is_begun = bool(failure) and "half" in (failure or {}).get("body", "")
+        expect(page.get_by_role("button", name="Continue")).to_have_count(int(is_begun))
+        if is_begun:
+            expect(page.locator(".answer .content")).to_have_text("half")
+        page.get_by_role("button", name="Try again").click()
+        expect(page.locator(".answer .content")).to_have_text("now")
+        assert bodies[-1]["messages"] == [{"role": "user", "content": f"Question {number} is long"}]
+    assert len(bodies) == 2 * len(FAILURES)
 
 
 def test_a_key_that_is_accepted_no_more_is_asked_for_and_nothing_is_lost(page: Page) -> None:

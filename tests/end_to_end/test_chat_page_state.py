@@ -1,11 +1,11 @@
 """What the chat page keeps: branches, settings of each chat, answers in the background, files; and what it does not."""
 
+import itertools
 import json
 import pathlib
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.end_to_end.browser import CHAT, STORED, chunk, say, script, stream, text_answer
@@ -91,24 +91,26 @@ def test_messages_are_deleted_and_brought_back(page: Page) -> None:
     expect(page.locator("#title")).to_have_text("again")
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        {"status": 400, "json": {"error": {"message": "too long", "code": "context_length_exceeded"}}},
-        {"status": 500, "body": ""},
-        STOPPED,
-        stream(chunk({"reasoning_content": "Hm"}), done=False),
-        stream(chunk({"role": "assistant", "content": ""}), chunk({}, "stop")),
-        stream(chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})),
-    ],
+FAILURES: tuple[dict[str, Any], ...] = (
+    {"status": 400, "json": {"error": {"message": "too long", "code": "context_length_exceeded"}}},
+    {"status": 500, "body": ""},
+    STOPPED,
+    stream(chunk({"reasoning_content": "Hm"}), done=False),
+    stream(chunk({"role": "assistant", "content": ""}), chunk({}, "stop")),
+    stream(chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})),
 )
-def test_users_and_answers_take_turns_whatever_failed_before(page: Page, failure: dict[str, Any]) -> None:
+
+
+def test_users_and_answers_take_turns_whatever_failed_before(page: Page) -> None:
     """A chat was dead after it if the template wants alternating roles."""
-    bodies = script(page, text_answer("fine"), failure, failure, text_answer("now"))
-    ask(page, "one", "two", "three", "four")
-    roles = [message["role"] for message in bodies[3]["messages"]]
-    assert (roles, contents(bodies[3])) == (["user", "assistant", "user"], ["one", "fine", "four"])
-    expect(page.locator(".unsent .bubble")).to_have_text(["two", "three"])
+    answers = [(text_answer("fine"), failure, failure, text_answer("now")) for failure in FAILURES]
+    bodies = script(page, *itertools.chain.from_iterable(answers))
+    for number, failure in enumerate(FAILURES):
+        page.click("#new-chat")
+        ask(page, "one", "two", "three", "four")
+        said = [(message["role"], message["content"]) for message in bodies[4 * number + 3]["messages"]]
+        assert said == [("user", "one"), ("assistant", "fine"), ("user", "four")], failure
+        expect(page.locator(".unsent .bubble")).to_have_text(["two", "three"])
 
 
 def test_a_turn_that_waits_is_not_said_to_be_left_out(page: Page) -> None:
