@@ -4,6 +4,7 @@ What a module is for is the first sentence of its docstring, or of the comment t
 """
 
 import ast
+import gzip
 import io
 import re
 import tokenize
@@ -105,7 +106,7 @@ ENGINE_STEP = (
 )
 """A step of the engine process, in reading order."""
 
-_SUFFIXES = {".py", ".c", ".h", ".js", ".css"}
+_SUFFIXES = {".py", ".c", ".h", ".js", ".css", ".gz"}
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -154,7 +155,8 @@ def first_sentence(path: Path) -> str:
     Raises:
         ValueError: It has neither.
     """
-    source = path.read_text(encoding="utf-8")
+    data = path.read_bytes()
+    source = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     text = (ast.get_docstring(ast.parse(source)) or "") if path.suffix == ".py" else _opening_comment(source)
     paragraph = " ".join(text.split("\n\n")[0].split())
     if not paragraph:

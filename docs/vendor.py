@@ -2,10 +2,13 @@
 
     python -m docs.vendor
 
-They are committed, so that a checkout needs neither a network nor a build step. Also fetches the examples of the
-CommonMark specification that the tests compare with. To update one, change its version and checksum here.
+They are committed, packed as they are sent, so that a checkout needs neither a network nor a build step. Also fetches
+the examples of the CommonMark specification that the tests compare with. To update one, change its version and checksum
+here.
 """
 
+import functools
+import gzip
 import hashlib
 import io
 import json
@@ -43,6 +46,7 @@ class Library:
         return f"https://registry.npmjs.org/{self.package}/-/{name}-{self.version}.tgz"
 
 
+_PDF = "7461aefcd27c4ef0dd76f9ca5760f09466eb6b3f934432670c12132e7b3d6faa"
 LIBRARIES = {
     "markdown-it.js": Library(
         "markdown-it",
@@ -68,6 +72,22 @@ LIBRARIES = {
         "es/highlight.min.js",
         "colours code.",
     ),
+    "pdf.js": Library(
+        "pdfjs-dist",
+        "6.5.438",
+        "Apache-2.0",
+        _PDF,
+        "legacy/build/pdf.min.mjs",
+        "reads PDFs, also in browsers that are some years old.",
+    ),
+    "pdf.worker.js": Library(
+        "pdfjs-dist",
+        "6.5.438",
+        "Apache-2.0",
+        _PDF,
+        "legacy/build/pdf.worker.min.mjs",
+        "is the other half of it.",
+    ),
 }
 SPECIFICATION = Library(
     "commonmark-spec",
@@ -88,7 +108,7 @@ def main() -> None:
         files = _fetch(library)
         head = f"// {library.package} {library.version}, {library.license}: {library.use}\n"
         text = head + re.sub(r"\n//# sourceMappingURL=.*\n?$", "\n", files[library.path].decode())
-        (FOLDER / name).write_text(text, encoding="utf-8")
+        (FOLDER / f"{name}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
         licenses.append(f"{name}: {library.package} {library.version}\n\n{files['LICENSE'].decode().strip()}\n")
     (FOLDER / "LICENSES.txt").write_text(f"\n{'-' * 80}\n\n".join(licenses), encoding="utf-8")
     names = sorted(path.name for path in FOLDER.iterdir() if path.name != "SHA256SUMS")
@@ -98,17 +118,23 @@ def main() -> None:
 
 
 def _fetch(library: Library) -> dict[str, bytes]:
-    """The files of a package, after a check of its archive."""
-    with urllib.request.urlopen(library.url) as answer:
-        archive = answer.read()
-    if (found := hashlib.sha256(archive).hexdigest()) != library.sha256:
-        raise SystemExit(f"{library.url} has the checksum {found}, not {library.sha256}")
+    """The library's file and its license."""
     files = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(_archive(library.url, library.sha256))) as tar:
         for member in tar.getmembers():
             if member.name in (f"package/{library.path}", "package/LICENSE") and (file := tar.extractfile(member)):
                 files[member.name.removeprefix("package/")] = file.read()
     return files
+
+
+@functools.cache
+def _archive(url: str, sha256: str) -> bytes:
+    """The archive of a package, after a check."""
+    with urllib.request.urlopen(url) as answer:
+        archive: bytes = answer.read()
+    if (found := hashlib.sha256(archive).hexdigest()) != sha256:
+        raise SystemExit(f"{url} has the checksum {found}, not {sha256}")
+    return archive
 
 
 def _examples(specification: str) -> str:

@@ -14,6 +14,7 @@ export class Answer {
     this.message = message;
     this.start = performance.now();
     this.first = null;
+    this.numBefore = message.stats.tokens ?? 0; // of an answer that goes on
     this.decoder = new TextDecoder(); // for tokens: a character may be split over several
   }
 
@@ -21,6 +22,7 @@ export class Answer {
   add(chunk) {
     const now = performance.now();
     const { message } = this;
+    if (message.asked?.background) Object.assign(message, { at: chunk.at, response_id: chunk.response_id ?? message.response_id });
     const [choice] = chunk.choices ?? [];
     if (choice) this.addDelta(choice.delta ?? {}, now);
     const shown = choice?.delta?.content ? choice.logprobs?.content : null; // no tokens of reasoning and calls
@@ -35,16 +37,18 @@ export class Answer {
   addDelta(delta, now) {
     const { message } = this;
     const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
+    if (delta.is_next && message.content) message.content += "\n\n";
+    if (delta.hosted_call) (message.hosted ??= []).push(delta.hosted_call);
     if (!(reasoning || delta.content || delta.tool_calls)) return;
     if (this.first === null) {
       this.first = now;
-      message.stats.first = now - this.start;
+      message.stats.first ??= now - this.start;
     }
     message.reasoning += reasoning;
     if (message.reasoning && !message.content && !message.calls.length) message.stats.thought = now - this.first;
     message.content += delta.content ?? "";
     for (const part of delta.tool_calls ?? []) {
-      const call = (message.calls[part.index] ??= { id: part.id, name: "", arguments: "" });
+      const call = (message.calls[part.index ?? message.calls.length] ??= { id: part.id, name: "", arguments: "" });
       call.name += part.function?.name ?? "";
       call.arguments += part.function?.arguments ?? "";
     }
@@ -53,12 +57,13 @@ export class Answer {
   /** Update the number of tokens and their rate from the server's count: an event may hold several tokens. */
   count(usage, now) {
     const { stats } = this.message;
-    if (this.first === null || usage.completion_tokens === stats.tokens) return;
-    if (stats.tokens === undefined) this.numFirst = usage.completion_tokens; // of the first event
-    stats.tokens = usage.completion_tokens;
+    const { completion_tokens: number } = usage;
+    if (this.first === null || this.numBefore + number === stats.tokens) return;
+    this.numFirst ??= number; // of the first event
+    stats.tokens = this.numBefore + number;
     stats.prompt = usage.prompt_tokens;
     stats.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    if (now > this.first + MIN_MS) stats.rate = ((stats.tokens - this.numFirst) / (now - this.first)) * 1000;
+    if (now > this.first + MIN_MS) stats.rate = ((number - this.numFirst) / (now - this.first)) * 1000;
   }
 }
 

@@ -2,6 +2,7 @@
 // works behind a proxy that serves it under a path.
 
 import { key } from "./local.js";
+import { chunksOf, responseBody } from "./responses.js";
 
 /** An error from the server or the network. `status` is 0 if there was no response; `code` is the API's, or "". */
 export class ApiError extends Error {
@@ -26,21 +27,23 @@ async function request(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw failure(body.error ?? { message: `The server answered ${response.status}.` }, response.status);
+  throw failure(body.error ?? { message: `The server answered ${response.status}.` }, response.status, response.headers.get("retry-after"));
 }
 
-/** What happened, by the API's code; the server's own words say more. */
+/** What happened, by the API's code or the status; the server's own words say more. */
 const EVENTS = {
   shutting_down: "The server was shut down.",
   engine_restarting: "The engine is away: it died, hangs or is loading, and comes back by itself.",
   model_loading: "The model is being loaded.",
   invalid_api_key: "The API key is missing, or is accepted no more.",
   queue_full: "Too many requests are waiting.",
+  429: "The limit of this API key is reached.",
 };
 
-function failure({ message, code = "" }, status) {
-  const event = EVENTS[code];
-  return new ApiError(event ? `${event} (${message})` : message, status, code ?? "");
+function failure({ message, code = "" }, status, seconds) {
+  const event = EVENTS[code] ?? EVENTS[status];
+  const wait = Number(seconds) > 0 ? ` Try again in ${seconds} s.` : "";
+  return new ApiError((event ? `${event} (${message})` : message) + wait, status, code ?? "");
 }
 
 /**
@@ -70,21 +73,37 @@ export async function countTokens(body, signal) {
 }
 
 /**
- * POST /v1/chat/completions, streamed.
+ * POST /v1/chat/completions, streamed; what only responses can do, POST /v1/responses.
  * @param {object} body
  * @param {AbortSignal} signal ends the stream and the request
  * @yields {object} chunks
  * @throws {ApiError} before the first chunk or between two chunks
  */
 export async function* streamChat(body, signal) {
-  const response = await request("v1/chat/completions", { ...json(body), signal });
-  for await (const data of events(response.body)) {
-    if (data.startsWith("[DONE]")) return;
-    const chunk = JSON.parse(data);
+  const [path, given, chunks] = body.mcp_servers || body.background ? ["v1/responses", responseBody(body), chunksOf] : ["v1/chat/completions", body, parsed];
+  yield* read(await request(path, { ...json(given), signal }), chunks);
+}
+
+/** The rest of an answer in the background, behind the event of this number. */
+export async function* resumeChat({ response_id: id, at }, signal) {
+  const query = at === undefined ? "" : `&starting_after=${at}`;
+  yield* read(await request(`v1/responses/${id}?stream=true${query}`, { signal }), chunksOf);
+}
+
+/** End an answer in the background, or forget it. */
+export const forgetResponse = (id) => request(`v1/responses/${id}`, { method: "DELETE" }).catch(() => {});
+
+async function* read(response, chunks) {
+  for await (const chunk of chunks(events(response.body))) {
+    if (chunk.is_last) return;
     if (chunk.error) throw failure(chunk.error, 500);
     yield chunk;
   }
   throw new ApiError("The connection was lost before the answer was complete.");
+}
+
+async function* parsed(events) {
+  for await (const data of events) yield data.startsWith("[DONE]") ? { is_last: true } : JSON.parse(data);
 }
 
 /** The data of server-sent events, without comments and other fields. */

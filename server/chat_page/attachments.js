@@ -1,9 +1,13 @@
-// Files that go along with a message: text and code, as text in front of the words. What is no text is refused in words.
+// Files that go along with a message: text, code and PDFs, as text in front of the words. What has no text is refused in
+// words.
 
 import { countTokens } from "./api.js";
 import { byId, el, iconButton } from "./dom.js";
+import { keepFiles } from "./drafts.js";
+import { textOfPdf } from "./pdf.js";
 
 const MAX_BYTES = 4_000_000;
+const MAX_PDF_BYTES = 50_000_000;
 
 /**
  * @param {File} file
@@ -11,8 +15,15 @@ const MAX_BYTES = 4_000_000;
  * @throws {Error} that says why it cannot be attached
  */
 async function read(file) {
-  if (file.size > MAX_BYTES) throw new Error(`${file.name} is larger than 4 MB.`);
-  if (/\.pdf$/i.test(file.name)) throw new Error(`${file.name}: this page reads no PDF. Attach its text.`);
+  const isPdf = file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+  const most = isPdf ? MAX_PDF_BYTES : MAX_BYTES;
+  if (file.size > most) throw new Error(`${file.name} is larger than ${most / 1e6} MB.`);
+  if (isPdf) {
+    const text = await file.arrayBuffer().then(textOfPdf).catch(({ message }) => {
+      throw new Error(`${file.name} cannot be read: ${message}.`);
+    });
+    return { name: file.name, text };
+  }
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return { name: file.name, text };
@@ -28,7 +39,7 @@ export class Attachments {
    * @param {() => void} onChange
    */
   constructor(model, onChange) {
-    Object.assign(this, { model, onChange, files: [] });
+    Object.assign(this, { model, onChange, files: [], isDraft: true });
     byId("attach").addEventListener("click", () => byId("attach-file").click());
     byId("attach-file").addEventListener("change", ({ target }) => {
       this.add([...target.files]);
@@ -51,6 +62,7 @@ export class Attachments {
   async add(files) {
     const faults = [];
     for (const file of files) {
+      byId("attached").append(el("li", { class: "file" }, el("span", { class: "name" }, file.name), el("span", { class: "muted" }, "is read…")));
       try {
         this.files = [...this.files, await read(file)];
       } catch (error) {
@@ -62,12 +74,14 @@ export class Attachments {
     this.onChange();
   }
 
-  set(files = []) {
-    this.files = files;
+  /** @param {boolean} isDraft whether they belong to a new message, which a reload keeps */
+  set(files = [], isDraft = true) {
+    Object.assign(this, { files, isDraft });
     this.show();
   }
 
   show() {
+    keepFiles(this.isDraft ? this.files : []);
     byId("attach-fault").textContent = "";
     byId("attached").replaceChildren(...this.files.map((file) => this.chip(file)));
   }
@@ -81,7 +95,7 @@ export class Attachments {
       () => {},
     );
     const remove = iconButton("close", `Remove ${file.name}`, () => {
-      this.set(this.files.filter((other) => other !== file));
+      this.set(this.files.filter((other) => other !== file), this.isDraft);
       this.onChange();
     });
     return el("li", { class: "file" }, el("span", { class: "name" }, file.name), length, remove);

@@ -44,6 +44,7 @@ export class Chat {
     this.log.clear();
     this.hooks.onOpen();
     this.show();
+    for (const node of conversation.nodes.values()) if (this.runs.canResume(node)) this.resume(node);
     this.log.scrollToEnd();
   }
 
@@ -71,6 +72,27 @@ export class Chat {
       this.check(this.pathTo(parent));
       this.answer(parent, true);
     });
+  }
+
+  /** Let an answer that was cut go on where it ended. */
+  goOn(message) {
+    if (message.response_id) return void this.resume(message);
+    this.attempt(() => {
+      const { response_format: schema, mcp_servers: servers, tool_choice: choice, background, ...body } = this.check(this.pathTo(message));
+      for (const name of ["finish", "error", "error_code"]) delete message[name];
+      this.conversation.touch(message);
+      this.runs.start(this.conversation, message, { ...body, continue_final_message: true });
+      this.save();
+      this.show();
+    });
+  }
+
+  /** Read on an answer in the background. */
+  resume(message) {
+    for (const name of ["finish", "error", "error_code", "is_left"]) delete message[name];
+    this.conversation.touch(message);
+    this.runs.start(this.conversation, message, null);
+    this.change();
   }
 
   answerCalls(message, results, given) {
@@ -187,7 +209,7 @@ export class Chat {
   }
 
   /** What can be done with a message now. @returns {import("./message_view.js").Actions} */
-  actions(message, { options, isRunning, canAnswer }) {
+  actions(message, { options, isRunning, canAnswer, isLast }) {
     const isAnswer = message.role === "assistant";
     return {
       alternatives: {
@@ -198,15 +220,19 @@ export class Chat {
       },
       onEdit: isRunning || (isAnswer && !message.content) ? null : () => this.hooks.onEdit(message),
       onRetry: isAnswer && !isRunning ? () => this.retry(message) : null,
+      onContinue: isLast && !isRunning && isCut(message) ? () => this.goOn(message) : null,
       onRemove: this.runs.has(message) ? null : () => this.remove(message),
       onResults: canAnswer ? (results, given) => this.answerCalls(message, results, given) : null,
     };
   }
 }
 
+/** Whether an answer can go on: what follows a schema cannot, since the schema would begin anew. */
+const isCut = ({ role, content, calls, finish, is_json: isJson }) => role === "assistant" && content && !calls?.length && !isJson && finish !== "stop";
+
 /** Announce the complete answer to screen readers; one that grows token by token cannot be followed. */
 function announce(message) {
   const calls = message.calls.map((call) => `Call of ${call.name}.`).join(" ");
-  const isCut = message.finish === "stopped" ? "Stopped. " : "";
-  byId("announcer").textContent = message.error ?? `${isCut}${message.content} ${calls}`;
+  const stopped = message.finish === "stopped" ? "Stopped. " : "";
+  byId("announcer").textContent = message.error ?? `${stopped}${message.content} ${calls}`;
 }

@@ -74,7 +74,7 @@ export class Composer {
 
   edit(message) {
     this.edited = message;
-    this.attachments.set(message.files);
+    this.attachments.set(message.files, false);
     this.write(message.content);
   }
 

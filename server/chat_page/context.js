@@ -100,7 +100,7 @@ export class Context {
     const earlier = conversation.path().findLast(({ cut }) => cut)?.cut.summary;
     const said = wireMessages(left.flat(), { system: "" }).map(({ role, content }) => `${role}: ${content ?? ""}`);
     const transcript = [...(earlier ? [`summary: ${earlier}`] : []), ...said].join("\n\n").slice(-room);
-    const plain = { ...conversation.settings, system: "", tools_on: false, schema_on: false, thinking: false, probabilities: false, stop: "" };
+    const plain = { ...conversation.settings, system: "", tools_on: false, schema_on: false, thinking: false, probabilities: false, background: false, stop: "" };
     const path = [{ role: "user", content: `${REQUEST}\n\n${transcript}` }];
     const body = { ...buildBody(path, plain, model), max_tokens: Math.max(16, Math.min(MAX_SUMMARY, Math.floor(model.max_model_len / 8))) };
     byId("summarise").disabled = true;

@@ -2,6 +2,7 @@
 // beside the old one, with what follows each. Several tabs may change one conversation: `absorb` merges what they store.
 
 const TITLE_LENGTH = 48;
+export const ALIVE_MS = 10_000; // a growing answer is stored more often than this
 const KEPT_MS = 60_000; // how long a deleted message can be brought back
 
 /**
@@ -21,10 +22,14 @@ const KEPT_MS = 60_000; // how long a deleted message can be brought back
  * @property {{name: string, text: string}[]} [files] attached to a user's message
  * @property {string} [reasoning]
  * @property {{id: string, name: string, arguments: string}[]} [calls]
+ * @property {{server: string, name: string, arguments: string, result: string}[]} [hosted] calls that the server made
  * @property {string} [call_id] of the call that a tool message answers
  * @property {[string, number, [string, number][], string][]} [tokens] name, log-probability, alternatives, shown text
  * @property {object} [stats] see `Answer`
  * @property {object} [asked] the parameters of the request
+ * @property {string} [response_id] of an answer in the background that has not been read to its end
+ * @property {number} [at] the number of its last event
+ * @property {boolean} [is_left] its page was closed, so another one may read on
  * @property {string} [finish] why the answer ended; absent while it grows
  * @property {string} [error]
  * @property {string} [error_code]

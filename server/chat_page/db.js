@@ -1,8 +1,8 @@
-// The browser's database of conversations and their messages. Where it is blocked, both are kept until the page is
+// The browser's database of conversations, their messages, and files that are not sent yet. Where it is blocked, both are kept until the page is
 // closed. A transaction sees nothing of others that run at the same time, in other tabs either.
 
 const NAME = "weft";
-const STORES = ["chats", "messages"];
+const STORES = ["chats", "messages", "drafts"];
 
 const settled = (request) =>
   new Promise((resolve, reject) => {
@@ -15,6 +15,7 @@ class Handle {
   constructor(transaction) {
     this.chats = transaction.objectStore("chats");
     this.messages = transaction.objectStore("messages");
+    this.drafts = transaction.objectStore("drafts");
   }
   chat = (id) => settled(this.chats.get(id));
   allChats = () => settled(this.chats.getAll());
@@ -25,6 +26,9 @@ class Handle {
     await settled(this.chats.delete(chat));
     for (const id of await settled(this.messages.index("chat").getAllKeys(chat))) this.messages.delete(id);
   }
+  allDrafts = () => settled(this.drafts.getAll());
+  putDraft = (draft) => settled(this.drafts.put(draft));
+  removeDraft = (id) => settled(this.drafts.delete(id));
   /** Call `visit` with every message. */
   scan(visit) {
     return new Promise((resolve, reject) => {
@@ -44,6 +48,7 @@ class Handle {
 class MemoryHandle {
   [STORES[0]] = new Map();
   [STORES[1]] = new Map();
+  [STORES[2]] = new Map();
   chat = async (id) => this.chats.get(id);
   allChats = async () => [...this.chats.values()];
   messagesOf = async (chat) => [...this.messages.values()].filter((message) => message.chat === chat);
@@ -53,15 +58,19 @@ class MemoryHandle {
     this.chats.delete(chat);
     for (const [id, message] of this.messages) if (message.chat === chat) this.messages.delete(id);
   }
+  allDrafts = async () => [...this.drafts.values()];
+  putDraft = async (draft) => void this.drafts.set(draft.id, draft);
+  removeDraft = async (id) => void this.drafts.delete(id);
   scan = async (visit) => this.messages.forEach(visit);
 }
 
 function connect() {
   return new Promise((resolve, reject) => {
-    const request = indexedDB.open(NAME, 1);
+    const request = indexedDB.open(NAME, 2);
     request.onupgradeneeded = () => {
-      const [, messages] = STORES.map((store) => request.result.createObjectStore(store, { keyPath: "id" }));
-      messages.createIndex("chat", "chat");
+      const lacking = STORES.filter((store) => !request.result.objectStoreNames.contains(store));
+      for (const store of lacking) request.result.createObjectStore(store, { keyPath: "id" });
+      if (lacking.includes("messages")) request.transaction.objectStore("messages").createIndex("chat", "chat");
     };
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);

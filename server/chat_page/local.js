@@ -53,9 +53,11 @@ const DEFAULTS = {
   tools_on: false,
   tools: "",
   tool_choice: "auto",
+  mcp_servers: [],
   schema_on: false,
   schema: "",
   thinking: false,
+  background: false,
   probabilities: false,
 };
 
@@ -86,6 +88,7 @@ const text = (storage, name) => ({
 });
 export const draft = text(session, "draft");
 export const current = text(session, "current");
+export const tab = text(session, "tab");
 export const theme = text(local, "theme");
 export const folded = text(local, "folded");
 

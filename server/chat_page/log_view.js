@@ -52,11 +52,11 @@ export class LogView {
     const options = this.chat.conversation.alternatives(message);
     const calls = (message.calls ?? []).map((call) => results.get(call?.id));
     const canAnswer = message === last && !isRunning && message.calls?.length > 0;
-    const look = JSON.stringify([message.changed, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id)]);
+    const look = JSON.stringify([message.changed, message === last, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id)]);
     const known = this.views.get(message.id);
     const isTyping = [...(known?.element.querySelectorAll("textarea") ?? [])].some((area) => area.value !== area.defaultValue);
     if (known?.look === look || (isLive && known?.isLive) || isTyping) return known;
-    const actions = this.chat.actions(message, { options, isRunning, canAnswer });
+    const actions = this.chat.actions(message, { options, isRunning, canAnswer, isLast: message === last });
     const View = message.role === "user" ? UserView : AnswerView;
     const view = new View(message, { ...actions, results, isSent: sent.has(message) || message === last });
     Object.assign(view, { look, isLive });

@@ -7,10 +7,11 @@ import { ConversationsView } from "./conversations_view.js";
 import { byId, icon } from "./dom.js";
 import { bindDrawers, closeDrawer, toggleSidebar } from "./drawers.js";
 import { EngineView } from "./engine_view.js";
+import { keptFiles } from "./drafts.js";
 import { current, draft, key } from "./local.js";
 import { chooseModel, showModels } from "./models.js";
 import { bindNotices, tellUndoable, warnUnsaved } from "./notices.js";
-import { askForKey, bindSettings, bindTheme, change, showDefaults, useSettings } from "./settings_view.js";
+import { askForKey, bindSettings, bindTheme, change, showDefaults, showServers, useSettings } from "./settings_view.js";
 import { freshConversation, isKept, newConversation, readConversation, takeOver, unsaved, watchOtherTabs, writeSettings } from "./store.js";
 import { load, saveAllJson, saveAllMarkdown } from "./transfer.js";
 
@@ -156,6 +157,7 @@ async function showModel() {
   byId("chip-thinking").hidden = !model.thinking;
   context.refresh();
   for (const part of document.querySelectorAll("[data-section=tools], #section-tools")) part.hidden = !model.has_tools;
+  showServers(model.mcp_servers);
   chat.show();
   models ??= showModels(chat);
   showDefaults((await models).get(model.name) ?? {});
@@ -185,6 +187,8 @@ async function start() {
   const text = draft.read();
   chat.open((await readConversation(current.read())) ?? freshConversation());
   composer.write(byId("input").value || text);
+  const files = await keptFiles();
+  if (files.length && !composer.attachments.files.length) composer.attachments.set(files);
   engine.run();
 }
 

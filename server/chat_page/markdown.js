@@ -30,6 +30,7 @@ export function showMarkdown(element, text, isLive = false) {
   const last = blocks.at(-1);
   const numBefore = Math.max(0, blocks.length - 2); // the last line may still come to belong to the block before its own
   for (const block of blocks) element.append(build(block.tokens, isLive && block === last));
+  rank(element);
   element.shown = {
     text: whole,
     isLive,
@@ -39,6 +40,16 @@ export function showMarkdown(element, text, isLive = false) {
     offset: state.offset + (last ? startOfLine(tail, blocks[numBefore].line) : 0),
     count: state.count + numBefore,
   };
+}
+
+/** Let no heading be more than one level below the one before it, for those who move by headings; it looks as written. */
+function rank(element) {
+  let level = 2; // of the page's own
+  for (const heading of element.querySelectorAll("h3, h4, h5, h6")) {
+    const written = Number(heading.localName[1]);
+    level = Math.min(written, level + 1);
+    if (level < written) heading.setAttribute("aria-level", level);
+  }
 }
 
 /** @returns {{line: number, tokens: object[]}[]} the tokens of each block that is in no other */

@@ -3,13 +3,13 @@
 import { describe, thoughtFor } from "./answer.js";
 import { fileViews } from "./attachments.js";
 import { codeBlock } from "./code.js";
+import { ALIVE_MS } from "./conversation.js";
 import { copy, el, iconButton } from "./dom.js";
 import { pretty } from "./json.js";
 import { showMarkdown } from "./markdown.js";
 import { showTokens, watchTokens } from "./tokens_view.js";
 
-const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped." };
-const ALIVE_MS = 10_000; // a growing answer is stored more often than this
+const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped.", interrupted: "Interrupted: the page was closed." };
 
 /** Why an answer ended; one without an end grows in another tab, or its page is gone. */
 function endOf({ finish, changed }) {
@@ -24,6 +24,7 @@ function endOf({ finish, changed }) {
  * @property {(() => void)|null} onRetry
  * @property {(() => void)|null} onRemove
  * @property {((results: Map<string, string>, given: Map<string, string>) => void)|null} onResults with edited arguments
+ * @property {(() => void)|null} onContinue lets an answer that was cut go on
  * @property {boolean} isSent whether the model gets to see it
  */
 
@@ -46,6 +47,11 @@ function askedView({ model, ...parameters } = {}) {
   const named = Object.entries(parameters).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
   return el("details", { class: "asked" }, el("summary", {}, "Parameters"), el("p", {}, [`model ${model}`, ...named].join(" · ")));
 }
+
+/** A call that the server made. */
+const hostedView = ({ server, name, arguments: given, result }) =>
+  el("details", { class: "file" }, el("summary", {}, name || "No tools", " ", el("span", { class: "muted" }, server)),
+    given ? codeBlock(pretty(given).text, "json") : null, el("p", { class: "result", dir: "auto" }, result));
 
 /** A user's message. */
 export class UserView {
@@ -74,13 +80,14 @@ export class AnswerView {
     this.reasoning = el("div", { class: "prose" });
     this.summary = el("summary");
     this.thinking = el("details", { class: "thinking" }, this.summary, this.reasoning);
+    this.hosted = el("div", { class: "hosted" });
     this.content = el("div", { class: "content prose" });
     this.calls = el("form", { class: "calls", onsubmit: (event) => this.sendResults(event) });
     this.fault = el("p", { class: "error", role: "alert" });
     this.note = el("div", { class: "note" });
     this.buttons = el("span", { class: "actions" });
     const foot = el("footer", {}, this.note, this.buttons, switcher(actions.alternatives));
-    this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.content, this.calls, this.fault, foot);
+    this.element = el("article", { class: "answer", "aria-label": "Weft" }, this.thinking, this.hosted, this.content, this.calls, this.fault, foot);
     this.showsTokens = message.tokens?.length > 0;
   }
 
@@ -93,13 +100,16 @@ export class AnswerView {
     this.summary.textContent = isThinking ? "Thinking…" : thoughtFor(message.stats);
     this.summary.classList.toggle("pulse", isThinking);
     showMarkdown(this.reasoning, message.reasoning ?? "", isLive);
+    this.hosted.append(...(message.hosted ?? []).slice(this.hosted.childElementCount).map(hostedView));
     this.showContent(isLive);
     this.showCalls(isLive);
     this.fault.hidden = !message.error;
     this.fault.textContent = message.error ?? "";
     const parts = [isLive ? null : endOf(message), message.is_edited && "Edited.", ...describe(message.stats ?? {})];
     const asked = isLive ? null : askedView(message.asked);
-    this.note.replaceChildren(...parts.filter(Boolean).map((part) => el("span", {}, part)), ...(asked ? [asked] : []));
+    const goOn = isLive || !this.actions.onContinue ? null : el("button", { type: "button", class: "link", onclick: this.actions.onContinue }, "Continue");
+    const [end, ...figures] = parts.map((part) => part && el("span", {}, part));
+    this.note.replaceChildren(...[end, goOn, ...figures, asked].filter(Boolean));
     this.buttons.replaceChildren(...(isLive ? [] : this.makeButtons()));
   }
 

@@ -29,7 +29,7 @@ function parse(section, text, what) {
 }
 
 /** Tools from JSON: a function or a list of them, bare or as `{"type": "function", "function": ...}`. */
-export function readTools(text) {
+function readTools(text) {
   const given = [parse("tools", text, "The list of functions")].flat();
   if (!given.length) throw new Fault("tools", "Declare at least one function.");
   return given.map((tool, index) => {
@@ -43,6 +43,9 @@ export function readTools(text) {
     return { type: "function", function: inner };
   });
 }
+
+/** The tools of a conversation: functions, which may be missing if MCP servers have tools. */
+export const toolsOf = ({ tools, mcp_servers: servers }) => (servers?.length && !tools.trim() ? [] : readTools(tools));
 
 /** A JSON schema from JSON. */
 export function readSchema(text) {
@@ -61,7 +64,8 @@ export function buildCount(path, settings, model) {
   const body = { model: settings.model || model?.name, messages: wireMessages(path, settings), ...thinkingOf(settings, model) };
   if (!settings.tools_on || model?.has_tools === false) return body;
   try {
-    return { ...body, tools: readTools(settings.tools) };
+    const tools = toolsOf(settings);
+    return { ...body, ...(tools.length && { tools }) };
   } catch {
     return body;
   }
@@ -83,14 +87,17 @@ export function buildBody(path, settings, model) {
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) body.stop = stop;
   if (settings.tools_on && model?.has_tools !== false) {
-    body.tools = readTools(settings.tools);
+    const [tools, servers] = [toolsOf(settings), (settings.mcp_servers ?? []).filter((label) => model?.mcp_servers.includes(label))];
+    if (tools.length) body.tools = tools;
+    if (servers.length) body.mcp_servers = servers;
     // If a call were required after a result, too, the model could never answer in words.
-    body.tool_choice = path.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
+    if (tools.length || servers.length) body.tool_choice = path.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
   }
   if (settings.schema_on) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: readSchema(settings.schema) } };
   }
   Object.assign(body, thinkingOf(settings, model));
+  if (settings.background && !settings.probabilities) body.background = true; // only the others' streams have tokens
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   return body;
 }
@@ -151,12 +158,15 @@ export function wireMessages(path, settings) {
 /** A user's words behind the summary and the files that belong to them. */
 function withFiles({ content, files = [] }, summary) {
   const parts = summary ? [`Summary of what was said before:\n${summary}`] : [];
-  for (const { name, text } of files) {
-    const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
-    const fence = "`".repeat(longest + 1);
-    parts.push(`${name}:\n${fence}\n${text}\n${fence}`);
-  }
+  for (const { name, text } of files) parts.push(`${name}:\n${fenced(text)}`);
   return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+/** A text between fences that are longer than any in it. */
+export function fenced(text, language = "") {
+  const longest = (text.match(/`+/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
+  const fence = "`".repeat(longest + 1);
+  return `${fence}${language}\n${text}\n${fence}`;
 }
 
 const wireCall = (call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } });

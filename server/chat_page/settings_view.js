@@ -2,10 +2,10 @@
 
 import { byId, el } from "./dom.js";
 import { SCHEMA, TOOLS } from "./examples.js";
-import { Fault, SAMPLING, readSchema, readTools } from "./request.js";
+import { Fault, SAMPLING, readSchema, toolsOf } from "./request.js";
 import { defaults, key, presets, theme } from "./local.js";
 
-const CHECKS = { tools: readTools, schema: readSchema };
+const CHECKS = { tools: toolsOf, schema: ({ schema }) => readSchema(schema) };
 
 let settings = {}; // of the open conversation
 let onChange = () => {};
@@ -29,6 +29,7 @@ export function bindSettings(whenChanged) {
     });
   }
   for (const chip of document.querySelectorAll("[data-toggle]")) chip.addEventListener("click", () => toggle(chip));
+  byId("background").addEventListener("change", ({ target }) => change({ background: target.checked }));
   byId("tools-example").addEventListener("click", () => change({ tools: JSON.stringify(TOOLS, null, 2), tools_on: true }));
   byId("schema-example").addEventListener("click", () => change({ schema: JSON.stringify(SCHEMA, null, 2), schema_on: true }));
   byId("make-default").addEventListener("click", () => tell(defaults.write(settings) ? "New chats begin with these settings." : "The browser's storage is full."));
@@ -62,14 +63,25 @@ function show() {
   for (const chip of document.querySelectorAll("[data-toggle]")) {
     chip.setAttribute("aria-pressed", Boolean(settings[chip.dataset.toggle]));
   }
+  byId("background").checked = Boolean(settings.background);
+  for (const box of byId("mcp-servers").querySelectorAll("input")) box.checked = settings.mcp_servers?.includes(box.value) ?? false;
   Object.keys(CHECKS).forEach(check);
+}
+
+/** Offer the MCP servers that the operator allows. */
+export function showServers(labels) {
+  const choose = () => change({ mcp_servers: [...byId("mcp-servers").querySelectorAll(":checked")].map((box) => box.value) });
+  const box = (value) => el("label", { class: "check" }, el("input", { type: "checkbox", value, onchange: choose }), value);
+  byId("mcp-servers").replaceChildren(...labels.map(box));
+  byId("mcp").hidden = !labels.length;
+  show();
 }
 
 function toggle(chip) {
   const name = chip.dataset.toggle;
   change({ [name]: !settings[name] });
   const { section } = chip.dataset;
-  if (settings[name] && section && !settings[section].trim()) showSection(section);
+  if (settings[name] && section && byId(`${section}-fault`).textContent) showSection(section);
 }
 
 /** Named system prompts: choose one, keep the present one under a name, forget one. */
@@ -108,7 +120,7 @@ function check(section) {
   fault.textContent = "";
   if (!settings[`${section}_on`]) return;
   try {
-    CHECKS[section](settings[section]);
+    CHECKS[section](settings);
   } catch (error) {
     if (!(error instanceof Fault)) throw error;
     fault.textContent = error.message;

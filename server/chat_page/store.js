@@ -184,6 +184,7 @@ const FIELDS = {
   cut: (value) => isText(value?.summary),
   calls: listOf(["id", "name", "arguments"]),
   files: listOf(["name", "text"]),
+  hosted: listOf(["server", "name", "arguments", "result"]),
   stats: (value) => Object.values(value ?? 0).every(Number.isFinite),
   asked: (value) => typeof value === "object" && value !== null,
   tokens: (value) => Array.isArray(value) && value.every((token) => token?.length === 4 && Array.isArray(token[2])),

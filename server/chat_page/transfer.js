@@ -1,6 +1,7 @@
-// Conversations as files: one or all as JSON, which can be read again, or as Markdown.
+// Conversations as files: one or all, as JSON with all that belongs to them, or as Markdown. Both can be read again.
 
 import { el } from "./dom.js";
+import { readMarkdown, writeMarkdown } from "./markdown_file.js";
 import { fromPlain, listConversations, readConversation, writeConversation } from "./store.js";
 
 const MAX_NAME = 40;
@@ -19,20 +20,7 @@ const nameOf = ({ title }) => title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, MA
 export const saveJson = (conversation) =>
   download(`${nameOf(conversation)}.json`, "application/json", JSON.stringify(plain(conversation), null, 2));
 
-export const saveMarkdown = (conversation) => download(`${nameOf(conversation)}.md`, "text/markdown", markdownOf(conversation));
-
-/** The messages that are shown, as Markdown. */
-export function markdownOf(conversation) {
-  const parts = [`# ${conversation.title}`];
-  for (const { role, content, calls, files } of conversation.path()) {
-    if (role === "tool") parts.push("## Result", content);
-    else parts.push(role === "user" ? "## You" : "## Weft");
-    for (const { name } of files ?? []) parts.push(`*Attached: ${name}*`);
-    if (role !== "tool" && content) parts.push(content);
-    for (const call of calls ?? []) parts.push(`Call of \`${call.name}\`:`, `\`\`\`json\n${call.arguments}\n\`\`\``);
-  }
-  return `${parts.join("\n\n")}\n`;
-}
+export const saveMarkdown = (conversation) => download(`${nameOf(conversation)}.md`, "text/markdown", writeMarkdown(conversation));
 
 async function readAll() {
   const metas = await listConversations();
@@ -43,7 +31,7 @@ export const saveAllJson = async () =>
   download("weft-chats.json", "application/json", JSON.stringify({ chats: (await readAll()).filter(Boolean).map(plain) }));
 
 export const saveAllMarkdown = async () =>
-  download("weft-chats.md", "text/markdown", (await readAll()).filter(Boolean).map(markdownOf).join("\n"));
+  download("weft-chats.md", "text/markdown", (await readAll()).filter(Boolean).map(writeMarkdown).join("\n"));
 
 /**
  * Store the conversations of a file; one that is there already gets what it lacks.
@@ -53,9 +41,10 @@ export const saveAllMarkdown = async () =>
 export async function load(file) {
   let given;
   try {
-    given = JSON.parse(await file.text());
+    const text = await file.text();
+    given = /\.(md|markdown)$/i.test(file.name) ? readMarkdown(text) : JSON.parse(text);
   } catch {
-    return `${file.name} is not JSON: only JSON that was exported here can be imported.`;
+    return `${file.name} is not JSON: only JSON and Markdown (.md) that were exported here can be imported.`;
   }
   const found = [given?.chats ?? given].flat().map(fromPlain).filter(Boolean);
   if (!found.length) return `${file.name} holds no conversation.`;

@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.end_to_end.browser import CHAT, Open, pages, say, script, text_answer
 from tests.end_to_end.conftest import ENGINE, LiveServer, Serve
+from tests.server.mcp_servers import new_server
+from tests.server.mcp_servers import serve as serve_mcp
 
 LONG = '{"type": "string", "minLength": 1000000}'
 """An answer that follows this schema fills the context of the model, however fast that is: it runs until it is stopped.
@@ -19,6 +21,20 @@ LONG = '{"type": "string", "minLength": 1000000}'
 
 WEATHER = """{"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}}"""
+
+
+SLOWLY = """() => {
+    const read = ReadableStreamDefaultReader.prototype.read;
+    let rest = 8000;
+    ReadableStreamDefaultReader.prototype.read = async function () {
+        const { done, value } = await read.call(this);
+        if (!rest) return new Promise(() => {});
+        const part = value?.slice(0, rest);
+        rest -= part?.length ?? 0;
+        return { done, value: part };
+    };
+}"""
+"""Of a stream, the page reads the beginning only, however fast the model is."""
 
 
 def ask_for_something_long(page: Page) -> None:
@@ -94,13 +110,69 @@ def test_an_answer_stops(page: Page, live_server: LiveServer) -> None:
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
-def test_leaving_keeps_what_has_come(page: Page, live_server: LiveServer) -> None:
+def test_an_answer_that_a_reload_cut_goes_on_at_one_click(page: Page, live_server: LiveServer) -> None:
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")
+    say(page, "Tell me a story about Mia and a fox")
+    content, note = page.locator(".answer .content"), page.locator(".answer .note")
+    whole = content.inner_text()
+    page.evaluate(SLOWLY)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(content).to_have_text(re.compile(r"^.{10}"))
+    page.reload()
+    expect(note).to_contain_text("Interrupted: the page was closed.")
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+    begun = content.inner_text()
+    assert whole.startswith(begun) and len(begun) < len(whole)
+    with page.expect_request(CHAT) as asked:
+        page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector("#send:visible")
+    assert asked.value.post_data_json["continue_final_message"] is True
+    expect(content).to_have_text(whole)
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    expect(page.locator(".answer .switch")).to_have_text("2/2")  # no third
+    page.reload()
+    expect(content).to_have_text(whole)
+
+
+def test_an_answer_in_the_background_goes_on_by_itself_after_a_reload(page: Page, live_server: LiveServer) -> None:
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")
+    say(page, "Tell me a story about Mia and a fox")
+    content, note = page.locator(".answer .content"), page.locator(".answer .note")
+    whole = content.inner_text()
+    page.get_by_label("Go on when the page is closed").check()
+    page.evaluate(SLOWLY)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(content).to_have_text(re.compile(r"^.{10}"))
+    begun = content.inner_text()
+    assert whole.startswith(begun) and len(begun) < len(whole)
+    with page.expect_response(re.compile("/v1/responses/.*starting_after=")) as read_on:
+        page.reload()
+    response = read_on.value.url.split("?")[0]
+    expect(content).to_have_text(whole)
+    page.wait_for_selector("#send:visible")
+    expect(note).to_contain_text("tokens")
+    expect(page.locator(".answer .switch")).to_have_text("2/2")
+    page.wait_for_function(
+        "async url => (await fetch(url)).status === 404", arg=response
+    )  # the server has forgotten it
+    ask_for_something_long(page)
+    expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
+    page.keyboard.press("Escape")
+    expect(note.last).to_contain_text("Stopped.")
+    live_server.wait_for_metric("weft:num_requests_running", 0)  # not only this page has left
+
+
+def test_what_follows_a_schema_cannot_go_on(page: Page, live_server: LiveServer) -> None:
+    """The schema would begin anew."""
     ask_for_something_long(page)
     expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
     first = page.inner_text(".answer pre")
     page.reload()
     assert page.inner_text(".answer pre").startswith(first)
-    expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+    expect(page.locator(".answer .note")).to_contain_text("Interrupted: the page was closed.")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
@@ -124,8 +196,50 @@ def test_an_answer_goes_on_beside_another_conversation(page: Page, live_server: 
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
-def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
-    page = open_page(serve("--api-key", "sécret", "--dtype", "float32").base_url)
+def test_a_key_is_asked_for_and_sent_and_servers_of_the_operator_are_used(open_page: Open, serve: Serve) -> None:
+    server = new_server("weather")
+
+    @server.tool()
+    def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        return f"sunny in {city}"
+
+    with serve_mcp(server.streamable_http_app()) as url:
+        live = serve("--api-key", "sécret", "--dtype", "float32", WEFT_MCP_SERVERS=f"weather={url},gone={url[:-4]}/no")
+        page = open_page(live.base_url)
+        check_the_key(page)
+        check_the_servers(page)
+
+
+def check_the_servers(page: Page) -> None:
+    page.click("#new-chat")
+    page.click("[data-toggle=tools_on]")  # opens the section, as there is nothing to call yet
+    expect(page.locator("#tools-fault")).to_contain_text("missing")
+    page.get_by_label("weather", exact=True).check()
+    page.get_by_label("gone").check()
+    expect(page.locator("#tools-fault")).to_be_empty()
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")
+    say(page, "What is the weather in Oslo?")
+    hosted = page.locator(".hosted details")
+    expect(hosted.locator("summary")).to_have_text(["No tools gone", re.compile("get_weather weather")])
+    page.click(".hosted summary:has-text('get_weather')")
+    expect(hosted.last).to_contain_text("sunny in Oslo")
+    expect(page.locator(".answer .content")).not_to_be_empty()
+    expect(page.locator(".answer .note")).to_contain_text("tokens")
+    page.reload()
+    expect(page.get_by_label("weather", exact=True)).to_be_checked()
+    expect(hosted.last).to_contain_text("sunny in Oslo")
+    say(page, "Thanks")
+    expect(page.locator(".answer .content").last).not_to_be_empty()
+    page.click("#section-tools > summary")
+    page.get_by_label("weather", exact=True).uncheck()
+    page.get_by_label("gone").uncheck()
+    expect(page.locator("#tools-fault")).to_contain_text("missing")
+    expect(page.locator(".error:visible")).to_have_count(0)
+
+
+def check_the_key(page: Page) -> None:
     dialog = page.locator("dialog")
     expect(dialog).to_be_visible()
     page.fill("#key", "wrong")
@@ -154,6 +268,10 @@ def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
     other.keyboard.press("Enter")
     expect(other.locator("#key-reason")).to_contain_text("API key")
     assert other.evaluate("[localStorage, sessionStorage].map(s => s.getItem('weft:key'))") == [None, None]
+    other.close()
+    page.fill("#key", "sécret")  # it is gone in this tab as well
+    page.keyboard.press("Enter")
+    expect(page.locator("#pill-text")).to_have_text("idle")
 
 
 def test_a_tool_is_called_and_answered(page: Page) -> None:

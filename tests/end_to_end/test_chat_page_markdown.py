@@ -123,7 +123,7 @@ TEX = re.compile(r'<annotation encoding="application/x-tex">(.*?)</annotation>',
 )
 def test_formulas(modules: Page, text: str, formulas: list[str]) -> None:
     html(modules, "$x$")  # which loads KaTeX
-    modules.wait_for_function("window.katex")
+    modules.wait_for_function("() => window.katex")
     (shown,) = html(modules, text)
     assert TEX.findall(shown) == formulas
     assert "<math" in shown or not formulas

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.end_to_end.browser import CHAT, Open, Tab, chunk, pages, say, script, stream, text_answer
+from tests.end_to_end.browser import CHAT, Tab, chunk, pages, say, script, stream, text_answer
 from tests.end_to_end.conftest import LiveServer
 
 SHOW = """async text => {
@@ -153,7 +153,7 @@ def test_any_text_becomes_harmless_nodes(modules: Page) -> None:
     known = {"class", "href", "target", "rel", "start", "type", "title", "aria-label", "aria-hidden", "viewBox", "d"}
     for text, (tags, attributes) in zip(texts, modules.evaluate(code, texts), strict=True):
         assert all(re.fullmatch(TAGS, tag) for tag in tags), text
-        assert {name for name, _ in attributes} <= known | {"tabindex", "value", "dir", "role"}, text
+        assert {name for name, _ in attributes} <= known | {"tabindex", "value", "dir", "role", "aria-level"}, text
         assert all(value.startswith("https://") for name, value in attributes if name == "href"), text
 
 
@@ -172,34 +172,78 @@ def test_what_has_not_changed_keeps_its_nodes(modules: Page) -> None:
 ERROR = {"message": "temperature must be at most 2, got 9", "type": "invalid_request_error"}
 
 
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [
-        ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
-        ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
-        (
-            {"status": 503, "json": {"error": {"message": "m", "code": "shutting_down"}}},
-            "The server was shut down. (m)",
-        ),
-        ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered 502."),
-        (stream(chunk({"content": "half"}), {"error": {"message": "the engine died"}}), "the engine died"),
-        (stream(chunk({"content": "half"}), done=False), "The connection was lost"),
-        (None, "The server cannot be reached."),
-    ],
+def refusal(status: int, code: str | None) -> dict[str, Any]:
+    return {"status": status, "json": {"error": {"message": "m", "code": code}}, "headers": {"retry-after": "2"}}
+
+
+HALF = chunk({"content": "half"})
+FAILURES: tuple[tuple[dict[str, Any] | None, str], ...] = (
+    ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
+    ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
+    (refusal(503, "queue_full"), "Too many requests are waiting. (m) Try again in 2 s."),
+    (refusal(429, "rate_limit_exceeded"), "The limit of this API key is reached. (m) Try again in 2 s."),
+    (refusal(429, None), "The limit of this API key is reached. (m) Try again in 2 s."),
+    (refusal(503, "shutting_down"), "The server was shut down. (m)"),
+    ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered 502."),
+    (stream(HALF, {"error": {"message": "the engine died"}}), "the engine died"),
+    (stream(HALF, done=False), "The connection was lost"),
+    (None, "The server cannot be reached."),
 )
-def test_a_failure_is_shown_and_can_be_tried_again(page: Page, failure: dict[str, Any] | None, told: str) -> None:
-    page.route(CHAT, lambda route: route.fulfill(**failure) if failure else route.abort())
-    say(page, "My long question")
-    expect(page.locator(".error")).to_contain_text(told)
-    if failure and "half" in failure.get("body", ""):
-        expect(page.locator(".answer .content")).to_have_text("half")
+"""What becomes of a request, None: nothing; and what the page says."""
+
+
+def test_a_failure_is_shown_and_can_be_tried_again(page: Page) -> None:
+    bodies: list[Any] = []
+
+    def answer(route: Route) -> None:
+        asked = route.request.post_data_json
+        failure, _ = FAILURES[int(asked["messages"][0]["content"].split()[1])]
+        is_again = asked["messages"] in [body["messages"] for body in bodies]
+        bodies.append(asked)
+        if failure or is_again:
+            return route.fulfill(**(text_answer("now") if is_again or not failure else failure))
+        return route.abort()
+
+    page.route(CHAT, answer)
+    for number, (_, told) in enumerate(FAILURES):
+        page.click("#new-chat")
+        say(page, f"Question {number} is long")
+        expect(page.locator(".error")).to_contain_text(told)
     page.reload()
-    expect(page.locator(".bubble")).to_have_text("My long question")
-    page.unroute(CHAT)
-    bodies = script(page, text_answer("now"))
-    page.get_by_role("button", name="Try again").click()
-    expect(page.locator(".answer .content")).to_have_text("now")
-    assert bodies[0]["messages"] == [{"role": "user", "content": "My long question"}]
+    for number, (failure, told) in enumerate(FAILURES):
+        page.click(f".conversations .open:has-text('Question {number} ')")
+        expect(page.locator(".bubble")).to_have_text(f"Question {number} is long")
+        expect(page.locator(".error")).to_contain_text(told)
+        is_begun = bool(failure) and "half" in (failure or {}).get("body", "")
+        expect(page.get_by_role("button", name="Continue")).to_have_count(int(is_begun))
+        if is_begun:
+            expect(page.locator(".answer .content")).to_have_text("half")
+        page.get_by_role("button", name="Try again").click()
+        expect(page.locator(".answer .content")).to_have_text("now")
+        assert bodies[-1]["messages"] == [{"role": "user", "content": f"Question {number} is long"}]
+    assert len(bodies) == 2 * len(FAILURES)
+
+
+def test_a_key_that_is_accepted_no_more_is_asked_for_and_nothing_is_lost(page: Page) -> None:
+    """As after a restart of the server with another key, while the page is open."""
+    script(page, text_answer("fine"))
+    say(page, "Hello")
+
+    def refuse(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer new":
+            return route.continue_()
+        return route.fulfill(status=401, json={"error": {"message": "m", "code": "invalid_api_key"}})
+
+    page.route("**/stats", refuse)
+    dialog = page.locator("dialog")
+    expect(dialog).to_be_visible()
+    expect(page.locator("#key-reason")).to_have_text("The API key is missing, or is accepted no more. (m)")
+    expect(page.locator("#pill-text")).to_have_text("no key")
+    page.fill("#key", "new")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#pill-text")).to_have_text("idle")
+    expect(page.locator(".answer .content")).to_have_text("fine")
 
 
 SHORT_PAUSES = """() => {
@@ -304,129 +348,3 @@ def test_it_works_where_nothing_can_be_kept(
         expect(page.locator(".bubble")).to_have_text(["First", "Second"])
     tab.check()
     tab.context.close()
-
-
-# --- who can use it ---------------------------------------------------------------------------------------------------
-
-CALL = chunk({"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]})
-FULL = """# Title
-
-Text with `code`, [a link](https://x.org) and
-
-```py
-# a comment
-x = "text" + 1  # return
-```
-
-> quoted"""
-WITH_ROLES = {"button", "textbox", "combobox", "spinbutton", "checkbox", "img", "link", "navigation", "complementary"}
-
-
-def fill(page: Page) -> None:
-    """Have one of everything on the page."""
-    page.route("**/stats", with_switch)
-    page.reload()
-    expect(page.locator("#chip-thinking")).to_be_visible()
-    thought = chunk({"reasoning_content": "Hm."})
-    script(page, stream(thought, chunk({"content": FULL}), chunk({}, "length")), stream(CALL, chunk({}, "tool_calls")))
-    say(page, "First")
-    say(page, "Second")
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-
-
-def test_everything_has_an_accessible_name(page: Page) -> None:
-    fill(page)
-    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
-    found = [(n["role"]["value"], n.get("name", {}).get("value", "").strip()) for n in tree if not n["ignored"]]
-    named = [(role, name) for role, name in found if role in WITH_ROLES]
-    assert len(named) > 40
-    assert [role for role, name in named if not name] == []
-
-
-SMALL = """() => [...document.querySelectorAll("button, a[href], input, select, textarea, summary")]
-    .filter(e => e.checkVisibility({ visibilityProperty: true }) && !e.closest(".prose"))
-    .map(e => [e.outerHTML, e.getBoundingClientRect()])
-    .filter(([, { width, height }]) => width && (width < 24 || height < 24)).map(([html]) => html)"""
-"""What a finger misses; links in a line of text cannot be larger than it."""
-
-
-@pytest.mark.parametrize("width", [1280, 375])
-def test_everything_is_large_enough_to_be_hit(open_page: Open, live_server: LiveServer, width: int) -> None:
-    page = open_page(live_server.base_url, width=width, height=800, reduced_motion="reduce")
-    fill(page)
-    assert page.evaluate(SMALL) == []
-
-
-CONTRASTS = """() => {
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    const over = colours => {
-        canvas.clearRect(0, 0, 1, 1);
-        for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-        return canvas.getImageData(0, 0, 1, 1).data;
-    };
-    const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    const light = ([r, g, b]) => [r, g, b].map(v => linear(v / 255))
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const grounds = e => e ? [...grounds(e.parentElement), getComputedStyle(e).backgroundColor] : ["white"];
-    const low = [];
-    for (const element of document.querySelectorAll("body *")) {
-        const text = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join("");
-        if (!text || !element.checkVisibility({ visibilityProperty: true })) continue;
-        const ground = grounds(element);
-        const [a, b] = [light(over(ground)), light(over([...ground, getComputedStyle(element).color]))];
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${element.className} ${text.slice(0, 30)}`);
-    }
-    return low;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read(page: Page, scheme: Any) -> None:
-    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # colours do not fade over
-    fill(page)
-    assert page.evaluate(CONTRASTS) == []
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.click("#theme")
-    if scheme == "light":
-        page.click("#theme")
-    expect(page.locator("body")).not_to_have_css("background-color", ground)
-    page.reload()
-    expect(page.locator("body")).not_to_have_css("background-color", ground)
-
-
-def test_it_fits_a_phone(open_page: Open, live_server: LiveServer) -> None:
-    page = open_page(live_server.base_url, width=360, height=720, has_touch=True)
-    fill(page)
-    assert page.evaluate("[document.documentElement.scrollWidth, document.querySelector('#log').scrollWidth]") == [
-        360,
-        360,
-    ]
-    for button, drawer in (("Conversations", "#sidebar"), ("Settings and engine", "#panel")):
-        expect(page.locator(drawer)).to_be_hidden()
-        page.get_by_role("button", name=button, exact=True).tap()
-        expect(page.locator(drawer)).to_be_in_viewport(ratio=0.9)
-        assert page.evaluate("drawer => document.querySelector(drawer).contains(document.activeElement)", drawer)
-        page.keyboard.press("Escape")
-        expect(page.locator(drawer)).to_be_hidden()
-        expect(page.get_by_role("button", name=button, exact=True)).to_be_focused()
-    box = page.locator("#send").bounding_box()
-    assert box and box["x"] + box["width"] <= 360 and box["width"] >= 36
-
-
-def test_the_keyboard_suffices(page: Page) -> None:
-    script(page, text_answer("fine"))
-    page.click("#title")
-    page.keyboard.press("/")
-    expect(page.locator("#input")).to_be_focused()
-    page.keyboard.type("one/")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.type("two")
-    expect(page.locator("#input")).to_have_value("one/\ntwo")
-    page.keyboard.press("Enter")
-    expect(page.locator(".bubble")).to_have_text(re.compile("one/\ntwo"))
-    expect(page.locator("#announcer")).to_have_text(re.compile("fine"))
-    page.focus("#new-chat")
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    page.keyboard.press("Control+k")
-    expect(page.locator("#input")).to_be_focused()

@@ -1,11 +1,11 @@
 """What the chat page keeps: branches, settings of each chat, answers in the background, files; and what it does not."""
 
+import itertools
 import json
 import pathlib
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.end_to_end.browser import CHAT, STORED, chunk, say, script, stream, text_answer
@@ -91,24 +91,26 @@ def test_messages_are_deleted_and_brought_back(page: Page) -> None:
     expect(page.locator("#title")).to_have_text("again")
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        {"status": 400, "json": {"error": {"message": "too long", "code": "context_length_exceeded"}}},
-        {"status": 500, "body": ""},
-        STOPPED,
-        stream(chunk({"reasoning_content": "Hm"}), done=False),
-        stream(chunk({"role": "assistant", "content": ""}), chunk({}, "stop")),
-        stream(chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})),
-    ],
+FAILURES: tuple[dict[str, Any], ...] = (
+    {"status": 400, "json": {"error": {"message": "too long", "code": "context_length_exceeded"}}},
+    {"status": 500, "body": ""},
+    STOPPED,
+    stream(chunk({"reasoning_content": "Hm"}), done=False),
+    stream(chunk({"role": "assistant", "content": ""}), chunk({}, "stop")),
+    stream(chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})),
 )
-def test_users_and_answers_take_turns_whatever_failed_before(page: Page, failure: dict[str, Any]) -> None:
+
+
+def test_users_and_answers_take_turns_whatever_failed_before(page: Page) -> None:
     """A chat was dead after it if the template wants alternating roles."""
-    bodies = script(page, text_answer("fine"), failure, failure, text_answer("now"))
-    ask(page, "one", "two", "three", "four")
-    roles = [message["role"] for message in bodies[3]["messages"]]
-    assert (roles, contents(bodies[3])) == (["user", "assistant", "user"], ["one", "fine", "four"])
-    expect(page.locator(".unsent .bubble")).to_have_text(["two", "three"])
+    answers = [(text_answer("fine"), failure, failure, text_answer("now")) for failure in FAILURES]
+    bodies = script(page, *itertools.chain.from_iterable(answers))
+    for number, failure in enumerate(FAILURES):
+        page.click("#new-chat")
+        ask(page, "one", "two", "three", "four")
+        said = [(message["role"], message["content"]) for message in bodies[4 * number + 3]["messages"]]
+        assert said == [("user", "one"), ("assistant", "fine"), ("user", "four")], failure
+        expect(page.locator(".unsent .bubble")).to_have_text(["two", "three"])
 
 
 def test_a_turn_that_waits_is_not_said_to_be_left_out(page: Page) -> None:
@@ -313,6 +315,54 @@ def test_chats_are_searched_exported_and_imported(page: Page, tmp_path: pathlib.
     expect(page.locator(".answer .content")).to_have_text("<i>x")
 
 
+ODD = (
+    "# Title\n\n## You\n\n# not the next chat",
+    "```py\n# a comment\n```\n\\## Weft\n## Weft\n\\\\## Result",
+    "*Attached: nothing*\n\n```\nx\n```",
+    "Call of `f`:\n\n```json\n{}\n```\n## Result",
+    "1. a\n\n   b\n\n## Results",
+    "\\# a title  ",
+)
+"""Messages that read like a part of the file."""
+
+
+def test_what_is_exported_as_markdown_is_read_again(page: Page, tmp_path: pathlib.Path) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a": "```"}'}}
+    asks = stream(chunk({"content": "I look."}), chunk({"tool_calls": [call]}), chunk({}, "tool_calls"))
+    script(page, *map(text_answer, ODD), asks, text_answer("rainy"), text_answer("other"))
+    files = [{"name": "a.md", "mimeType": "", "buffer": text.encode()} for text in (*ODD, "`````", "")]
+    page.set_input_files("#attach-file", files)
+    expect(page.locator("#attached .name")).to_have_count(len(files))
+    ask(page, *reversed(ODD), "call")
+    page.fill(".call textarea", "## You")
+    page.click("text=Send result")
+    expect(page.locator(".answer .content").last).to_have_text("rainy")
+    page.click("#new-chat")
+    ask(page, "another")
+    page.click("#kept")
+    with page.expect_download() as download:
+        page.click("#export-markdown")
+    text = pathlib.Path(download.value.path()).read_text()
+    assert "\n# a comment\n" in text  # what cannot be mistaken is as it was
+    (path := tmp_path / "chats.md").write_text(text)
+    before = page.evaluate(STORED)
+    page.set_input_files("#import-file", path)
+    expect(page.locator("#moved")).to_have_text("2 conversations are imported.")
+    known = {chat["id"] for chat in before}
+    after = [chat for chat in page.evaluate(STORED) if chat["id"] not in known]
+    assert sorted(map(said, after), key=str) == sorted(map(said, before), key=str)
+
+
+def said(chat: dict[str, Any]) -> list[Any]:
+    names = ("role", "content", "files")
+    said = [{name: message[name] for name in names if message.get(name)} for message in chat["messages"]]
+    calls = [call for message in chat["messages"] for call in message.get("calls") or []]
+    answered = [
+        message["call_id"] in [call["id"] for call in calls] for message in chat["messages"] if "call_id" in message
+    ]
+    return [chat["title"], said, [(call["name"], call["arguments"]) for call in calls], answered]
+
+
 FULL = """IDBObjectStore.prototype.put = new Proxy(IDBObjectStore.prototype.put, {
     apply(target, store, values) {
         if (window.isFull) throw new DOMException("Full", "QuotaExceededError");
@@ -370,7 +420,8 @@ def test_a_closed_page_keeps_what_had_come(page: Page) -> None:
     for text in ("one", "two"):
         page.click(f".conversations .open:has-text('{text}')")
         expect(page.locator(".answer .content")).to_have_text("half")
-        expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+        expect(page.locator(".answer .note")).to_contain_text("Interrupted")
+        expect(page.get_by_role("button", name="Continue")).to_be_visible()
     assert page.evaluate("Object.keys(localStorage).filter(name => name.includes('rescued'))") == []
 
 
@@ -382,7 +433,7 @@ def test_five_hundred_chats_are_listed_at_once(page: Page) -> None:
                 const chat = `c${i}`;
                 const meta = { title: `chat ${i}`, titled: 1, time: i, settings: {}, settled: 0 };
                 await handle.putChat({ id: chat, ...meta });
-                for (let j = 0; j < 20; j++) {
+                for (let j = 0; j < 6; j++) {
                     const parent = j ? `${chat}.${j - 1}` : null;
                     const place = { id: `${chat}.${j}`, chat, parent, born: j, changed: j };
                     const said = { role: j % 2 ? "assistant" : "user", content: "word ".repeat(200) };

@@ -254,7 +254,7 @@ def test_work_is_linear(modules: Page, frame: tuple[str, str]) -> None:
         // Twice the text may take three times as long, where the square takes four; the best of a few counts.
         const isLinear = piece => {{
             for (let trial = 0; trial < 12; trial++) {{
-                if (seconds(piece, 80_000) < 3 * seconds(piece, 40_000) + 20) return true;
+                if (seconds(piece, 40_000) < 3 * seconds(piece, 20_000) + 5) return true;
             }}
             return false;
         }};

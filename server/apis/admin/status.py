@@ -5,6 +5,7 @@
 while its requests to the API do. /docs is one page with every route and its fields, from the OpenAPI description.
 """
 
+import gzip
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ class Stats(msgspec.Struct):
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
         thinking: How to switch reasoning; null: there is no switch.
+        mcp_servers: The labels of those that /v1/responses may use.
         engine: One reading of the status page, with the names of `weft.engine.wire.status_page.Status`.
     """
 
@@ -50,6 +52,7 @@ class Stats(msgspec.Struct):
     max_model_len: int | None
     has_tools: bool
     thinking: ThinkingSwitch | None
+    mcp_servers: list[str]
     engine: Mapping[str, float]
 
 
@@ -72,6 +75,7 @@ async def show_stats(request: Request, context: Context, model: str | None = Non
         max_model_len=info.max_model_len if info else None,
         has_tools=served.formats.tools is not None,
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
+        mcp_servers=sorted(context.settings.mcp_servers),
         engine=engine_stats(status),
     )
     return json_answer(stats, {"cache-control": "no-store"})
@@ -153,12 +157,14 @@ _PAGE_HEADERS: Final = {
 _KINDS: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
-def _files(folder: Traversable, path: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, tuple[str, bytes, bool]]]:
+    """Paths with the kind and the content of their files, and whether that is packed."""
     for file in folder.iterdir():
+        name = file.name.removesuffix(".gz")
         if file.is_dir():
-            yield from _files(file, f"{path}{file.name}/")
-        elif kind := _KINDS.get(file.name.rpartition(".")[2]):
-            yield "/" if file.name == "index.html" else f"{path}{file.name}", (kind, file.read_bytes())
+            yield from _files(file, f"{path}{name}/")
+        elif kind := _KINDS.get(name.rpartition(".")[2]):
+            yield "/" if name == "index.html" else f"{path}{name}", (kind, file.read_bytes(), name != file.name)
 
 
 _FILES: Final = dict(_files(files("weft.server").joinpath("chat_page"), "/chat_page/"))
@@ -169,8 +175,13 @@ PATHS: Final = frozenset(_FILES)
 
 async def show_file(request: Request) -> Response:
     """Send one file, or 304 if the browser already has this version."""
-    kind, content = _FILES[request.scope["path"]]
-    headers = {**_PAGE_HEADERS, "etag": f'"{hashlib.blake2s(content, digest_size=8).hexdigest()}"'}
+    kind, content, is_packed = _FILES[request.scope["path"]]
+    headers = {**_PAGE_HEADERS, "vary": "accept-encoding"} if is_packed else {**_PAGE_HEADERS}
+    if is_packed and "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+    elif is_packed:
+        content = gzip.decompress(content)
+    headers["etag"] = f'"{hashlib.blake2s(content, digest_size=8).hexdigest()}"'
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=kind, headers=headers)

@@ -10,10 +10,10 @@ from docs.vendor import LIBRARIES
 FOLDER = pathlib.Path(__file__).parents[4] / "server" / "chat_page"
 OWN = [path for path in sorted(FOLDER.iterdir()) if path.is_file()]
 VENDOR = FOLDER / "vendor"
-LATER = ["/chat_page/vendor/highlight.js", "/chat_page/vendor/katex.js"]
+LATER = [f"/chat_page/vendor/{name}.js" for name in ("highlight", "katex", "pdf", "pdf.worker")]
 """Loaded once they are needed."""
 PATHS = ["/", *(f"/chat_page/{path.name}" for path in OWN if path.name != "index.html")]
-PATHS += [f"/chat_page/vendor/{path.name}" for path in VENDOR.glob("*.js")]
+PATHS += [f"/chat_page/vendor/{path.stem}" for path in VENDOR.glob("*.js.gz")]
 KEYS = {"api_key": ("secret",)}
 
 
@@ -44,11 +44,25 @@ def test_libraries_are_what_their_checksums_and_licenses_say() -> None:
     licenses = (VENDOR / "LICENSES.txt").read_text()
     for name, library in LIBRARIES.items():
         assert f"{name}: {library.package} {library.version}\n" in licenses
-    assert sorted(LIBRARIES) == sorted(path.name for path in VENDOR.glob("*.js"))
+    assert sorted(LIBRARIES) == sorted(path.stem for path in VENDOR.glob("*.js.gz"))
 
 
 def test_the_page_and_its_libraries_weigh_little(site: Any) -> None:
-    assert sum(len(site.call("GET", path).text.encode()) for path in PATHS) < 800_000
+    replies = {path: site.call("GET", path) for path in PATHS}
+    weights = {path: int(reply.headers["content-length"]) for path, reply in replies.items()}
+    assert sum(weights.values()) < 1_000_000
+    assert sum(weight for path, weight in weights.items() if path not in LATER) < 300_000
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_are_sent_packed_to_those_who_unpack_them(site: Any, name: str) -> None:
+    path = f"/chat_page/vendor/{name}"
+    packed, plain = (site.call("GET", path, headers={"accept-encoding": names}) for names in ("br, gzip", "identity"))
+    assert (packed.headers["content-encoding"], "content-encoding" in plain.headers) == ("gzip", False)
+    assert packed.headers["vary"] == plain.headers["vary"] == "accept-encoding"
+    assert packed.text == plain.text  # the client has unpacked one
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert packed.headers["etag"] != plain.headers["etag"]
 
 
 def test_other_paths_beside_them_stay_shut(make_site: Any) -> None:

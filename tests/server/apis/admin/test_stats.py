@@ -30,6 +30,7 @@ def test_the_engine_as_its_status_page_says(site: Any) -> None:
         "is_ready": True,
         "max_model_len": 1000,
         "has_tools": False,
+        "mcp_servers": [],
         "thinking": None,
     }
     assert reply.json["engine"] == ENGINE
