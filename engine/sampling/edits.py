@@ -8,6 +8,7 @@ id; no edit can turn it into NaN. Nothing here waits for the device.
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,15 +76,31 @@ class LogitEdits:
     words: tuple[tuple[int, ...], ...]
     longest_word: int
 
-    def leave_nothing(self, num_output_tokens: int, min_tokens: int, context: Sequence[int] = ()) -> bool:
-        """Whether these edits ban every id behind the context. Only possible with allowed ids."""
+    def leave_nothing(
+        self, num_output_tokens: int, min_tokens: int, context: Sequence[int] = (), others: Collection[int] = ()
+    ) -> bool:
+        """Whether these edits, and bans of others, ban every id behind the context. Only possible with allowed ids."""
         if self.allowed_ids is None:
             return False
         banned = {int(i) for i in self.bias_ids[np.isneginf(self.bias_values)]}
+        banned.update(others)
         banned.update(self.stop_ids.tolist() if num_output_tokens < min_tokens else ())
-        tail = list(context[-self.longest_word :]) if self.words else []
+        tail = list(context)
         banned.update(word[-1] for word in self.words if tail[len(tail) - len(word) + 1 :] == list(word[:-1]))
         return len(self.allowed_ids) <= len(banned) and banned.issuperset(self.allowed_ids.tolist())
+
+
+def continuations(token_ids: list[int], head: list[int]) -> set[int]:
+    """The ids that follow each occurrence of a few ids in others. O(ids)."""
+    if not head:
+        return set(token_ids)
+    found, place, length = set[int](), -1, len(head)
+    with suppress(ValueError):  # there is no further one
+        while True:
+            place = token_ids.index(head[0], place + 1, -length)
+            if token_ids[place : place + length] == head:
+                found.add(token_ids[place + length])
+    return found
 
 
 def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:

@@ -167,6 +167,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         source_row = source_rows[scheduled.request.key] if scheduled.num_placeholders else None
         edits.add(row, scheduled, offset, source_row)
         penalties.add(row, scheduled, offset, source_row)
+    searched = [row for row, (s, _) in enumerate(rows) if s.request.continuation is not None]
     bias_rows, bias_ids, bias_values = edits.bias()
     allowed_rows, allowed_entries, allowed_ids = edits.allowed()
     return SamplingBatch(
@@ -185,6 +186,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
+        edited_rows=_ints(searched) if searched else None,
     )
 
 
@@ -230,9 +232,11 @@ class _Edits:
         if edits.allowed_ids is not None:
             self._allowed.append((row, edits.allowed_ids))
         if edits.words:
-            context = request.token_ids[-edits.longest_word :] + list(drafts)
+            context = request.last_ids(edits.longest_word) + list(drafts)
             for word in edits.words:
                 self._ban_end(row, word, context, source_row)
+        if request.bans_repeats:
+            self._bans += [(row, token_id) for token_id in request.repeating_ids(drafts)]
 
     def bias(self) -> tuple[Ints, Ints, Floats]:
         """Rows, ids and values of the sparse addition."""

@@ -193,13 +193,18 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         length_penalty: Above 0 prefers longer outputs, below 0 shorter ones.
-        early_stopping: True ends the search once as many beams are finished as there are choices. False ends it when
-            the best live beam, at its present length, scores no better than the worst of these. "never" ends it when no
-            live beam of any length can score better.
+        early_stopping: True ends the search once as many beams are finished as it is wide. False ends it when the best
+            live beam, at its present length, scores no better than the worst of these. "never" ends it when no live
+            beam of any length can score better.
+        width: How many beams go on, at least as many as there are choices; 0 for just as many.
+        num_begun_tokens: Last tokens of the prompt that count towards the length of an output, as a first one that the
+            model is forced to write.
     """
 
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    width: int = 0
+    num_begun_tokens: int = 0
 
 
 class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True):
@@ -302,9 +307,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA adapter, which is loaded if it is in no slot; None is the base model.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
-        beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
-            best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
-            each choice is sampled.
+        beams: Asks for a beam search. The choices are its best outputs and come whole, best first. Penalties, biases
+            and bans change log-probabilities, reported ones too, which are not normalised again. Parameters that make
+            sampling less random have no effect. None: each choice is sampled.
         pooling: Asks for a vector. Then max_tokens is 0, and there is one choice. None: the prompt is continued.
         request_id: Unique on its connection. Counted in each process, so a request is sent once.
     """
