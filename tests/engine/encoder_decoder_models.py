@@ -80,8 +80,8 @@ class Answers:
     outputs: list[list[int]]
 
 
-def write_model(name: str, folder: Path, **changes: Any) -> Any:
-    """Write a checkpoint and return the model, to which `changes` of the config apply."""
+def write_model(name: str, folder: Path, gain: float = 1.0, **changes: Any) -> Any:
+    """Write a checkpoint and return the model: `changes` of the config, and `gain` times the matrices."""
     kind, config = MODELS[name]
     config = config | changes
     head = "MarianMTModel" if kind == "Marian" else f"{kind}ForConditionalGeneration"
@@ -95,7 +95,7 @@ def write_model(name: str, folder: Path, **changes: Any) -> Any:
                 is_score = any(part in key for part in (".q.", ".k.", "q_proj", "k_proj"))
                 of_scores = _OF_SCORES / 2 if ".q." in key or ".k." in key else _OF_SCORES  # T5 does not scale scores
                 is_embedding = "embed" in key or "shared" in key
-                weight.normal_(0, of_scores if is_score else 0.3 if is_embedding else _OF_OTHERS)
+                weight.normal_(0, of_scores if is_score else 0.3 if is_embedding else _OF_OTHERS).mul_(gain)
             elif "norm" in key and "weight" in key:
                 weight.uniform_(0.5, 1.5)
             else:
@@ -123,7 +123,7 @@ def answers(root: Path, name: str) -> Answers:
     beginning = [draw.randrange(3, VOCAB_SIZE - 2) for _ in range(40)]
     lengths = [1, LONGEST_INPUT, 32, 33, 7, 64, 3, 16]
     found = Answers(folder, model, [], [], [])
-    for attempt in range(200):
+    for _ in range(200):
         if len(found.inputs) == len(lengths):
             break
         index = len(found.inputs)
@@ -147,6 +147,6 @@ def answers(root: Path, name: str) -> Answers:
             found.inputs.append(input_ids)
             found.prompts.append(prompt)
             found.outputs.append(result.sequences[0, len(prompt) :].tolist())
-    assert len(found.inputs) == len(lengths), f"too few inputs with clear answers after {attempt} attempts"
+    assert len(found.inputs) == len(lengths), "too few inputs with clear answers"
     assert len({tuple(output) for output in found.outputs}) > 2, "the model answers everything alike"
     return found

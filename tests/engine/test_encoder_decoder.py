@@ -1,18 +1,32 @@
 """Models of an encoder and a decoder answer as transformers' generate, id for id, whatever else the engine does."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engine.encoder_decoder_models import LONGEST_INPUT, MODELS, NUM_OUTPUT_TOKENS, answers
+from tests.engine.encoder_decoder_models import (
+    LONGEST_INPUT,
+    MODELS,
+    NUM_OUTPUT_TOKENS,
+    VOCAB_SIZE,
+    answers,
+)
 from tests.engine.test_golden import PreemptingScheduler, build_engine, run
 from weft.engine.describe.config import load_model_config
-from weft.engine.loop.engine import Engine
-from weft.engine.schedule.scheduler import Scheduler
-from weft.engine.wire.messages import AddRequest, EncoderInput, FinishReason, RequestOutput, TokensOutput
+from weft.engine.drafts import NgramDrafter
+from weft.engine.loop.pending import RejectedError
+from weft.engine.wire.messages import (
+    AddRequest,
+    EncoderInput,
+    FinishReason,
+    RequestOutput,
+    TokensInput,
+    TokensOutput,
+)
 from weft.engine.wire.params import SamplingParams
 
 
@@ -21,7 +35,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("encoder-decoder")
 
 
-def ask(input_ids: list[int], prompt: list[int], request_id: int = 0, num_choices: int = 1, **params: Any) -> AddRequest:
+def ask(
+    input_ids: list[int], prompt: list[int], request_id: int = 0, num_choices: int = 1, **params: Any
+) -> AddRequest:
     sampling = SamplingParams(temperature=0, **({"max_tokens": NUM_OUTPUT_TOKENS} | params))
     return AddRequest(EncoderInput(input_ids, prompt), sampling, num_choices, request_id=request_id)
 
@@ -104,3 +120,72 @@ def test_logits_are_scaled_as_old_and_new_files_say(
     (tmp_path / "config.json").write_text(json.dumps(kept))
     switches = load_model_config(tmp_path).switches  # type: ignore[attr-defined]
     assert (switches.logit_scale != 1.0) == is_scaled
+
+
+def test_equal_inputs_share_their_blocks_and_others_do_not(root: Path) -> None:
+    """What the encoder makes of a beginning depends on what follows it."""
+    expected = answers(root, "t5")
+    input_ids = expected.inputs[5]
+    start, block_size = expected.prompts[0], 8
+    engine = build_engine(expected.folder, block_size=block_size)
+    others = [[*input_ids[:-1], 5], input_ids[:-1], [*input_ids, 5], input_ids[: 4 * block_size]]
+    fresh = {
+        number: ids(run(build_engine(expected.folder), [ask(other, start)])[0, 0])
+        for number, other in enumerate([input_ids, *others])
+    }
+    first = run(engine, [ask(input_ids, start, 0), ask(input_ids, start, 1)])
+    counters = engine.scheduler.counters
+    assert counters.prefill_tokens == len(input_ids) + len(start)  # the second waits for the first
+    assert counters.prefix_cache_hits == len(input_ids)
+    assert ids(first[0, 0]) == ids(first[1, 0]) == fresh[0]
+    for number, other in enumerate(others, 1):
+        output = run(engine, [ask(other, start)])[0, 0]
+        assert (ids(output), output.num_cached_tokens) == (fresh[number], 0)
+    again = run(engine, [ask(input_ids, [*start, 7])])[0, 0]
+    assert again.num_cached_tokens == len(input_ids)
+    assert ids(again) == ids(run(build_engine(expected.folder), [ask(input_ids, [*start, 7])])[0, 0])
+
+
+def test_padding_is_no_part_of_a_cached_prompt(root: Path) -> None:
+    expected = answers(root, "bart")
+    engine = build_engine(expected.folder, block_size=16)
+    prompt = [2, *range(5, 40)]
+    (first,), (second,) = (run(engine, [ask(expected.inputs[3], prompt)]).values() for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == len(expected.inputs[3]) + 32
+    assert engine.scheduler.counters.prefix_cache_hits == second.num_cached_tokens
+    assert ids(first) == ids(second)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.usefixtures("cheap_drafts")
+def test_drafts_change_nothing(root: Path, overlap: bool) -> None:
+    """They are looked up in the input, too."""
+    expected = answers(root, "marian")
+    adds = [ask(input_ids, [119], number, ignore_eos=True) for number, input_ids in enumerate(expected.inputs)]
+    engine = build_engine(expected.folder, drafter=NgramDrafter(), overlap=overlap)
+    found, plain = run(engine, adds), run(build_engine(expected.folder), adds)
+    assert {key: ids(output) for key, output in found.items()} == {key: ids(output) for key, output in plain.items()}
+    assert engine.scheduler.counters.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("add", "fault"),
+    [
+        (ask([5] * (LONGEST_INPUT + 1), [2]), f"the input must hold from 1 to {LONGEST_INPUT} tokens, got 101"),
+        (ask([], [2]), "the input must hold from 1"),
+        (ask([5], []), "the decoder must begin with at least one token"),
+        (ask([VOCAB_SIZE], [2]), "input must hold token ids from 0"),
+        (ask([5], [2] * 95), "the context holds 100 tokens, but 95 in the prompt and 12 of output"),
+        (ask([5], [2], prompt_logprobs=0), "prompt_logprobs is not supported by a model with an encoder"),
+        (AddRequest(TokensInput([5]), SamplingParams()), "a model with an encoder needs an input"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(root: Path, add: AddRequest, fault: str) -> None:
+    with pytest.raises(RejectedError, match=fault):
+        build_engine(answers(root, "bart").folder).add(0, add)
+
+
+def test_a_model_without_an_encoder_takes_no_input(checkpoint_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(RejectedError, match="this model has no encoder"):
+        build_engine(checkpoint_folder("llama3")).add(0, ask([5], [2]))
