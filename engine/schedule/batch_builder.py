@@ -167,9 +167,11 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         source_row = source_rows[scheduled.request.key] if scheduled.num_placeholders else None
         edits.add(row, scheduled, offset, source_row)
         penalties.add(row, scheduled, offset, source_row)
-    searched = [row for row, (s, _) in enumerate(rows) if s.request.continuation is not None]
     bias_rows, bias_ids, bias_values = edits.bias()
     allowed_rows, allowed_entries, allowed_ids = edits.allowed()
+    penalty_batch, searched = penalties.build(), list[int]()
+    if len(bias_rows) or len(allowed_rows) or penalty_batch is not None:
+        searched = [row for row, (s, _) in enumerate(rows) if s.request.continuation is not None]
     return SamplingBatch(
         temperatures=np.array([p.temperature for p in params], np.float32),
         top_ks=_ints([p.top_k for p in params]),
@@ -183,7 +185,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         allowed_rows=allowed_rows,
         allowed_entries=allowed_entries,
         allowed_ids=allowed_ids,
-        penalties=penalties.build(),
+        penalties=penalty_batch,
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
         edited_rows=_ints(searched) if searched else None,

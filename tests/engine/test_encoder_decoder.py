@@ -157,6 +157,14 @@ def test_padding_is_no_part_of_a_cached_prompt(root: Path) -> None:
     assert ids(first) == ids(second)
 
 
+def test_no_bad_word_begins_in_the_input(root: Path) -> None:
+    expected = answers(root, "t5")
+    input_ids, prompt, output = expected.inputs[0], expected.prompts[0], expected.outputs[0]
+    words = ((input_ids[-1], prompt[0], output[0]), (7, output[0]))
+    found = run(build_engine(expected.folder), [ask(input_ids, prompt, bad_words_token_ids=words)])
+    assert ids(found[0, 0]) == output
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.usefixtures("cheap_drafts")
 def test_drafts_change_nothing(root: Path, overlap: bool) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import pathlib
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -40,12 +40,17 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
     token_id: int
     times: int
     token_types: list[int] = []
+    input_length: ClassVar[int] = 0
+    hash_keys: ClassVar[tuple[str, ...]] = ()
 
     @property
     def token_ids(self) -> list[int]:
         return [self.token_id] * self.times
 
-    def fault(self, vocab_size: int) -> str | None:
+    def slots(self, block_size: int) -> list[int]:
+        return self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int) -> str | None:
         return None if self.times > 0 else f"times must be at least 1, got {self.times}"
 
 
