@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from weft.engine.batch import StepResult
 from weft.engine.drafts import Drafting, TokenHistory
 from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
-from weft.engine.sampling.edits import LogitEdits, TokenCounts, continuations, make_edits
+from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits, repeating_ids
 from weft.engine.sampling.scores import Pooler
 from weft.engine.wire import messages as wire
 from weft.engine.wire.options import Adapter
@@ -207,12 +207,7 @@ class Request:
     def needs_known_ids(self) -> bool:
         """Whether the next id depends on the ids before it, so that none of them may be a placeholder."""
         is_led = self.grammar is not None or self.reasoning_budget is not None or self.continuation is not None
-        return is_led or self.bans_repeats
-
-    @property
-    def bans_repeats(self) -> bool:
-        """Whether `repeating_ids` may hold any."""
-        return bool(self.params.no_repeat_ngram_size or self.params.encoder_no_repeat_ngram_size)
+        return is_led or self.edits.ban_repeats
 
     @property
     def is_run(self) -> bool:
@@ -254,13 +249,8 @@ class Request:
 
     def repeating_ids(self, draft_token_ids: Sequence[int] = ()) -> set[int]:
         """Ids that would end a run of ids that may not repeat, behind the known ids and these drafts. O(tokens)."""
-        own, banned = [*self.last_ids(len(self.token_ids)), *draft_token_ids], set[int]()
-        of_input = self.prompt_token_ids[: self.input_length or None]
-        runs = (self.params.no_repeat_ngram_size, own), (self.params.encoder_no_repeat_ngram_size, of_input)
-        for size, text in runs:
-            if 0 < size <= len(own) + 1:
-                banned |= continuations(text, own[len(own) - size + 1 :])
-        return banned
+        own = [*self.last_ids(len(self.token_ids)), *draft_token_ids]
+        return repeating_ids(self.params, own, self.prompt_token_ids[: self.input_length or None])
 
     def append(self, token_id: int) -> wire.FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""

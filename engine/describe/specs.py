@@ -251,7 +251,7 @@ class BiasSpec(PartSpec):
     heads: Run | None = None
 
     def build(self, reader: WeightReader) -> torch.Tensor:
-        """Load it: (num_heads, 2 * the number of distances), wide enough for a chunk of keys behind a query."""
+        """Load it: (num_heads, 2 * reach); a kernel may look at a chunk of keys behind a query."""
         reach = max(self.num_positions, 512)
         weight = reader.tensor(self.weight)
         if self.heads is not None:

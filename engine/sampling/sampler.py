@@ -33,8 +33,6 @@ class SampleResult:
     logprobs: LogprobTensors | None
 
 
-_NONE = np.zeros(0, np.int64)
-
 PickIds = Callable[[Tensor, SamplingBatch, RowMasks | None], Tensor]
 """Steps 3 to 8 of `sample`: edited logits, which it may overwrite -> (num_rows,) int64 ids."""
 
@@ -76,14 +74,7 @@ def sample(
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
     all_logprobs = log_softmax(_rows(logits, reporting)) if len(reporting) else None
-    edited = np.searchsorted(reporting, batch.edited_rows) if batch.edited_rows is not None else _NONE
-    if len(edited) and all_logprobs is not None:
-        rows, entries = to_device(reporting[edited], logits.device), to_device(edited, logits.device)
-        logits[rows] = all_logprobs[entries]
-        edit_logits(logits, batch, previous_token_ids, kernels.apply_penalties)
-        all_logprobs[entries] = logits[rows]
-    else:
-        edit_logits(logits, batch, previous_token_ids, kernels.apply_penalties)
+    edit_logits(logits, batch, previous_token_ids, kernels.apply_penalties, (reporting, all_logprobs))
     token_ids = kernels.pick_ids(logits, batch, masks)
     logprobs = None
     if all_logprobs is not None:

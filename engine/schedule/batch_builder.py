@@ -169,9 +169,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties.add(row, scheduled, offset, source_row)
     bias_rows, bias_ids, bias_values = edits.bias()
     allowed_rows, allowed_entries, allowed_ids = edits.allowed()
-    penalty_batch, searched = penalties.build(), list[int]()
-    if len(bias_rows) or len(allowed_rows) or penalty_batch is not None:
-        searched = [row for row, (s, _) in enumerate(rows) if s.request.continuation is not None]
+    edited = [row for row, (s, _) in enumerate(rows) if s.request.continuation and s.request.edits.are_any]
     return SamplingBatch(
         temperatures=np.array([p.temperature for p in params], np.float32),
         top_ks=_ints([p.top_k for p in params]),
@@ -185,10 +183,10 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         allowed_rows=allowed_rows,
         allowed_entries=allowed_entries,
         allowed_ids=allowed_ids,
-        penalties=penalty_batch,
+        penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
-        edited_rows=_ints(searched) if searched else None,
+        edited_rows=_ints(edited) if edited else None,
     )
 
 
@@ -237,7 +235,7 @@ class _Edits:
             context = request.last_ids(edits.longest_word) + list(drafts)
             for word in edits.words:
                 self._ban_end(row, word, context, source_row)
-        if request.bans_repeats:
+        if edits.ban_repeats:
             self._bans += [(row, token_id) for token_id in request.repeating_ids(drafts)]
 
     def bias(self) -> tuple[Ints, Ints, Floats]:

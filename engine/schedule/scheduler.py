@@ -362,8 +362,7 @@ class Scheduler:
         step.load.add(num_tokens, request.num_computed_tokens)
         step.num_rows += num_rows
         if request.num_new_tokens > 1:
-            num_padding = 0 if request.num_computed_tokens else request.num_padding_tokens
-            self.counters.prefill_tokens += num_tokens - num_padding
+            self.counters.prefill_tokens += num_tokens - request.num_padding_tokens * (not request.num_computed_tokens)
         else:
             self.counters.decode_tokens += num_tokens
         request.num_computed_tokens += num_tokens

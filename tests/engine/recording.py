@@ -112,6 +112,7 @@ class StaticStep:
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         backend, num_tokens = self._backend, self._num_tokens
         backend.keys[layer].index_copy_(0, backend.slots[:num_tokens], keys)

@@ -29,6 +29,7 @@ class Fp8Cache:
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return self._step.attend(layer, queries, self.kept(keys), self.kept(values))
 

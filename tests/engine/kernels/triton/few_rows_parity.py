@@ -123,6 +123,7 @@ class OwnValues(AttentionStep):
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return values.repeat_interleave(queries.size(1) // values.size(1), dim=1) + queries
 

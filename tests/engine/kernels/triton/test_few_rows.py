@@ -79,6 +79,7 @@ class NoAttention(AttentionStep):
         keys: torch.Tensor,
         values: torch.Tensor,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return torch.empty(queries.shape, dtype=queries.dtype)
 
