@@ -40,9 +40,6 @@ MAX_BEAMS = MAX_LOGPROBS // 2
 MAX_LOGPROB_TOKEN_IDS = 1024
 """Most ids whose log-probability is reported at every position."""
 
-MAX_NGRAM_SIZE = 1024
-"""Longest n-grams that may be kept from repeating."""
-
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request samples. Every field is honoured by the engine.
@@ -114,8 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         _check("seed", self.seed, 0, 2**64 - 1)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)
-        _check("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM_SIZE)
-        _check("encoder_no_repeat_ngram_size", self.encoder_no_repeat_ngram_size, 0, MAX_NGRAM_SIZE)
+        _check("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1024)
+        _check("encoder_no_repeat_ngram_size", self.encoder_no_repeat_ngram_size, 0, 1024)
         if any(not word for word in self.bad_words_token_ids):
             raise ValueError("bad_words must not hold an empty word")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
