@@ -109,6 +109,8 @@ class SamplingBatch:
         penalties: None when no row asks for a penalty.
         conditional_bans: None when there are none.
         asked_logprobs: None when no row asks for certain ids.
+        edited_rows: (e,) rows that report log-probabilities, and edits change these in the place of logits. None for
+            none.
     """
 
     temperatures: Floats
@@ -126,6 +128,7 @@ class SamplingBatch:
     penalties: PenaltyBatch | None = None
     conditional_bans: ConditionalBans | None = None
     asked_logprobs: AskedLogprobs | None = None
+    edited_rows: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)

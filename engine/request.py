@@ -9,14 +9,14 @@ changes the drafts.
 
 import enum
 from array import array
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from weft.engine.batch import StepResult
 from weft.engine.drafts import Drafting, TokenHistory
 from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
-from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits
+from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits, repeating_ids
 from weft.engine.sampling.scores import Pooler
 from weft.engine.wire import messages as wire
 from weft.engine.wire.inputs import TokenSpan
@@ -177,6 +177,11 @@ class Request:
         return len(self.token_ids) + self.num_placeholders
 
     @property
+    def num_padding_tokens(self) -> int:
+        """Tokens of the prompt that stand for none of the caller's."""
+        return self.num_input_slots - self.input_length
+
+    @property
     def num_output_tokens(self) -> int:
         """Output tokens, placeholders included."""
         return self.num_tokens - len(self.prompt_token_ids)
@@ -204,7 +209,8 @@ class Request:
     @property
     def needs_known_ids(self) -> bool:
         """Whether the next id depends on the ids before it, so that none of them may be a placeholder."""
-        return self.grammar is not None or self.reasoning_budget is not None or self.continuation is not None
+        is_led = self.grammar is not None or self.reasoning_budget is not None or self.continuation is not None
+        return is_led or self.edits.ban_repeats
 
     @property
     def is_run(self) -> bool:
@@ -239,6 +245,15 @@ class Request:
             num_scored_tokens=self.num_prompt_tokens,
             grammar=self.grammar.copy() if self.grammar is not None else None,
         )
+
+    def last_ids(self, most: int) -> list[int]:
+        """The last known ids, without those of an encoder's input."""
+        return self.token_ids[max(len(self.token_ids) - most, self.num_input_slots) :]
+
+    def repeating_ids(self, draft_token_ids: Sequence[int] = ()) -> set[int]:
+        """Ids that would end a run of ids that may not repeat, behind the known ids and these drafts. O(tokens)."""
+        own = [*self.last_ids(len(self.token_ids)), *draft_token_ids]
+        return repeating_ids(self.params, own, self.prompt_token_ids[: self.input_length or None])
 
     def append(self, token_id: int) -> wire.FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""

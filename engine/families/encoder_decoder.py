@@ -41,23 +41,33 @@ def _t5_names(half: str, feed_forward: int, is_gated: bool) -> TensorNames:
     )
 
 
-@family("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+@family("T5ForConditionalGeneration")
 def t5(fields: Fields) -> FamilySwitches:
     """All layers share the bias of the first one."""
-    return _t5(fields, is_bias_shared=True)
+    return _t5(fields, form="relu", is_scaled=_scales_outputs(fields))
+
+
+@family("MT5ForConditionalGeneration")
+def mt5(fields: Fields) -> FamilySwitches:
+    """T5 whose logits are never scaled."""
+    return _t5(fields, form="gated-gelu", is_scaled=False)
 
 
 @family("UMT5ForConditionalGeneration")
 def umt5(fields: Fields) -> FamilySwitches:
     """T5 with a bias for each layer."""
-    return _t5(fields, is_bias_shared=False)
+    return _t5(fields, form="gated-gelu", is_scaled=_scales_outputs(fields), is_bias_shared=False)
 
 
-def _t5(fields: Fields, is_bias_shared: bool) -> FamilySwitches:
-    form = fields.optional_text("feed_forward_proj") or ("relu" if is_bias_shared else "gated-gelu")
+def _scales_outputs(fields: Fields) -> bool:
+    """Files of transformers 5 say so; before, those with a head of its own did not, and all of them are tied now."""
+    return fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
+
+
+def _t5(fields: Fields, *, form: str, is_scaled: bool, is_bias_shared: bool = True) -> FamilySwitches:
+    form = fields.optional_text("feed_forward_proj") or form
     is_gated, activation = form.startswith("gated-"), form.rpartition("-")[2]
     num_layers, size = fields.size("num_layers", 6), fields.size("d_model", 512)
-    is_scaled = fields.flag("tie_word_embeddings", is_bias_shared)
     bias = DistanceBias(
         fields.size("relative_attention_num_buckets", 32),
         fields.size("relative_attention_max_distance", 128),

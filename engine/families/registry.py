@@ -245,7 +245,7 @@ _SCORE_MODULE = "LogitScore"
 
 def is_headless(architecture: str) -> bool:
     """Whether models of this name have no head that writes text, nor one of a classifier."""
-    return architecture.endswith(_HEADLESS) and not architecture.endswith("HeadModel")
+    return architecture.endswith(_HEADLESS) and not architecture.endswith(("HeadModel", "MTModel"))
 
 
 def own_task(folder: Path) -> str:

@@ -133,6 +133,10 @@ def choose_adapters(
     options = config.options
     if not options.max_loras:
         return None
+    if model.encoder is not None:
+        raise ModelError(
+            f"max_loras is not supported by a model with an encoder and a decoder, got {options.max_loras}"
+        )
     if not 1 <= options.max_lora_rank <= MAX_RANK:
         raise ModelError(f"max_lora_rank must be 1 to {MAX_RANK}, got {options.max_lora_rank}")
     targets = Targets(model, config.model, whole, part)

@@ -10,27 +10,33 @@ their places to others (`give_way`). Their rows are kept, and their continuation
 """
 
 import itertools
+import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from typing_extensions import override
 
 from weft.engine.batch import StepResult
 from weft.engine.request import Continuation, Outputs, Request, RequestKey, RequestStatus
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.wire.messages import AddRequest, BeamOptions, FinishReason, TokenLogprobs, TokensOutput
-from weft.engine.wire.params import MAX_BEAMS, SamplingParams
+from weft.engine.wire.params import MAX_BEAMS, MAX_LOGPROBS
 
 
 def beam_fault(add: AddRequest, vocab_size: int) -> str | None:
     """What is wrong with a request for beams; None when nothing is."""
-    most = min(MAX_BEAMS, vocab_size)
+    beams, most = add.beams or BeamOptions(), min(MAX_BEAMS, vocab_size)
     if add.num_choices > most:
         return f"num_choices must be at most {most} with beams, got {add.num_choices}"
-    if add.beams is not None and add.beams.width and not add.num_choices <= add.beams.width <= most:
-        return f"the width of a search must be from {add.num_choices} to {most}, got {add.beams.width}"
+    if beams.width and not add.num_choices <= beams.width <= most:
+        return f"the number of beams must be from {add.num_choices}, for as many choices, to {most}, got {beams.width}"
+    if not 0 <= beams.num_begun_tokens <= len(add.input.token_ids):
+        return f"num_begun_tokens must be from 0 to {len(add.input.token_ids)}, got {beams.num_begun_tokens}"
     if add.sampling_params.max_tokens == 0:
         return "max_tokens must be at least 1 with beams, got 0"
+    if add.sampling_params.prompt_logprobs is not None or add.sampling_params.logprob_token_ids:
+        return "prompt_logprobs and logprob_token_ids cannot be reported with beams"
     if add.guidance.grammar is not None or add.guidance.reasoning_budget is not None:
         return "beams can follow neither a grammar nor a budget for reasoning"
     return None
@@ -78,7 +84,7 @@ class Beams:
     """The beams of one prompt, changed only by `advance`. `live` go on, the most probable first, all of one length.
 
     It decides which continuations go on, which are finished, and when the search ends. The rules are those of
-    transformers' `generate(num_beams=...)`. Of the 2 * width most probable continuations, those that end count as
+    transformers' `generate(num_beams=...)`. Of all continuations, the most probable first, those that end count as
     finished if they are among the first `width`. Of those that do not end, the first `width` go on. A finished one
     scores its log-probability divided by length ** length_penalty. The length counts output tokens, the one that ended
     it included. Pure arithmetic.
@@ -99,15 +105,21 @@ class Beams:
     def advance(self, rows: Sequence[TokenLogprobs]) -> None:
         """Extend every live beam by one token.
 
-        `rows` has one entry per live beam: its most probable next ids, the best first.
-        An entry holds at least the larger of 2 * width and num_logprobs ids, or the whole vocabulary.
+        `rows` has one entry per live beam: its most probable next ids, the best first. Banned ones are at -inf.
+        An entry holds at least 2 * width ids, width and one for each stop id, and num_logprobs, or all of them.
         """
-        num_ids = len(rows[0].top_logprobs)
-        sums = [beam.logprob + more for beam, row in zip(self.live, rows, strict=True) for more in row.top_logprobs]
-        best = sorted(range(len(sums)), key=sums.__getitem__, reverse=True)  # of equals, the first comes first
-        live = []
-        for rank, index in enumerate(best[: 2 * self._width]):
-            longer = self._longer(rows, *divmod(index, num_ids))
+        continuations = [
+            (beam.logprob + more, source, place)
+            for source, (beam, row) in enumerate(zip(self.live, rows, strict=True))
+            for place, more in enumerate(row.top_logprobs)
+            if more > -math.inf
+        ]
+        continuations.sort(key=lambda each: -each[0])  # of equals, the first comes first
+        live: list[Beam] = []
+        for rank, (_, source, place) in enumerate(continuations):
+            if rank >= self._width <= len(live):
+                break
+            longer = self._longer(rows, source, place)
             if longer.token_id not in self._stop_ids and longer.num_tokens < self._max_tokens:
                 live.append(longer)
             elif rank < self._width:
@@ -135,13 +147,16 @@ class Beams:
         return [beam for _, beam in self._finished]
 
     def _longer(self, rows: Sequence[TokenLogprobs], source: int, rank: int) -> Beam:
-        beam, row, count = self.live[source], rows[source], self._num_logprobs
-        logprob = row.top_logprobs[rank]
+        beam, row = self.live[source], rows[source]
+        logprob, count = (
+            row.top_logprobs[rank],
+            sum(more > -math.inf for more in row.top_logprobs[: self._num_logprobs]),
+        )
         entry = TokenLogprobs(logprob, row.top_token_ids[:count], row.top_logprobs[:count])
         return Beam(beam, source, row.top_token_ids[rank], entry, beam.logprob + logprob, beam.num_tokens + 1)
 
     def _score(self, beam: Beam, length: int) -> float:
-        return float(beam.logprob / length**self._options.length_penalty)
+        return float(beam.logprob / (length + self._options.num_begun_tokens) ** self._options.length_penalty)
 
 
 class BeamSearch(Continuation):
@@ -150,18 +165,18 @@ class BeamSearch(Continuation):
     def __init__(self, scheduler: Scheduler, request: Request, num_choices: int, options: BeamOptions) -> None:
         """Make a request that is not scheduled yet the first beam, which is empty."""
         self._scheduler = scheduler
-        self._num_choices = num_choices
+        self._num_choices, width = num_choices, options.width or num_choices
         self._num_logprobs = request.params.logprobs
         self._stop_ids = request.stop_ids
         max_tokens = request.max_num_tokens - request.num_prompt_tokens
-        width = options.width or num_choices
         self._beams = Beams(width, max_tokens, self._stop_ids, options, self._num_logprobs or 0)
         self._names = itertools.count(num_choices)  # no choice has these names, so no caller can abort a beam
         self._requests = [request]  # one per live beam
         request.key = request.key._replace(choice=next(self._names))
         request.pending_indices = []
-        request.prediction = request.token_counts = None
-        request.params = SamplingParams(temperature=0.0, logprobs=max(2 * width, self._num_logprobs or 0))
+        request.prediction = None
+        num_ids = max(2 * width, min(width + len(self._stop_ids), MAX_LOGPROBS), self._num_logprobs or 0)
+        request.params = replace(request.params, temperature=0.0, logprobs=num_ids)
         self._rows: dict[Request, TokenLogprobs] = {}
 
     @override
@@ -198,7 +213,11 @@ class BeamSearch(Continuation):
         return self._close([self._output(index, reason, message=message) for index in indices])
 
     def _finish(self) -> Outputs:
-        outputs = [self._choice(index, beam) for index, beam in enumerate(self._beams.best[: self._num_choices])]
+        best = self._beams.best[: self._num_choices]
+        outputs = [self._choice(index, beam) for index, beam in enumerate(best)]
+        fault = "no token is left that the parameters of the request allow"
+        missing = range(len(best), self._num_choices)
+        outputs += [self._output(index, FinishReason.DEAD_END, message=fault) for index in missing]
         self._scheduler.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
         return self._close(outputs)
 
@@ -236,15 +255,22 @@ class BeamSearch(Continuation):
         ]
         for source, index in heirs.items():
             parent = parents[source]
-            parent.token_ids.append(live[index].token_id)
+            _extend(parent, [live[index].token_id])
             if parent.is_finished:  # it gave its place away
                 self._scheduler.add(parent)
 
     def _fork(self, parent: Request, token_id: int) -> Request:
         child = parent.sibling(next(self._names))
-        child.token_ids = [*parent.token_ids, token_id]
+        _extend(child, [*parent.token_ids[parent.num_prompt_tokens :], token_id])
         self._scheduler.start_beside(parent, child)
         return child
+
+
+def _extend(request: Request, token_ids: list[int]) -> None:
+    request.token_ids += token_ids
+    if request.token_counts is not None:
+        for token_id in token_ids:
+            request.token_counts.add(token_id)
 
 
 def give_way(scheduler: Scheduler, step: ScheduledStep | None) -> None:

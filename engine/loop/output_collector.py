@@ -134,9 +134,7 @@ def _append(request: Request, token_id: int, output: TokensOutput) -> None:
     is_end_forced = request.reasoning is not None and request.reasoning.is_used_up()  # whatever the parameters allow
     if request.grammar is not None:
         output.message = request.grammar.accept(token_id)
-    elif not is_end_forced and request.edits.leave_nothing(
-        len(request.token_ids) - request.num_prompt_tokens, request.params.min_tokens, request.token_ids
-    ):
+    elif not is_end_forced and _leaves_nothing(request, token_id):
         output.message = "no token is left that the parameters of the request allow"
     if output.message is not None:
         output.finish_reason = FinishReason.DEAD_END
@@ -145,6 +143,14 @@ def _append(request: Request, token_id: int, output: TokensOutput) -> None:
     output.finish_reason = request.append(token_id)
     if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
+
+
+def _leaves_nothing(request: Request, token_id: int) -> bool:
+    """Whether an id was sampled only because all are banned."""
+    repeating = request.repeating_ids() if request.edits.ban_repeats else ()
+    num_output_tokens, edits = len(request.token_ids) - request.num_prompt_tokens, request.edits
+    state = num_output_tokens, request.params.min_tokens, request.last_ids(edits.longest_word)
+    return token_id in repeating or edits.leave_nothing(*state, repeating)
 
 
 def _num_accepted_drafts(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
@@ -190,6 +196,6 @@ class ForcedTokens:
 def _needs_rows(request: Request) -> bool:
     """Whether even forced ids must be sampled."""
     params, reasoning = request.params, request.reasoning
-    is_restricted = params.allowed_token_ids is not None or bool(params.bad_words_token_ids)
+    is_restricted = any((params.allowed_token_ids, params.bad_words_token_ids, request.edits.ban_repeats))
     may_have_to_end = reasoning is not None and not reasoning.has_ended
     return is_restricted or may_have_to_end or params.logprobs is not None

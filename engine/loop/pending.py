@@ -53,9 +53,9 @@ def _faults(
     add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, max_input: int
 ) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
-    yield add.input.fault(vocab_size, max_input)
     if add.input.input_length and not max_input:
         yield "this model has no encoder"
+    yield add.input.fault(vocab_size, max_input)
     if add.input.input_length and params.prompt_logprobs is not None:
         yield "prompt_logprobs is not supported by a model with an encoder"
     if add.num_choices < 1:

@@ -118,10 +118,10 @@ def find_stages(spec: DecoderSpec, num_stages: int, rank: int = 0, num_ranks: in
     """
     if num_stages == 1:
         return (Stage(rank=rank, num_ranks=num_ranks),)
-    if any(_reads_others(block) for block in spec.blocks):
+    if spec.encoder is not None or any(_reads_others(block) for block in spec.blocks):
         raise ModelError(
             f"pipeline_parallel_size {num_stages}: stages cannot divide layers that read keys, values or inputs of "
-            "other layers"
+            "other layers, or an encoder"
         )
     if num_stages > len(spec.blocks):
         raise ModelError(

@@ -218,10 +218,10 @@ def _ends(
         head = LinearWithEpilogue(head, scaled(unchanged, switches.logit_scale))
     if switches.logit_soft_cap is not None:
         head = LinearWithEpilogue(head, soft_cap(switches.logit_soft_cap))
-    if spec.logit_bias is not None:
-        head = LinearWithEpilogue(head, added(reader.tensor(spec.logit_bias)))
     if share := (spec.head or spec.embedding).share:
         head = LinearWithEpilogue(head, of_all_ids(sum(share.sizes)))
+    if spec.logit_bias is not None and not (share and share.runs[0].first):  # others have logits of some ids
+        head = LinearWithEpilogue(head, added(reader.tensor(spec.logit_bias)))
     return embedding, head
 
 

@@ -8,6 +8,7 @@ id; no edit can turn it into NaN. Nothing here waits for the device.
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 from weft.engine.batch import ConditionalBans, Floats, Ints, PenaltyBatch, SamplingBatch
 from weft.engine.device import to_device
 from weft.engine.wire.params import SamplingParams
+
+_NONE = np.zeros(0, np.int64)
 
 
 class TokenCounts:
@@ -65,6 +68,8 @@ class LogitEdits:
         allowed_ids: (a,) ascending and unique; None allows all.
         words: Bad words of two ids or more.
         longest_word: Number of ids in the longest of them.
+        ban_repeats: Whether `repeating_ids` may hold any.
+        are_any: Whether anything is asked for, penalties included.
     """
 
     bias_ids: Ints
@@ -74,16 +79,47 @@ class LogitEdits:
     allowed_ids: Ints | None
     words: tuple[tuple[int, ...], ...]
     longest_word: int
+    ban_repeats: bool
+    are_any: bool
 
-    def leave_nothing(self, num_output_tokens: int, min_tokens: int, context: Sequence[int] = ()) -> bool:
-        """Whether these edits ban every id behind the context. Only possible with allowed ids."""
+    def leave_nothing(
+        self, num_output_tokens: int, min_tokens: int, context: Sequence[int] = (), others: Collection[int] = ()
+    ) -> bool:
+        """Whether these edits, and bans of others, ban every id behind the context. Only possible with allowed ids."""
         if self.allowed_ids is None:
             return False
         banned = {int(i) for i in self.bias_ids[np.isneginf(self.bias_values)]}
+        banned.update(others)
         banned.update(self.stop_ids.tolist() if num_output_tokens < min_tokens else ())
-        tail = list(context[-self.longest_word :]) if self.words else []
+        tail = list(context)
         banned.update(word[-1] for word in self.words if tail[len(tail) - len(word) + 1 :] == list(word[:-1]))
         return len(self.allowed_ids) <= len(banned) and banned.issuperset(self.allowed_ids.tolist())
+
+
+def repeating_ids(params: SamplingParams, own: list[int], given: list[int]) -> set[int]:
+    """Ids that would end a run of ids that may not repeat, behind those of the output and what it begins with. O(ids).
+
+    Args:
+        given: Those of the encoder's input, or of the prompt without an encoder.
+    """
+    banned = set[int]()
+    for size, text in ((params.no_repeat_ngram_size, own), (params.encoder_no_repeat_ngram_size, given)):
+        if 0 < size <= len(own) + 1:
+            banned |= continuations(text, own[len(own) - size + 1 :])
+    return banned
+
+
+def continuations(token_ids: list[int], head: list[int]) -> set[int]:
+    """The ids that follow each occurrence of a few ids in others. O(ids)."""
+    if not head:
+        return set(token_ids)
+    found, place, length = set[int](), -1, len(head)
+    with suppress(ValueError):  # there is no further one
+        while True:
+            place = token_ids.index(head[0], place + 1, -length)
+            if token_ids[place : place + length] == head:
+                found.add(token_ids[place + length])
+    return found
 
 
 def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:
@@ -91,6 +127,8 @@ def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:
     single = [word[0] for word in params.bad_words_token_ids if len(word) == 1]
     words = tuple(word for word in params.bad_words_token_ids if len(word) > 1)
     allowed = params.allowed_token_ids
+    ban_repeats = bool(params.no_repeat_ngram_size or params.encoder_no_repeat_ngram_size)
+    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1.0
     return LogitEdits(
         bias_ids=np.array([*params.logit_bias, *single], np.int64),
         bias_values=np.array([*params.logit_bias.values(), *[-np.inf] * len(single)], np.float32),
@@ -99,6 +137,8 @@ def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:
         allowed_ids=None if allowed is None else np.flatnonzero(np.bincount(np.array(allowed, np.int64))),
         words=words,
         longest_word=max(map(len, words), default=0),
+        ban_repeats=ban_repeats,
+        are_any=any((params.logit_bias, single, words, allowed, params.min_tokens, ban_repeats, *penalties)),
     )
 
 
@@ -152,6 +192,7 @@ def edit_logits(
     batch: SamplingBatch,
     previous_token_ids: Tensor | None,
     apply_penalties: ApplyPenalties = apply_penalties,
+    reported: tuple[Ints, Tensor | None] = (_NONE, None),
 ) -> None:
     """Apply penalties, biases and bans to the logits, in place.
 
@@ -165,7 +206,14 @@ def edit_logits(
         logits: (num_rows, vocab_size) float32, contiguous.
         previous_token_ids: (num_previous_rows,) int64, ids that the previous step sampled; None if no row needs them.
         apply_penalties: Computes step 1.
+        reported: The rows that report log-probabilities, ascending, and these, (n, vocab_size). Those of the batch's
+            `edited_rows` take the place of their logits, and are edited.
     """
+    rows, logprobs = reported
+    if batch.edited_rows is not None and logprobs is not None:
+        entries = to_device(np.searchsorted(rows, batch.edited_rows), logits.device)
+        edited = to_device(batch.edited_rows, logits.device)
+        logits[edited] = logprobs[entries]
     if batch.penalties is not None:
         apply_penalties(logits, batch.penalties, previous_token_ids)
     if len(batch.bias_ids):
@@ -174,6 +222,8 @@ def edit_logits(
         _keep_only_allowed(logits, batch)
     if batch.conditional_bans is not None:
         _apply_conditional_bans(logits, batch.conditional_bans, previous_token_ids)
+    if batch.edited_rows is not None and logprobs is not None:
+        logprobs[entries] = logits[edited]
 
 
 def _keep_only_allowed(logits: Tensor, batch: SamplingBatch) -> None:

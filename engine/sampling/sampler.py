@@ -56,7 +56,7 @@ def sample(
     """Pick one id for every row.
 
     1. Log-probabilities of the rows that ask, from the logits as the model gave them.
-    2. Penalties, then bias, allowed ids and bans (`edit_logits`).
+    2. Penalties, then bias, allowed ids and bans (`edit_logits`). In `edited_rows` they change what 1 made.
     3. Masks.
     4. Rows of temperature 0: the most probable id, the lowest of equals. Done.
     5. Temperature.
@@ -74,7 +74,7 @@ def sample(
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
     all_logprobs = log_softmax(_rows(logits, reporting)) if len(reporting) else None
-    edit_logits(logits, batch, previous_token_ids, kernels.apply_penalties)
+    edit_logits(logits, batch, previous_token_ids, kernels.apply_penalties, (reporting, all_logprobs))
     token_ids = kernels.pick_ids(logits, batch, masks)
     logprobs = None
     if all_logprobs is not None:

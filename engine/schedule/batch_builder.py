@@ -169,6 +169,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties.add(row, scheduled, offset, source_row)
     bias_rows, bias_ids, bias_values = edits.bias()
     allowed_rows, allowed_entries, allowed_ids = edits.allowed()
+    edited = [row for row, (s, _) in enumerate(rows) if s.request.continuation and s.request.edits.are_any]
     return SamplingBatch(
         temperatures=np.array([p.temperature for p in params], np.float32),
         top_ks=_ints([p.top_k for p in params]),
@@ -185,6 +186,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
+        edited_rows=_ints(edited) if edited else None,
     )
 
 
@@ -230,9 +232,11 @@ class _Edits:
         if edits.allowed_ids is not None:
             self._allowed.append((row, edits.allowed_ids))
         if edits.words:
-            context = request.token_ids[-edits.longest_word :] + list(drafts)
+            context = request.last_ids(edits.longest_word) + list(drafts)
             for word in edits.words:
                 self._ban_end(row, word, context, source_row)
+        if edits.ban_repeats:
+            self._bans += [(row, token_id) for token_id in request.repeating_ids(drafts)]
 
     def bias(self) -> tuple[Ints, Ints, Floats]:
         """Rows, ids and values of the sparse addition."""

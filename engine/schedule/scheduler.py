@@ -362,7 +362,7 @@ class Scheduler:
         step.load.add(num_tokens, request.num_computed_tokens)
         step.num_rows += num_rows
         if request.num_new_tokens > 1:
-            self.counters.prefill_tokens += num_tokens
+            self.counters.prefill_tokens += num_tokens - request.num_padding_tokens * (not request.num_computed_tokens)
         else:
             self.counters.decode_tokens += num_tokens
         request.num_computed_tokens += num_tokens
@@ -415,11 +415,12 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached
+            request.num_cached_tokens = num_cached - (request.num_padding_tokens if num_cached else 0)
             request.queue_time_s = self.clock() - request.arrival_time
-            self.counters.prompt_tokens += request.num_prompt_tokens
-            self.counters.prefix_cache_queries += request.num_prompt_tokens
-            self.counters.prefix_cache_hits += num_cached
+            num_prompt_tokens = request.num_prompt_tokens - request.num_padding_tokens
+            self.counters.prompt_tokens += num_prompt_tokens
+            self.counters.prefix_cache_queries += num_prompt_tokens
+            self.counters.prefix_cache_hits += request.num_cached_tokens
         self._run(request)
         self._commit(step, request, num_tokens)
         return True

@@ -101,6 +101,8 @@ def read_vector_model(folder: Path, task: Task, facts: ModelFacts, options: Engi
     """
     if task.name == "generate":
         return None
+    if facts.num_input_tokens:
+        raise ModelError(f"task {task.name} is not supported by a model with an encoder and a decoder")
     if options.load_format == "dummy" and (task.modules or task.name == "classify"):
         raise ModelError("load_format dummy makes no heads for vectors: task generate is the only one")
     if task.name == "classify":

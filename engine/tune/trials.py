@@ -279,8 +279,12 @@ def tried_spec(model: ModelConfig, config: EngineConfig) -> DecoderSpec:
     """What this process computes: of several ranks its part, without the sums, for which others must run.
 
     A decoder is tried without its encoder, whose result steps here do not have, and without what lies beside heads.
+    Scores are scaled as usual where a bias goes with weights for scores that are not; larger ones magnify rounding.
     """
-    model = dataclasses.replace(model, encoder=None, switches=dataclasses.replace(model.switches, bias=None))
+    switches = model.switches
+    if switches.bias is not None:
+        switches = dataclasses.replace(switches, bias=None, attention_scale=None)
+    model = dataclasses.replace(model, encoder=None, switches=switches)
     return shard(decoder_spec(model), config.rank, config.options.tensor_parallel_size, has_sums=False)
 
 

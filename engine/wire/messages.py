@@ -210,15 +210,18 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         length_penalty: Above 0 prefers longer outputs, below 0 shorter ones.
-        early_stopping: True ends the search once as many beams are finished as there are choices. False ends it when
-            the best live beam, at its present length, scores no better than the worst of these. "never" ends it when no
-            live beam of any length can score better.
-        width: Beams at a time, of which the best become the choices; 0 for as many as there are choices.
+        early_stopping: True ends the search once as many beams are finished as it is wide. False ends it when the best
+            live beam, at its present length, scores no better than the worst of these. "never" ends it when no live
+            beam of any length can score better.
+        width: How many beams go on, at least as many as there are choices; 0 for just as many.
+        num_begun_tokens: Last tokens of the prompt that count towards the length of an output, as a first one that the
+            model is forced to write.
     """
 
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     width: int = 0
+    num_begun_tokens: int = 0
 
 
 _request_ids = itertools.count(1)
@@ -238,9 +241,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
             limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA adapter, which is loaded if it is in no slot; None is the base model.
-        beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
-            best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
-            each choice is sampled.
+        beams: Asks for a beam search. The choices are its best outputs and come whole, best first. Penalties, biases
+            and bans change log-probabilities, reported ones too, which are not normalised again. Parameters that make
+            sampling less random have no effect. None: each choice is sampled.
         pooling: Asks for a vector. Then max_tokens is 0, and there is one choice. None: the prompt is continued.
         request_id: Unique on its connection. Counted in each process, so a request is sent once.
     """

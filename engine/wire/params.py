@@ -59,6 +59,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         ignore_eos: The model's end-of-sequence ids do not end the output.
         logit_bias: Added to the logits, by token id.
         bad_words_token_ids: Token id sequences that must not be completed; each has at least one id.
+        no_repeat_ngram_size: No so many tokens in a row occur twice in prompt and output; 0 bans nothing. The input of
+            an encoder does not count.
+        encoder_no_repeat_ngram_size: No so many in a row of the encoder's input, or of the prompt without an encoder,
+            end with a token of the output; 0 bans nothing.
         allowed_token_ids: Only these ids can be sampled; None means all.
         logprobs: Alternatives to report per output token; 0 reports the sampled id alone; None reports nothing.
         logprob_token_ids: Ids to report behind these alternatives, whatever their rank; needs logprobs.
@@ -82,6 +86,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
@@ -105,6 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         _check("seed", self.seed, 0, 2**64 - 1)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)
+        _check("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1024)
+        _check("encoder_no_repeat_ngram_size", self.encoder_no_repeat_ngram_size, 0, 1024)
         if any(not word for word in self.bad_words_token_ids):
             raise ValueError("bad_words must not hold an empty word")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

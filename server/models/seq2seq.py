@@ -40,15 +40,20 @@ class Seq2Seq:
     max_length: int | None = None
     min_length: int = 0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     is_sampled: bool = False
 
-    @property
-    def beams(self) -> BeamOptions | None:
-        """The search that the checkpoint asks for; None for none."""
-        return BeamOptions(self.length_penalty, self.early_stopping, self.num_beams) if self.num_beams > 1 else None
+    def beams(self, begin: Sequence[int]) -> BeamOptions | None:
+        """The search that the checkpoint asks for, behind what the decoder begins with; None for none.
+
+        What is written under force is output to transformers.
+        """
+        if self.num_beams == 1:
+            return None
+        return BeamOptions(self.length_penalty, self.early_stopping, self.num_beams, len(begin) - 1)
 
     def max_tokens(self, begin: Sequence[int]) -> int | None:
         """Most tokens of an answer behind what the decoder begins with; None for no bound."""
@@ -67,12 +72,16 @@ class Encoded:
         begin: What the decoder begins with; nothing for a model without an encoder.
         source: The language of the input; None for that of the tokenizer.
         max_tokens: Most tokens of the answer, if neither the caller nor another API says so; None for no bound.
+        min_tokens, no_repeat_ngram_size, encoder_no_repeat_ngram_size: Likewise, see `SamplingParams`.
         beams: The search of the checkpoint; None if it states none, or the caller asks for something else.
     """
 
     begin: tuple[int, ...] = ()
     source: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     beams: BeamOptions | None = None
 
 
@@ -90,6 +99,7 @@ class _Stated(msgspec.Struct):
     min_length: int | None = None
     min_new_tokens: int | None = None
     no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
     num_beams: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -116,6 +126,7 @@ def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
         max_length=stated.max_new_tokens + 1 if stated.max_new_tokens else stated.max_length,
         min_length=stated.min_new_tokens + 1 if stated.min_new_tokens else stated.min_length or 0,
         no_repeat_ngram_size=stated.no_repeat_ngram_size or 0,
+        encoder_no_repeat_ngram_size=stated.encoder_no_repeat_ngram_size or 0,
         num_beams=1 if stated.do_sample else min(stated.num_beams or 1, MAX_BEAMS),
         length_penalty=1.0 if stated.length_penalty is None else stated.length_penalty,
         early_stopping=stated.early_stopping or False,

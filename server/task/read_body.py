@@ -18,9 +18,11 @@ from weft.engine.wire.params import SamplingParams
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
+from weft.server.models.seq2seq import NOT_ENCODED, Encoded
 from weft.server.models.served_model import ServedModel
 from weft.server.task.request_options import (
     beam_options,
+    check_common,
     deadline_of,
     read_encoded,
     salt_of,
@@ -39,7 +41,6 @@ MAX_BAD_WORDS = 1024
 MAX_STOP_CHARS = 1024
 """Most characters in a stop string or a bad word."""
 MAX_LOGPROBS = 20
-_MAX_PRIORITY = 2**31 - 1
 
 T = TypeVar("T")
 
@@ -79,7 +80,6 @@ async def read_task(
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
     n, encoded = body.n or 1, read_encoded(body, model, may_search=not (wishes.structure or num_made))
-    filling = input.filling if isinstance(input, Texts) else None
     sampling = await context.workers.run(
         num_to_look_at(body),
         build_sampling_params,
@@ -88,7 +88,8 @@ async def read_task(
         max_tokens=encoded.max_tokens if max_tokens is None else max_tokens,
         logprobs=0 if logprobs is None and (num_made or n) > n else logprobs,
         prompt_logprobs=prompt_logprobs,
-        extra_stop_ids=filling.stop_token_ids if filling else (),
+        extra_stop_ids=input.filling.stop_token_ids if isinstance(input, Texts) and input.filling else (),
+        encoded=encoded,
     )
     return Task(
         size=size,
@@ -116,16 +117,6 @@ async def read_task(
     )
 
 
-def check_common(body: GenerationBody, max_n: int) -> None:
-    """Check the fields that all generating endpoints share and that concern neither sampling nor text."""
-    if body.n is not None:
-        check_range("n", body.n, 1, max_n)
-    if body.priority is not None:
-        check_range("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options is only allowed when stream is true", param="stream_options")
-
-
 def build_sampling_params(
     body: GenerationBody,
     model: ServedModel,
@@ -134,6 +125,7 @@ def build_sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     extra_stop_ids: Sequence[int] = (),
+    encoded: Encoded = NOT_ENCODED,
 ) -> SamplingParams:
     """The sampling parameters of a request. The seed is random if the body has none.
 
@@ -143,10 +135,11 @@ def build_sampling_params(
     info, defaults = model.engine_info, model.defaults
     allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
     top_k = _first(body.top_k, defaults.top_k, 0)
+    least = encoded.min_tokens if max_tokens is None else min(encoded.min_tokens, max_tokens)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
-            min_tokens=check_range("min_tokens", _first(body.min_tokens, 0), 0, info.max_model_len),
+            min_tokens=check_range("min_tokens", _first(body.min_tokens, least), 0, info.max_model_len),
             temperature=_first(body.temperature, defaults.temperature, 1.0),
             top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # other servers use -1 for all
             top_p=_first(body.top_p, defaults.top_p, 1.0),
@@ -154,6 +147,8 @@ def build_sampling_params(
             presence_penalty=_first(body.presence_penalty, 0.0),
             frequency_penalty=_first(body.frequency_penalty, 0.0),
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+            no_repeat_ngram_size=_first(body.no_repeat_ngram_size, encoded.no_repeat_ngram_size),
+            encoder_no_repeat_ngram_size=encoded.encoder_no_repeat_ngram_size,
             seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
             stop_token_ids=tuple(
                 dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))

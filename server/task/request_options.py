@@ -31,6 +31,7 @@ from weft.server.task.bodies import ContentPart, Message
 from weft.server.task.messages import PART_SEPARATOR
 from weft.server.task.parts import Spans, part_text
 from weft.server.task.schema import GenerationBody, PromptCacheOptions
+from weft.server.task.validation import check_range
 
 TTLS_S = {"30m": 1800.0, "12h": 43200.0}
 DEFAULT_TTL = "30m"
@@ -241,20 +242,28 @@ def deadline_of(request: Request, *, is_stream: bool, ping_s: float) -> float | 
     return time.monotonic() + timeout_s
 
 
+_MAX_PRIORITY = 2**31 - 1
+
 _NEUTRAL_IN_BEAM_SEARCH: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_tokens"), (0,)),
-    **dict.fromkeys(("logit_bias", "bad_words", "stop", "logprob_token_ids"), ({}, [])),
-    **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "suffix"), ()),
+    **dict.fromkeys(("stop", "logprob_token_ids"), ([],)),
+    **dict.fromkeys(("prompt_logprobs", "suffix"), ()),
     **dict.fromkeys(("stream", "echo", "prewarm"), (False,)),
     "temperature": (0, 1),
     "top_p": (1,),
     "top_k": (0, -1),
-    "repetition_penalty": (1,),
+    "min_p": (0,),
 }
-"""Fields that a beam search cannot honour, each with its neutral values.
+"""Fields that a beam search cannot honour, each with its neutral values: it samples nothing, and runs to the end."""
 
-The search uses the model's own probabilities, and runs to the end.
-"""
+
+def check_common(body: GenerationBody, max_n: int) -> None:
+    """Check the fields that all generating endpoints share and that concern neither sampling nor text."""
+    if body.n is not None:
+        check_range("n", body.n, 1, max_n)
+    if body.priority is not None:
+        check_range("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is only allowed when stream is true", param="stream_options")
 
 
 def beam_options(body: GenerationBody) -> BeamOptions | None:
@@ -304,4 +313,12 @@ def read_encoded(body: GenerationBody, model: ServedModel, *, may_search: bool) 
     fields = ((name, values) for name, values in _NEUTRAL_IN_BEAM_SEARCH.items() if name != "stream")
     may_search &= all(getattr(body, name, None) in (None, *values) for name, values in fields)
     is_own = may_search and body.use_beam_search is None and (body.n or 1) <= seq2seq.num_beams
-    return Encoded(begin, source, seq2seq.max_tokens(begin), seq2seq.beams if is_own else None)
+    return Encoded(
+        begin,
+        source,
+        seq2seq.max_tokens(begin),
+        max(seq2seq.min_length - len(begin), 0),
+        seq2seq.no_repeat_ngram_size,
+        seq2seq.encoder_no_repeat_ngram_size,
+        seq2seq.beams(begin) if is_own else None,
+    )

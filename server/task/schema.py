@@ -140,6 +140,7 @@ class GenerationBody(WireModel):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    no_repeat_ngram_size: Int | None = None
     source_language: Text | None = None
     target_language: Text | None = None
     prewarm: bool | None = None

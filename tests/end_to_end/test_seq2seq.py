@@ -13,7 +13,10 @@ from tests.end_to_end.conftest import LiveServer, serving
 from tests.seq2seq_checkpoints import FRENCH, letters, write_translator
 
 TEXTS = ["hello, world.", "the ring", "a b c d: e f g"]
-STATED = {"num_beams": 3, "length_penalty": 1.5, "early_stopping": True, "max_length": 24}
+STATED = {
+    **{"num_beams": 3, "length_penalty": 1.5, "early_stopping": True},
+    **{"max_length": 24, "min_length": 12, "no_repeat_ngram_size": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +62,9 @@ def test_the_search_of_the_checkpoint_is_run(client: openai.OpenAI, reference: M
     assert [choice.text for choice in answer.choices] == expected
     assert answer.usage and answer.usage.prompt_tokens == sum(len(letters().encode(text).ids) for text in TEXTS)
     greedy = client.completions.create(
-        model="m", prompt=TEXTS[0], temperature=0, max_tokens=7, extra_body={"seed": 3, "top_k": 1}
+        model="m", prompt=TEXTS[0], temperature=0, max_tokens=14, extra_body={"seed": 3, "top_k": 1}
     )
-    assert greedy.choices[0].text == translated(reference, TEXTS[0], num_beams=1, max_new_tokens=7)[0]
+    assert greedy.choices[0].text == translated(reference, TEXTS[0], num_beams=1, max_new_tokens=14)[0]
 
 
 def test_languages_are_those_of_the_tokenizer(client: openai.OpenAI, reference: M2M100ForConditionalGeneration) -> None:

@@ -20,6 +20,7 @@ from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.describe.config import ModelFacts, load_model_config
 from weft.engine.kernels.torch.caches import Caches
+from weft.engine.kernels.torch.encoder_step import EncoderCaches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.layers.block import LoadedModel
@@ -164,7 +165,9 @@ def build_engine(
 ) -> Engine:
     config, model = load(folder)
     groups = group_layers(model.cache_specs)
-    caches = Caches(SdpaBackend(paged_groups(groups), num_blocks, block_size, torch.float32, CPU))
+    paged, max_input = paged_groups(groups), config.num_input_tokens
+    encoder = EncoderCaches(block_size, paged[0].spec.scale, CPU) if max_input else None
+    caches = Caches(SdpaBackend(paged, num_blocks, block_size, torch.float32, CPU), encoder=encoder)
     scheduler = scheduler_type(
         KVCacheManager(num_blocks, block_size, [group.spec for group in groups]),
         StepCostModel(),
@@ -178,6 +181,7 @@ def build_engine(
         vocab_size=config.vocab_size,
         max_model_len=min(256, (num_blocks - 1) * block_size),
         max_num_waiting=100,
+        input_limits=(max_input, config.max_position_embeddings),
         eos_token_ids=config.eos_token_ids,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]

@@ -18,8 +18,10 @@ import pytest
 import torch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, golden, write
+from tests.engine import encoder_decoder_models
 from tests.engine.cache.test_offload_engine import BLOCK_SIZE, NUM_BLOCKS_OF_A_PROMPT, complete
 from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
+from tests.engine.test_encoder_decoder import ask, ids
 from tests.engine.test_executor import REQUESTS, outputs
 from tests.engine.test_golden import greedy, run
 from weft.engine import config
@@ -74,8 +76,8 @@ def compute_part(link: socket.socket, model: str) -> None:
 
 
 def options(folder: Path, num_ranks: int, **more: Any) -> EngineOptions:
-    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 8 << 20} | more
-    return EngineOptions(model=str(folder), tensor_parallel_size=num_ranks, max_model_len=256, **settings)
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 8 << 20, "max_model_len": 256}
+    return EngineOptions(model=str(folder), tensor_parallel_size=num_ranks, **(settings | more))
 
 
 def answers(started: Started, prompts: list[list[int]]) -> list[list[int]]:
@@ -134,6 +136,19 @@ def test_ids_of_other_kinds_are_those_of_transformers(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", ForkedRank)
     check_ids(write(name, tmp_path), num_ranks)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart-heads"])
+def test_encoders_answer_as_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The bias of logits was added to those of some ids."""
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
+    expected = encoder_decoder_models.answers(tmp_path, name)
+    engine = start(options(expected.folder, 2, max_model_len=None), "epoch").engine
+    pairs = zip(expected.inputs, expected.prompts, strict=True)
+    found = run(engine, [ask(*pair, number) for number, pair in enumerate(pairs)])
+    assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
+    assert isinstance(engine._executor, RankedRunner)
+    engine._executor.close()
 
 
 @pytest.mark.parametrize(("speculative", "overlap"), [("ngram", True), (str(DEMO_MODEL / "draft"), False)])

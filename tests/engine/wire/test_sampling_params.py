@@ -41,6 +41,8 @@ def test_bounds_are_inclusive(params: dict[str, object]) -> None:
         ({"repetition_penalty": math.nan}, "repetition_penalty must be greater than 0 and at most 100, got nan"),
         ({"seed": -1}, "seed must be between 0 and 18446744073709551615, got -1"),
         ({"logit_bias": {3: 101.0}}, "logit_bias must be between -100.0 and 100.0, got 101.0"),
+        ({"no_repeat_ngram_size": 1025}, "no_repeat_ngram_size must be between 0 and 1024, got 1025"),
+        ({"encoder_no_repeat_ngram_size": -1}, "encoder_no_repeat_ngram_size must be between 0 and 1024, got -1"),
         ({"bad_words_token_ids": ((1,), ())}, "bad_words must not hold an empty word"),
         ({"allowed_token_ids": ()}, "allowed_token_ids must hold at least one id, got none"),
         ({"logprobs": 65}, "logprobs must be between 0 and 64, got 65"),

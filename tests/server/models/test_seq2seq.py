@@ -23,8 +23,8 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
     own = {"decoder_start_token_id": 2, "forced_bos_token_id": 0, "num_beams": 4, "length_penalty": 2.0}
     lengths = {"max_length": 142, "min_length": 56, "no_repeat_ngram_size": 3, "early_stopping": True}
     found = read_seq2seq(write(tmp_path, {**own, "num_beams": None}, num_beams=2, decoder_start_token_id=7, **lengths))
-    assert found == Seq2Seq((2, 0), 142, 56, 3, 2, 2.0, True)
-    assert found and found.beams == BeamOptions(2.0, True, 2)
+    assert found == Seq2Seq((2, 0), 142, 56, 3, 0, 2, 2.0, True)
+    assert found and found.beams(found.begin) == BeamOptions(2.0, True, 2, 1)
     assert found.begin_in(None) == (2, 0) and found.begin_in(9) == (2, 9)
     assert found.max_tokens([2, 0]) == 140 and Seq2Seq((2,), 1).max_tokens([2]) == 1
 

@@ -28,6 +28,16 @@ def test_chat_takes_beams_too(site: Any) -> None:
     assert site.engine.asked[0].beams == BeamOptions(0.5, "never")
 
 
+def test_what_changes_probabilities_goes_along(site: Any) -> None:
+    rules = {"logit_bias": {"1": 5}, "min_tokens": 1, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2}
+    assert site.complete(use_beam_search=True, n=2, max_tokens=3, **rules).status == 200
+    params = site.engine.asked[0].params
+    assert (params.logit_bias, params.min_tokens) == ({1: 5.0}, 1)
+    assert (params.repetition_penalty, params.no_repeat_ngram_size) == (1.5, 2)
+    reply = site.complete(no_repeat_ngram_size=1025)
+    assert (reply.status, reply.error["param"]) == (400, "no_repeat_ngram_size")
+
+
 def test_nobody_searches_unasked(site: Any) -> None:
     assert site.complete(n=2).status == site.chat(use_beam_search=False).status == 200
     assert [asked.beams for asked in site.engine.asked] == [None, None]
@@ -64,7 +74,7 @@ def test_beams_keep_to_no_budget_for_reasoning(site: Any) -> None:
         ({"temperature": 0.5}, "temperature"),
         ({"top_p": 0.9}, "top_p"),
         ({"stop": "x"}, "stop"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"min_p": 0.1}, "min_p"),
         ({"best_of": 5, "n": 2}, "best_of"),
         ({"echo": True}, "echo"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),

@@ -34,6 +34,7 @@ class Shape:
     span: int | None = None
     has_slopes: bool = False
     has_sinks: bool = False
+    has_bias: bool = False
     cache_dtype: torch.dtype = torch.bfloat16
 
     @property
@@ -44,7 +45,7 @@ class Shape:
     def spec(self) -> PagedKV:
         slopes = tuple(0.5 / (head + 1) for head in range(self.num_heads)) if self.has_slopes else ()
         kind = (self.window, self.scale, self.soft_cap, self.latent_dim, self.span, slopes, self.has_sinks)
-        return PagedKV(self.num_kv_heads, self.head_dim, *kind)
+        return PagedKV(self.num_kv_heads, self.head_dim, *kind, has_bias=self.has_bias)
 
 
 @dataclass(eq=False)
@@ -66,13 +67,19 @@ def sinks_of(shape: Shape) -> torch.Tensor | None:
     return torch.linspace(-300, 4, shape.num_heads).flip(0) if shape.has_sinks else None
 
 
+def bias_of(shape: Shape) -> torch.Tensor | None:
+    """A number for each head and distance."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape.num_heads, 2 * 1200, generator=generator) * 2 if shape.has_bias else None
+
+
 class Harness:
     """One layer over a cache in which other requests have left `garbage`, the null block excepted."""
 
     def __init__(self, library: NativeLibrary, shape: Shape, garbage: float = float("nan"), seed: int = 0) -> None:
         self.shape = shape
         groups = (CacheGroup(shape.spec, (0,)),)
-        self.sinks = sinks_of(shape)
+        self.sinks, self.bias = sinks_of(shape), bias_of(shape)
         own = torch.bfloat16, CPU, library, shape.cache_dtype
         self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, *own)
         self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1).view(torch.bfloat16)
@@ -90,7 +97,7 @@ class Harness:
         parts = (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
         queries, keys, values = qkv.split_with_sizes(parts, dim=1)
         values = values if self.shape.latent_dim is None else keys[..., : self.shape.latent_dim]
-        attended = self.backend.begin(batch).attend(0, queries, keys, values, self.sinks)
+        attended = self.backend.begin(batch).attend(0, queries, keys, values, self.sinks, self.bias)
         return [part.clone() for part in attended.split([n for _, n in scheduled])]
 
     def run(self, tokens: Tokens, sizes: Sequence[int], others: Sequence[Tokens] = ()) -> torch.Tensor:
@@ -106,10 +113,11 @@ class Harness:
         return torch.cat(outputs)
 
     def expected(self, tokens: Tokens) -> torch.Tensor:
-        return naive_attention(self.shape, tokens.qkv, self.sinks)
+        return naive_attention(self.shape, tokens.qkv)
 
 
-def naive_attention(shape: Shape, qkv: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+def naive_attention(shape: Shape, qkv: torch.Tensor) -> torch.Tensor:
+    sinks, bias = sinks_of(shape), bias_of(shape)
     parts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     queries, keys, values = qkv.double().split_with_sizes(parts, dim=1)
     values = values if shape.latent_dim is None else keys[..., : shape.latent_dim]
@@ -126,6 +134,8 @@ def naive_attention(shape: Shape, qkv: torch.Tensor, sinks: torch.Tensor | None)
         scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
     if shape.has_slopes:
         scores -= torch.tensor(shape.spec.slopes)[:, None, None] * distances
+    if bias is not None:
+        scores += bias[:, bias.shape[1] // 2 - distances]
     maxima = scores.masked_fill(~is_seen, float("-inf")).amax(-1, keepdim=True)
     weights = (scores - maxima).exp() * is_seen
     sums = weights.sum(-1, keepdim=True)
@@ -143,7 +153,7 @@ def rounded(heads: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def expected_of(shape: Shape, num_tokens: int, seed: int) -> torch.Tensor:
     """The attention of `random_qkv` with these arguments, computed once for all instruction sets."""
-    return naive_attention(shape, random_qkv(shape, num_tokens, seed), sinks_of(shape))
+    return naive_attention(shape, random_qkv(shape, num_tokens, seed))
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -177,6 +187,9 @@ SHAPES = [
     Shape(8, 2, 128, 32, cache_dtype=torch.int8),
     Shape(1, 40, 96, 48, 100, has_slopes=True, has_sinks=True, cache_dtype=torch.int8),
     Shape(2, 1, 256, 64, soft_cap=5.0, cache_dtype=torch.int8),
+    Shape(4, 1, 32, 32, scale=0.2, has_bias=True),
+    Shape(2, 3, 64, 16, 130, has_bias=True, has_sinks=True),
+    Shape(2, 2, 96, 48, has_bias=True, soft_cap=5.0, cache_dtype=torch.int8),
 ]
 
 
@@ -223,6 +236,7 @@ INVARIANCE_SHAPES = [
     Shape(span=140, soft_cap=2.0, has_slopes=True, has_sinks=True),
     Shape(1, 8, 128, 32, cache_dtype=torch.int8),
     Shape(block_size=48, window=90, cache_dtype=torch.int8),
+    Shape(2, 1, 32, 32, has_bias=True),
 ]
 
 
@@ -233,6 +247,22 @@ def test_how_a_prompt_is_cut_changes_no_bit(library: NativeLibrary, shape: Shape
     for sizes in ((7, 100, 1, 33, 150), (250, 1), (64,)):
         cut = Harness(library, shape, garbage=0.0, seed=1)
         assert is_same(outputs, cut.run(cut.add(270, 0), sizes))
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(4, 1, 32, 32, cache_dtype=torch.int8), Shape(1, 4, block_size=32)])
+def test_what_is_written_first_is_read_later(library: NativeLibrary, shape: Shape) -> None:
+    """As by a decoder whose tokens each read all of an input, and an encoder that reads nothing."""
+    whole, parted = Harness(library, shape), Harness(library, shape)
+    num_tokens = 300
+    tokens, expected = parted.add(num_tokens, 0), whole.run(whole.add(num_tokens, 0), (num_tokens,))
+    parts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    queries, keys, values = tokens.qkv.split_with_sizes(parts, dim=1)
+    writing = parted.backend.begin(parted.paged.make_batch([(tokens.request, num_tokens)]))
+    writing.write(0, keys, values)
+    for chosen in (range(num_tokens - 1, num_tokens), range(0, num_tokens, 7)):
+        readers = [dataclasses.replace(tokens.request, num_computed_tokens=position) for position in chosen]
+        reading = parted.backend.begin(parted.paged.make_batch([(reader, 1) for reader in readers]))
+        assert is_same(reading.read(0, queries[chosen.start :: chosen.step]), expected[chosen.start :: chosen.step])
 
 
 def test_token_by_token_changes_no_bit(library: NativeLibrary) -> None:

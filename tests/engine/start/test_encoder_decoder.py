@@ -1,0 +1,97 @@
+"""Engines for encoder-decoder models as they are started: disk, native kernels, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.encoder_decoder_models import Answers, answers, write_model
+from tests.engine.test_encoder_decoder import ask, ids
+from tests.engine.test_golden import run
+from weft.engine.cache.offload import OffloadTier
+from weft.engine.kernels.cpu import library
+from weft.engine.start.startup import Started, start
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions, TokensOutput
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("encoder-decoder")
+
+
+def begin(folder: Path, **more: Any) -> Started:
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 8 << 20} | more
+    return start(EngineOptions(model=str(folder), **settings), "epoch")
+
+
+def check(started: Started, expected: Answers) -> None:
+    pairs = zip(expected.inputs, expected.prompts, strict=True)
+    found = run(started.engine, [ask(*pair, number) for number, pair in enumerate(pairs)])
+    assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
+
+
+def test_inputs_come_back_from_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OffloadTier, "load_seconds", lambda *_: 0.0)
+    expected = answers(root, "umt5")
+    settings = {"block_size": 16, "max_num_seqs": 2, "max_model_len": 144, "kv_offload_dir": str(tmp_path)}
+    plan = begin(expected.folder, **settings | {"kv_offload_dir": None}).plan
+    memory = 12 * plan.kv_cache_bytes // plan.num_blocks
+    for _ in range(2):  # the second finds what the first left
+        started = begin(expected.folder, kv_cache_memory=memory, **settings)
+        for _ in range(2):
+            check(started, expected)
+            started.tier._writer.submit(lambda: None).result(60)  # type: ignore[union-attr]
+        counters = started.engine.scheduler.counters
+        assert counters.kv_offload_disk_loads + counters.kv_offload_host_loads > 4
+        assert counters.kv_offload_faults == 0
+        started.tier.close()  # type: ignore[union-attr]
+        del started
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fault"),
+    [
+        ("t5", {"pipeline_parallel_size": 2}, "pipeline_parallel_size 2: stages cannot divide layers that read"),
+        ("bart", {"max_loras": 1}, "max_loras is not supported by a model with an encoder and a decoder"),
+        ("t5", {"task": "embed"}, "task embed is not supported by a model with an encoder and a decoder"),
+        ("marian", {"task": "embed"}, "task embed is not supported by a model with an encoder and a decoder"),
+    ],
+)
+def test_what_is_impossible_is_refused(root: Path, name: str, changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ModelError, match=fault):
+        begin(answers(root, name).folder, **changes)
+
+
+def test_marian_writes_text(root: Path) -> None:
+    """The end of its name, Model, was taken for that of a model without a head."""
+    assert begin(answers(root, "marian").folder).info.task == "generate"
+
+
+@pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("name", ["t5", "umt5", "bart", "m2m_100"])
+def test_native_kernels_are_close(root: Path, tmp_path: Path, name: str, kv_cache_dtype: str) -> None:
+    wide = {"d_model": 128} | ({"d_kv": 32} if "5" in name else {})
+    model = write_model(name, tmp_path, gain=0.4, **wide).bfloat16()
+    model.save_pretrained(tmp_path)
+    started = begin(tmp_path, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
+    assert started.info.attention_backend == "native"
+    model = model.float()
+    expected = answers(root, name)
+    adds = [
+        ask(input_ids, prompt, number, logprobs=8, max_tokens=3, ignore_eos=True)
+        for number, (input_ids, prompt) in enumerate(zip(expected.inputs, expected.prompts, strict=True))
+    ]
+    found = run(started.engine, adds)
+    for number, (input_ids, prompt) in enumerate(zip(expected.inputs, expected.prompts, strict=True)):
+        output = found[number, 0]
+        assert isinstance(output, TokensOutput) and output.logprobs
+        with torch.no_grad():
+            written = torch.tensor([prompt + output.token_ids])
+            logits = model(input_ids=torch.tensor([input_ids]), decoder_input_ids=written).logits[0]
+        rows = torch.log_softmax(logits, -1)[len(prompt) - 1 :]
+        for entry, row in zip(output.logprobs, rows, strict=False):
+            differences = (torch.tensor(entry.top_logprobs) - row[entry.top_token_ids]).abs()
+            assert differences.max() < 0.1
