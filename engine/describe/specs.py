@@ -29,7 +29,7 @@ from weft.engine.layers.block import (
     PreNormBlock,
     unchanged,
 )
-from weft.engine.layers.cross_attention import distance_buckets
+from weft.engine.layers.encoder_decoder import distance_buckets
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import (
     HeadNorm,

@@ -25,7 +25,7 @@ from weft.engine.describe.specs import DecoderSpec, build_norm
 from weft.engine.gguf.tensors import GgufSource, decode_gguf
 from weft.engine.layers.all_ranks import LaterStages, Received, embedding_of_all_ranks, of_all_ids, returned
 from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
-from weft.engine.layers.cross_attention import EncoderDecoder, sine_table
+from weft.engine.layers.encoder_decoder import EncoderDecoder, sine_table
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.rotary import PositionTable, RotaryTable
 from weft.engine.layers.wrapped_linear import LinearWithEpilogue, added, scaled, shifted, soft_cap

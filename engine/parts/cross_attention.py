@@ -1,8 +1,12 @@
-"""The layers of a decoder that reads an encoder: each attends to the input between its two usual halves."""
+"""The layers of a decoder that reads an encoder: each attends to the input between its two usual halves.
+
+See Vaswani et al., 2017, section 3.2.3. `weft.engine.layers.encoder_decoder` says where keys and values are.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
+import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import PagedKV
@@ -10,10 +14,41 @@ from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, MixerSpec, OutputSpec, PostNormSpec, PreNormSpec
 from weft.engine.describe.tensor_names import norm_spec, output_spec
-from weft.engine.layers.block import Mixer
-from weft.engine.layers.cross_attention import CrossAttention
+from weft.engine.layers.block import BlockStep, Linear, Mixer
+from weft.engine.layers.encoder_decoder import InputCaches
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.weights.reader import WeightReader, WeightRef
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention(Mixer):
+    """Attention to the input.
+
+    Attributes:
+        queries: (num_heads * head_dim, hidden_size), of the decoder's tokens.
+        keys_values: Both stacked, (2 * num_kv_heads * head_dim, hidden_size), of the encoder's result.
+        cache: Index of the layer's cache.
+    """
+
+    queries: Linear
+    keys_values: Linear
+    o: Linear
+    head_dim: int
+    cache: int
+
+    @override
+    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        assert isinstance(step.caches, InputCaches)
+        cross = step.caches.encoder.cross
+        if encoded := step.caches.passed.get("encoded"):
+            keys, values = self.keys_values(encoded[0]).view(len(encoded[0]), 2, -1, self.head_dim).unbind(1)
+            cross.write(self.cache, keys, values)
+        queries = self.queries(normed).view(len(normed), -1, self.head_dim)
+        return cross.read(self.cache, queries).reshape(len(normed), -1)
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.o.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,12 @@ from tests.seq2seq_checkpoints import FRENCH, letters, write_translator
 
 TEXTS = ["hello, world.", "the ring", "a b c d: e f g"]
 STATED = {
-    **{"num_beams": 3, "length_penalty": 1.5, "early_stopping": True},
-    **{"max_length": 24, "min_length": 12, "no_repeat_ngram_size": 2},
+    "num_beams": 3,
+    "length_penalty": 1.5,
+    "early_stopping": True,
+    "max_length": 24,
+    "min_length": 12,
+    "no_repeat_ngram_size": 2,
 }
 
 

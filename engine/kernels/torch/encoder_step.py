@@ -14,7 +14,7 @@ from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.device import to_device
 from weft.engine.kernels.torch.sdpa import TextsStep, texts_by_length
 from weft.engine.layers.block import AttentionBackend
-from weft.engine.layers.cross_attention import CrossStep, EncoderStep, InputCaches
+from weft.engine.layers.encoder_decoder import CrossStep, EncoderStep, InputCaches
 
 _NO_COPIES = np.zeros((0, 2), np.int64)
 

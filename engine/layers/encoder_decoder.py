@@ -1,9 +1,9 @@
-"""Attention to what an encoder made of a request's input, and the model around encoder and decoder.
+"""The model around an encoder and a decoder that reads it, and the two kinds of tokens in a step of it.
 
 A request begins with its input, and its decoder's tokens follow (`PagedKV.num_input_tokens`). The encoder reads whole
 inputs, each in one step, and keeps nothing. Every layer of the decoder then makes keys and values of its result and
 writes them where the tokens of the input have their places in the cache. So later steps read them from there, and what
-shares, moves or evicts blocks knows no encoder (Vaswani et al., 2017, section 3.2.3, for the attention itself).
+shares, moves or evicts blocks knows no encoder.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec
-from weft.engine.layers.block import AttentionStep, BlockStep, Decoder, Linear, LoadedModel, Mixer, StepCaches
+from weft.engine.layers.block import AttentionStep, Decoder, LoadedModel, StepCaches
 
 
 @runtime_checkable
@@ -88,37 +88,6 @@ def sine_table(num_positions: int, size: int, first: int, is_of_fairseq: bool) -
 
 
 @dataclass(frozen=True, slots=True)
-class CrossAttention(Mixer):
-    """Attention to the input.
-
-    Attributes:
-        queries: (num_heads * head_dim, hidden_size), of the decoder's tokens.
-        keys_values: Both stacked, (2 * num_kv_heads * head_dim, hidden_size), of the encoder's result.
-        cache: Index of the layer's cache.
-    """
-
-    queries: Linear
-    keys_values: Linear
-    o: Linear
-    head_dim: int
-    cache: int
-
-    @override
-    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        assert isinstance(step.caches, InputCaches)
-        cross = step.caches.encoder.cross
-        if encoded := step.caches.passed.get("encoded"):
-            keys, values = self.keys_values(encoded[0]).view(len(encoded[0]), 2, -1, self.head_dim).unbind(1)
-            cross.write(self.cache, keys, values)
-        queries = self.queries(normed).view(len(normed), -1, self.head_dim)
-        return cross.read(self.cache, queries).reshape(len(normed), -1)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.o.add_to(residual, mixed)
-
-
-@dataclass(frozen=True, slots=True)
 class EncoderDecoder(LoadedModel):
     """A model of two halves. The encoder has no head and no caches."""
 
@@ -143,7 +112,7 @@ class EncoderDecoder(LoadedModel):
         step = caches.encoder
         if len(step.inputs):
             encoded = self.encoder.forward(token_ids[step.inputs], step.input_positions, StepCaches(step.texts))
-            caches.passed["encoded"] = (encoded.clone(),)
+            caches.passed["encoded"] = (encoded,)
         own_rows = None if rows is None else step.places[rows]
         hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)
         if rows is not None or len(step.own) == len(token_ids):
