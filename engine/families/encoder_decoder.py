@@ -107,23 +107,37 @@ def _t5(fields: Fields, *, form: str, is_scaled: bool, is_bias_shared: bool = Tr
     )
 
 
-_HALVES = ("decoder", "encoder")
+def _bart(fields: Fields, *, is_shared: bool = True, sinusoid: Sinusoid | None = None, **kind: bool) -> FamilySwitches:
+    """Both halves; `kind` is that of `_bart_half`."""
+    halves = ("decoder", "encoder")
+    decoder, encoder = (
+        _bart_half(fields, half, "model.shared" if is_shared else f"model.{half}.embed_tokens", sinusoid, **kind)
+        for half in halves
+    )
+    parts = ["embed_tokens"] * is_shared + ["embed_positions"] * (sinusoid is not None)
+    unused = tuple(f"model.{half}.{part}." for half in halves for part in parts)
+    return replace(decoder, encoder=encoder, logit_bias="final_logits_bias", unused=unused)
 
 
 def _bart_half(
     fields: Fields,
     half: str,
+    embedding: str,
+    sinusoid: Sinusoid | None,
     *,
     is_after: bool,
-    has_embedding_norm: bool = True,
-    has_final_norm: bool = False,
-    num_skipped: int = 0,
-    sinusoid: Sinusoid | None = None,
-    is_shared: bool = True,
+    has_embedding_norm: bool = False,
+    skips_two: bool = False,
 ) -> FamilySwitches:
+    """Encoder or decoder.
+
+    Args:
+        is_after: Whether norms are behind the sums; if not, there is one behind the last layer.
+        skips_two: Whether the first two rows of the embedding of positions are never used.
+    """
     own, size = f"model.{half}", fields.size("d_model")
     names = TensorNames(
-        embedding="model.shared" if is_shared else f"{own}.embed_tokens",
+        embedding=embedding,
         layers=f"{own}.layers",
         norm=f"{own}.layer_norm",
         positions="" if sinusoid else f"{own}.embed_positions",
@@ -143,7 +157,7 @@ def _bart_half(
         names=names,
         norm=Norm.LAYER_NORM,
         norms=Norms.OF_SUM if is_after else Norms.BEFORE,
-        has_final_norm=has_final_norm,
+        has_final_norm=not is_after,
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
@@ -151,7 +165,7 @@ def _bart_half(
         is_gated=False,
         is_bidirectional=half == "encoder",
         activation=fields.optional_text("activation_function") or "gelu",
-        num_positions_skipped=num_skipped,
+        num_positions_skipped=2 * skips_two,
         sinusoid=sinusoid,
         embedding_scale=size**0.5 if fields.flag("scale_embedding", False) else 1.0,
         sizes={
@@ -165,41 +179,22 @@ def _bart_half(
     )
 
 
-def _bart(fields: Fields, halves: tuple[FamilySwitches, FamilySwitches]) -> FamilySwitches:
-    decoder, encoder = halves
-    is_shared = decoder.names.embedding == encoder.names.embedding
-    parts = ["embed_tokens"] * is_shared + ["embed_positions"] * (decoder.sinusoid is not None)
-    return replace(
-        decoder,
-        encoder=encoder,
-        logit_bias="final_logits_bias",
-        unused=tuple(f"model.{half}.{part}." for half in ("encoder", "decoder") for part in parts),
-    )
-
-
 @family("BartForConditionalGeneration", "PLBartForConditionalGeneration")
 def bart(fields: Fields) -> FamilySwitches:
-    """Norms behind the sums; the first two rows of the embedding of positions are never used."""
-    decoder, encoder = (_bart_half(fields, half, is_after=True, num_skipped=2) for half in _HALVES)
-    return _bart(fields, (decoder, encoder))
+    """Norms behind the sums."""
+    return _bart(fields, is_after=True, has_embedding_norm=True, skips_two=True)
 
 
 @family("MBartForConditionalGeneration")
 def mbart(fields: Fields) -> FamilySwitches:
     """BART with norms before the halves."""
-    decoder, encoder = (
-        _bart_half(fields, half, is_after=False, has_final_norm=True, num_skipped=2) for half in _HALVES
-    )
-    return _bart(fields, (decoder, encoder))
+    return _bart(fields, is_after=False, has_embedding_norm=True, skips_two=True)
 
 
 @family("BlenderbotForConditionalGeneration")
 def blenderbot(fields: Fields) -> FamilySwitches:
-    """The same as mBART, without a norm of embeddings; every row of the embedding of positions is used."""
-    decoder, encoder = (
-        _bart_half(fields, half, is_after=False, has_final_norm=True, has_embedding_norm=False) for half in _HALVES
-    )
-    return _bart(fields, (decoder, encoder))
+    """The same as mBART, without a norm of embeddings; every position has its row."""
+    return _bart(fields, is_after=False)
 
 
 @family("MarianMTModel")
@@ -208,29 +203,17 @@ def marian(fields: Fields) -> FamilySwitches:
     if fields.integer("decoder_vocab_size", size := fields.size("vocab_size", 58_101)) != size:
         raise UseModule("vocabularies of two sizes are not supported")
     is_shared = fields.flag("share_encoder_decoder_embeddings", True)
-    decoder, encoder = (
-        _bart_half(fields, half, is_after=True, has_embedding_norm=False, sinusoid=Sinusoid(), is_shared=is_shared)
-        for half in _HALVES
-    )
-    return _bart(fields, (decoder, encoder))
+    return _bart(fields, is_after=True, is_shared=is_shared, sinusoid=Sinusoid())
 
 
 @family("PegasusForConditionalGeneration")
 def pegasus(fields: Fields) -> FamilySwitches:
     """Marian with norms before the halves."""
-    decoder, encoder = (
-        _bart_half(fields, half, is_after=False, has_embedding_norm=False, has_final_norm=True, sinusoid=Sinusoid())
-        for half in _HALVES
-    )
-    return _bart(fields, (decoder, encoder))
+    return _bart(fields, is_after=False, sinusoid=Sinusoid())
 
 
 @family("M2M100ForConditionalGeneration")
 def m2m_100(fields: Fields) -> FamilySwitches:
     """Pegasus with sines of fairseq, whose positions begin behind that of padding; NLLB is one."""
     sinusoid = Sinusoid(fields.integer("pad_token_id", 1) + 1, is_of_fairseq=True)
-    decoder, encoder = (
-        _bart_half(fields, half, is_after=False, has_embedding_norm=False, has_final_norm=True, sinusoid=sinusoid)
-        for half in _HALVES
-    )
-    return replace(_bart(fields, (decoder, encoder)), logit_bias="")
+    return replace(_bart(fields, is_after=False, sinusoid=sinusoid), logit_bias="")
