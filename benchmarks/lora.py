@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 from benchmarks.compare import machine
 from benchmarks.compare.checkpoints import COMMON, SHAPES
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 SCRATCH = pathlib.Path("build/bench")

@@ -15,7 +15,8 @@ import time
 
 from weft.engine.loop.engine import Engine
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance
 from weft.engine.wire.params import SamplingParams
 
 MEAN_RUN = 8

@@ -12,7 +12,8 @@ from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import load
 from weft.engine.kernels.cpu.products import NativeExperts
 from weft.engine.start.startup import start
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 _PROBE = 16_384, 8192  # a matrix of 256 MiB, more than any cache

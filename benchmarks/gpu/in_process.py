@@ -21,7 +21,8 @@ from benchmarks.gpu.models import Work, model_folder, read_work
 from benchmarks.gpu.report import ENGINE
 from weft.engine.loop.engine import Engine
 from weft.engine.start.startup import Started, start
-from weft.engine.wire.messages import AddRequest, EngineOptions, TokensInput
+from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 Feature = Literal["graphs", "overlap"]
