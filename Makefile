@@ -16,6 +16,7 @@
 #                   BENCH=batch_beside: what running streams feel while a batch runs, at URL=
 #                   BENCH=offload: the first token of a prompt whose blocks come back from disk, beside computing it
 #                   BENCH=start: from the command to the first answer, beside Python loading torch
+#                   BENCH=seq2seq: models with an encoder beside transformers
 #                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=quality: what every form of weights does to the demo model
 #                   BENCH=real_quality: what they do to the models of `make real`, beside transformers and llama.cpp

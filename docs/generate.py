@@ -170,6 +170,17 @@ def render_starts(run: Path) -> str:
     return "\n".join([*lines, f"| `import torch` alone | {report['torch_s']:.2f} s | | | |"]) + "\n"
 
 
+def render_seq2seq(run: Path) -> str:
+    """The table of a stored run of models with an encoder: medians beside transformers."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    lines = ["| | at once | Weft | transformers | |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, by_count in report["seconds"].items():
+        for count, each in by_count.items():
+            ours, others = (median(each[key]) for key in ("weft", "transformers"))
+            lines.append(f"| {name} | {count} | {ours:.2f} s | {others:.2f} s | {others / ours:.2f}x |")
+    return "\n".join(lines) + "\n"
+
+
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/cli/architectures.json"
@@ -195,6 +206,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
     "real-quality.json": partial(render_real, ROOT / "benchmarks/results/real-quality.json"),
     "correctness": partial(render_correctness, ROOT / "benchmarks/results/real-quality.json"),
+    "seq2seq.json": partial(render_seq2seq, ROOT / "benchmarks/results/seq2seq.json"),
     "start.json": partial(render_starts, ROOT / "benchmarks/results/start.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
