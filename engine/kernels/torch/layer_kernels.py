@@ -14,18 +14,12 @@ from typing_extensions import override
 from weft.engine.batch import Floats, Ints, RowMasks, SamplingBatch
 from weft.engine.device import to_device
 from weft.engine.families.experts import Gating
+from weft.engine.layers import recurrence
 from weft.engine.layers.block import Block, HeadLayer, Layer, Linear, PagedCache
 from weft.engine.layers.feed_forward import Experts, gated, join, ungated
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
-from weft.engine.layers.recurrence import (
-    CausalConvolution,
-    DeltaRule,
-    SelectiveScan,
-    StateSpace,
-    StateSpaceScan,
-    delta_rule,
-)
+from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan
 from weft.engine.layers.rotary import rotate
 from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 from weft.engine.sampling.edits import apply_penalties
@@ -272,16 +266,16 @@ class TorchKernels(LayerKernels):
         return prepare
 
     @override
-    def delta_rule(self) -> DeltaRule:
-        return delta_rule
+    def delta_rule(self) -> recurrence.DeltaRule:
+        return recurrence.delta_rule
 
     @override
     def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
         return CausalConvolution(weight, bias, has_silu=has_silu)
 
     @override
-    def state_space(self, space: StateSpace) -> StateSpaceScan:
-        return StateSpaceScan(space)
+    def state_space(self, space: recurrence.StateSpace) -> recurrence.StateSpaceScan:
+        return recurrence.StateSpaceScan(space)
 
     @override
     def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:
