@@ -277,7 +277,7 @@ class AttentionSpec(MixerSpec):
     bias: BiasSpec | None = None
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Attention:
         heads = (self.num_heads, self.cache.num_kv_heads)
         if self.head_norms:
             prepare = self.head_norms.build(kernels, reader, *heads)

@@ -4,6 +4,7 @@ They are the reference that Weft's own kernels are compared with, and serve wher
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -126,24 +127,21 @@ def forbid_split_sums() -> None:
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
+@dataclass(eq=False)
 class TorchExperts(Experts):
-    """Experts: the rows of one after those of another. Waits for the device."""
+    """Experts: the rows of one after those of another. Waits for the device.
 
-    def __init__(
-        self,
-        gate_up: torch.Tensor,
-        gate_up_bias: torch.Tensor | None,
-        down: torch.Tensor,
-        down_bias: torch.Tensor | None,
-        gating: Gating,
-    ) -> None:
-        """Take gate_up (num_experts, num_parts * size, hidden_size) and down (num_experts, hidden_size, size).
+    Attributes:
+        gate_up: (num_experts, num_parts * size, hidden_size).
+        down: (num_experts, hidden_size, size).
+        gate_up_bias, down_bias: The first two dimensions of their matrices; None without.
+    """
 
-        Biases have the first two dimensions of their matrices; None without.
-        """
-        self.gate_up, self.gate_up_bias = gate_up, gate_up_bias
-        self.down, self.down_bias = down, down_bias
-        self.gating = gating
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    gating: Gating
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
