@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
 from weft.engine.describe.cut import Cut, rows
+from weft.engine.layers import norm as norm_layers
 from weft.engine.layers.all_ranks import norm_of_all_ranks, of_all_ranks
 from weft.engine.layers.block import (
     Attention,
@@ -31,16 +32,6 @@ from weft.engine.layers.block import (
 )
 from weft.engine.layers.encoder_decoder import distance_buckets
 from weft.engine.layers.kernels import LayerKernels
-from weft.engine.layers.norm import (
-    HeadNorm,
-    LayerNorm,
-    NormedHeads,
-    ParallelBlock,
-    PostNormBlock,
-    RMSNorm,
-    over_all_heads,
-    unchanged_heads,
-)
 from weft.engine.layers.wrapped_linear import LinearWithEpilogue, clamped, scaled
 from weft.engine.weights.reader import ExpertsRef, Run, TensorRef, WeightReader, WeightRef
 
@@ -140,8 +131,8 @@ class NormSpec(PartSpec):
         """Load it for inputs of any shape."""
         weight = None if self.weight is None else reader.tensor(self.weight)
         if self.is_layer_norm:
-            return LayerNorm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
-        return RMSNorm(weight, self.eps)
+            return norm_layers.LayerNorm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
+        return norm_layers.RMSNorm(weight, self.eps)
 
     def build_of_all_ranks(self, reader: WeightReader) -> Layer:
         """Load a rank's part of an RMSNorm."""
@@ -210,12 +201,12 @@ class HeadNormsSpec(PartSpec):
         if self._is_uniform:
             assert self.queries.weight is not None and self.keys.weight is not None
             weights = reader.tensor(self.queries.weight), reader.tensor(self.keys.weight)
-            norm = HeadNorm(*weights, num_heads, num_kv_heads, self.queries.eps)
+            norm = norm_layers.HeadNorm(*weights, num_heads, num_kv_heads, self.queries.eps)
             return kernels.heads(norm, num_heads, num_kv_heads)
         build = NormSpec.build_of_all_ranks if self.is_partial else NormSpec.build_by_torch
         layers = [build(norm, reader) for norm in (self.queries, self.keys)]
-        queries, keys = map(over_all_heads, layers) if self.over_all else layers
-        return NormedHeads(
+        queries, keys = map(norm_layers.over_all_heads, layers) if self.over_all else layers
+        return norm_layers.NormedHeads(
             kernels.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last
         )
 
@@ -286,14 +277,14 @@ class AttentionSpec(MixerSpec):
     bias: BiasSpec | None = None
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Attention:
         heads = (self.num_heads, self.cache.num_kv_heads)
         if self.head_norms:
             prepare = self.head_norms.build(kernels, reader, *heads)
         elif self.turns or not self.cache.is_bidirectional:  # the kernels' heads may also write K/V for later steps
             prepare = kernels.heads(None, *heads)
         else:
-            prepare = unchanged_heads(*heads)
+            prepare = norm_layers.unchanged_heads(*heads)
         qkv = kernels.linear(self.qkv, reader)
         if self.clip is not None:
             qkv = LinearWithEpilogue(qkv, clamped(unchanged, self.clip))
@@ -375,7 +366,9 @@ class PostNormSpec(BlockSpec):
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
         mixer, mixer_norm = self.mixer.build(kernels, reader, first_cache), self.mixer_norm.build(kernels, reader)
         feed_forward = self.feed_forward.build(kernels, reader) if self.feed_forward else None
-        return PostNormBlock(mixer, mixer_norm, feed_forward, build_norm(self.feed_forward_norm, kernels, reader))
+        return norm_layers.PostNormBlock(
+            mixer, mixer_norm, feed_forward, build_norm(self.feed_forward_norm, kernels, reader)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +382,7 @@ class ParallelSpec(BlockSpec):
 
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        return ParallelBlock(
+        return norm_layers.ParallelBlock(
             self.mixer_norm.build(kernels, reader),
             self.mixer.build(kernels, reader, first_cache),
             self.feed_forward_norm.build(kernels, reader) if self.feed_forward_norm else None,

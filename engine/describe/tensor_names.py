@@ -11,18 +11,9 @@ from math import prod
 import torch
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.describe import specs
 from weft.engine.describe.config import ModelConfig
-from weft.engine.describe.specs import (
-    AttentionSpec,
-    BiasSpec,
-    DecoderSpec,
-    DenseSpec,
-    FeedForwardSpec,
-    HeadNormsSpec,
-    MixerSpec,
-    NormSpec,
-    OutputSpec,
-)
+from weft.engine.describe.specs import AttentionSpec, DenseSpec, MixerSpec, NormSpec
 from weft.engine.families.hybrids import ScaledDense
 from weft.engine.families.switches import (
     DecoderSwitches,
@@ -46,13 +37,13 @@ def mixer_spec(switches: MixerSwitches, config: ModelConfig, layer: str, output_
 @singledispatch
 def feed_forward_spec(
     switches: FeedForwardSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
-) -> FeedForwardSpec:
+) -> specs.FeedForwardSpec:
     """The feed-forward layer of the layer of this name; output_norm is that of what it adds, None for none."""
     raise TypeError(f"no feed-forward layer is described by {type(switches).__name__}")
 
 
 @singledispatch
-def extended_spec(switches: DecoderSwitches, config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+def extended_spec(switches: DecoderSwitches, config: ModelConfig, spec: specs.DecoderSpec) -> specs.DecoderSpec:
     """The whole decoder, of which spec has the blocks that all families have."""
     raise TypeError(f"no decoder is described by {type(switches).__name__}")
 
@@ -62,9 +53,9 @@ def norm_spec(config: ModelConfig, name: str) -> NormSpec:
     return _norm(config.switches.norm, name, (config.hidden_size,), config.rms_norm_eps, config.switches.norm_offset)
 
 
-def output_spec(config: ModelConfig, matrix: WeightRef, norm: NormSpec | None) -> OutputSpec:
+def output_spec(config: ModelConfig, matrix: WeightRef, norm: NormSpec | None) -> specs.OutputSpec:
     """What a half of a block ends with."""
-    return OutputSpec(matrix, norm, config.switches.residual_scale)
+    return specs.OutputSpec(matrix, norm, config.switches.residual_scale)
 
 
 def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> AttentionSpec:
@@ -106,12 +97,12 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
     )
 
 
-def _bias(config: ModelConfig, index: int) -> BiasSpec:
+def _bias(config: ModelConfig, index: int) -> specs.BiasSpec:
     bias, names = config.switches.bias, config.switches.names
     assert bias is not None
     name = f"{names.layers}.{0 if bias.is_shared else index}.{names.bias}.weight"
     weight = TensorRef(name, (bias.num_buckets, config.num_heads), dtype=torch.float32)
-    return BiasSpec(weight, bias.max_distance, config.num_positions, config.switches.is_bidirectional)
+    return specs.BiasSpec(weight, bias.max_distance, config.num_positions, config.switches.is_bidirectional)
 
 
 def _qkv(config: ModelConfig, names: tuple[str, ...], order: tuple[int, ...]) -> WeightRef:
@@ -134,7 +125,7 @@ def _qkv(config: ModelConfig, names: tuple[str, ...], order: tuple[int, ...]) ->
     )
 
 
-def _head_norms(config: ModelConfig, qk_norm: QKNorm, layer: str, order: tuple[int, ...]) -> HeadNormsSpec:
+def _head_norms(config: ModelConfig, qk_norm: QKNorm, layer: str, order: tuple[int, ...]) -> specs.HeadNormsSpec:
     def norm(name: str, num_heads: int) -> NormSpec:
         shape: tuple[int, ...] = (config.head_dim,)
         if qk_norm.over_all or qk_norm.per_head:
@@ -144,7 +135,7 @@ def _head_norms(config: ModelConfig, qk_norm: QKNorm, layer: str, order: tuple[i
 
     names = config.switches.names
     queries, keys = norm(names.query_norm, config.num_heads), norm(names.key_norm, config.num_kv_heads)
-    return HeadNormsSpec(queries, keys, qk_norm.over_all, qk_norm.is_last)
+    return specs.HeadNormsSpec(queries, keys, qk_norm.over_all, qk_norm.is_last)
 
 
 def _norm(

@@ -9,21 +9,10 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
+from weft.engine.families import switches
 from weft.engine.families.attention import GatedRecurrenceSwitches, read_window, windows_by_pattern, windows_where
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK
-from weft.engine.families.switches import (
-    GEMMA2,
-    DecoderSwitches,
-    FamilySwitches,
-    FeedForwardSwitches,
-    MixerSwitches,
-    Norms,
-    QKNorm,
-    SizedFeedForward,
-    TensorNames,
-    UseModule,
-    family,
-)
+from weft.engine.families.switches import FamilySwitches, FeedForwardSwitches, Norms, TensorNames, family
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
 
@@ -54,7 +43,7 @@ def gemma2(fields: Fields) -> FamilySwitches:
     """Soft caps, post-norms. By default layers 0, 2, 4, ... have a window; layer_types may say otherwise."""
     return replace(
         gemma(fields),
-        names=GEMMA2,
+        names=switches.GEMMA2,
         defaults={"num_key_value_heads": 4},
         norms=Norms.AROUND,
         sliding_windows=windows_where(fields, read_window(fields, 4096), lambda layer: layer % 2 == 0),
@@ -71,7 +60,7 @@ def gemma3(fields: Fields) -> FamilySwitches:
     return replace(
         gemma2(fields),
         sliding_windows=windows_by_pattern(fields, read_window(fields, 4096), 6),
-        qk_norm=QKNorm(offset=1.0),
+        qk_norm=switches.QKNorm(offset=1.0),
         local_rope_theta=fields.number("rope_local_base_freq", 1e4),
         attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", None),
         logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", None),
@@ -101,7 +90,7 @@ _GEMMA4_EXPERTS = ExpertNames("router.proj", ("experts.gate_up_proj",), "experts
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma4Attention(MixerSwitches):
+class Gemma4Attention(switches.MixerSwitches):
     """Attention of a layer.
 
     Attributes:
@@ -132,7 +121,7 @@ class Gemma4Experts(FeedForwardSwitches):
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma4Layers(DecoderSwitches):
+class Gemma4Layers(switches.DecoderSwitches):
     """What a decoder has beside its blocks.
 
     Attributes:
@@ -155,7 +144,7 @@ def gemma4(fields: Fields) -> FamilySwitches:
     The last layer has no window; the last num_kv_shared_layers read what earlier ones of their kind keep.
     """
     if fields.optional_text("use_bidirectional_attention") == "all":
-        raise UseModule("use_bidirectional_attention: all is not computed by Weft's blocks")
+        raise switches.UseModule("use_bidirectional_attention: all is not computed by Weft's blocks")
     num_layers, attention_bias = fields.integer("num_hidden_layers"), fields.flag("attention_bias", False)
     windows = (*windows_by_pattern(fields, read_window(fields, 512), 6)[:-1], None)
     first_shared = num_layers - fields.integer("num_kv_shared_layers", 0)
@@ -163,12 +152,12 @@ def gemma4(fields: Fields) -> FamilySwitches:
     mixers = tuple(_attention(fields, windows, sources, layer) for layer in range(num_layers))
     kept = ("k_proj", "v_proj", "k_norm")  # which checkpoints may hold where nothing reads them
     return FamilySwitches(
-        names=GEMMA2,
+        names=switches.GEMMA2,
         defaults={"num_key_value_heads": 4, "rope_parameters": _GEMMA4_ROPE},
         norms=Norms.AROUND,
         qkv_bias=attention_bias,
         o_bias=attention_bias,
-        qk_norm=QKNorm(),
+        qk_norm=switches.QKNorm(),
         unused=tuple(f"model.layers.{n}.self_attn.{name}." for n in range(first_shared, num_layers) for name in kept),
         sliding_windows=windows,
         full_head_dim=next(mixer.head_dim for mixer, window in zip(mixers, windows, strict=True) if window is None),
@@ -196,7 +185,7 @@ def _sources(windows: Sequence[int | None], first_shared: int) -> tuple[int | No
     """For each layer the last one of its kind that keeps keys and values; None for a layer that keeps its own."""
     last = {window: layer for layer, window in enumerate(windows[:first_shared])}
     if set(windows) - set(last):
-        raise UseModule("num_kv_shared_layers leaves no layer of a kind that keeps keys and values")
+        raise switches.UseModule("num_kv_shared_layers leaves no layer of a kind that keeps keys and values")
     return tuple(last[window] if layer >= first_shared else None for layer, window in enumerate(windows))
 
 
@@ -204,7 +193,7 @@ def _feed_forward(fields: Fields, is_shared: bool) -> FeedForwardSwitches | None
     is_wide, size = is_shared and fields.flag("use_double_wide_mlp", False), fields.integer("intermediate_size")
     size = 2 * size if is_wide else size
     if not fields.flag("enable_moe_block", False):
-        return SizedFeedForward(size) if is_wide else None
+        return switches.SizedFeedForward(size) if is_wide else None
     experts = ExpertSwitches(
         num_experts=fields.size("num_experts"),
         size=fields.size("moe_intermediate_size"),
@@ -261,7 +250,7 @@ def recurrent_gemma(fields: Fields) -> FamilySwitches:
         mlp_bias=True,
         sliding_windows=(window,) * num_layers,
         mixers=tuple(recurrence if is_so else None for is_so in is_recurrent),
-        feed_forwards=(SizedFeedForward(fields.integer("intermediate_size") // 2),) * num_layers,
+        feed_forwards=(switches.SizedFeedForward(fields.integer("intermediate_size") // 2),) * num_layers,
         norm_offset=1.0,
         embedding_scale=math.ldexp(round(fraction * 256), exponent - 8),  # bfloat16, whatever the model's dtype
         logit_soft_cap=fields.number("logits_soft_cap", 30.0),

@@ -7,19 +7,9 @@ without bias, and GLM-4 has RMSNorm.
 import math
 from dataclasses import replace
 
+from weft.engine.families import switches
 from weft.engine.families.attention import bloom_slopes, read_window, windowless, windows_by_pattern
-from weft.engine.families.switches import (
-    BLOOM,
-    GPT2,
-    FamilySwitches,
-    Fused,
-    Norm,
-    Norms,
-    QKNorm,
-    TensorNames,
-    UseModule,
-    family,
-)
+from weft.engine.families.switches import FamilySwitches, Fused, Norm, Norms, QKNorm, TensorNames, family
 from weft.engine.fields import Fields
 
 _DENSE = TensorNames(output="self_attn.dense")
@@ -62,7 +52,7 @@ def gptj(fields: Fields) -> FamilySwitches:
     return replace(
         _BASE,
         names=replace(
-            GPT2,
+            switches.GPT2,
             feed_forward_norm="",
             qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
             output="attn.out_proj",
@@ -85,7 +75,7 @@ def gptj(fields: Fields) -> FamilySwitches:
 def phi(fields: Fields) -> FamilySwitches:
     """Phi-1 to Phi-2: biases everywhere."""
     if fields.flag("qk_layernorm", False):
-        raise UseModule("qk_layernorm is not supported")
+        raise switches.UseModule("qk_layernorm is not supported")
     return replace(
         _BASE,
         names=replace(_DENSE, norm="model.final_layernorm", feed_forward_norm="", gate_up=("mlp.fc1",), down="mlp.fc2"),
@@ -119,7 +109,7 @@ def persimmon(fields: Fields) -> FamilySwitches:
 def stablelm(fields: Fields) -> FamilySwitches:
     """Feed-forward layers with a gate."""
     if fields.flag("qk_layernorm", False):
-        raise UseModule("qk_layernorm is not supported")
+        raise switches.UseModule("qk_layernorm is not supported")
     is_parallel = fields.flag("use_parallel_residual", False)
     return replace(
         _BASE,
@@ -166,7 +156,7 @@ def falcon(fields: Fields) -> FamilySwitches:
     return replace(
         _BASE,
         names=replace(
-            BLOOM,
+            switches.BLOOM,
             mixer_norm="ln_attn" if two else "input_layernorm",
             feed_forward_norm="ln_mlp" if two else "" if is_parallel else "post_attention_layernorm",
         ),

@@ -5,17 +5,10 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from weft.engine.families import mixtures as granite
+from weft.engine.families import switches
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, corrected, on_layers
 from weft.engine.families.mamba import Mamba2Switches, MambaSwitches, read_limits, require_silu
-from weft.engine.families.switches import (
-    FamilySwitches,
-    FeedForwardSwitches,
-    Halves,
-    MixerSwitches,
-    TensorNames,
-    UseModule,
-    family,
-)
+from weft.engine.families.switches import FamilySwitches, MixerSwitches, TensorNames, UseModule, family
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
 
@@ -28,7 +21,7 @@ _NAMES = TensorNames(
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledDense(FeedForwardSwitches):
+class ScaledDense(switches.FeedForwardSwitches):
     """A dense layer with factors on gate and outcome; size counts in place of intermediate_size, None for that."""
 
     gate_scale: float = 1.0
@@ -227,7 +220,9 @@ def nemotron_h(fields: Fields) -> FamilySwitches:
         has_rope=False,
         mlp_bias=fields.flag("mlp_bias", False),
         mixers=tuple(mamba if kind == "mamba" else None for kind in kinds),
-        halves=tuple(Halves.FEED_FORWARD if kind in ("mlp", "moe") else Halves.MIXER for kind in kinds),
+        halves=tuple(
+            switches.Halves.FEED_FORWARD if kind in ("mlp", "moe") else switches.Halves.MIXER for kind in kinds
+        ),
         feed_forwards=tuple(experts if kind == "moe" else None for kind in kinds),
         head_dim=128,
         activation=fields.optional_text("mlp_hidden_act") or "relu2",

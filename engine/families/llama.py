@@ -5,26 +5,10 @@ The families beside Llama are EXAONE, Mistral, Phi-3, OLMo and some that differ 
 
 from dataclasses import replace
 
-from weft.engine.families.attention import (
-    AttentionSwitches,
-    read_layer_types,
-    read_window,
-    windowless,
-    windows_by_pattern,
-    windows_where,
-)
+from weft.engine.families import attention, switches
+from weft.engine.families.attention import read_window, windows_where
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
-from weft.engine.families.switches import (
-    GPT2,
-    FamilySwitches,
-    Norm,
-    Norms,
-    QKNorm,
-    SizedFeedForward,
-    Temperature,
-    TensorNames,
-    family,
-)
+from weft.engine.families.switches import FamilySwitches, Norm, QKNorm, TensorNames, family
 from weft.engine.fields import Fields
 
 _EPS_5 = {"rms_norm_eps": 1e-5}
@@ -148,7 +132,7 @@ def read_ropeless(fields: Fields) -> frozenset[int]:
 
 
 _EXAONE_NAMES = replace(
-    GPT2,
+    switches.GPT2,
     qkv=tuple(f"attn.attention.{part}_proj" for part in "qkv"),
     output="attn.attention.out_proj",
     gate_up=("mlp.c_fc_0", "mlp.c_fc_1"),
@@ -167,12 +151,12 @@ def exaone(fields: Fields) -> FamilySwitches:
 def exaone4(fields: Fields) -> FamilySwitches:
     """Norms behind each half, QK-norm; layers with full attention know no positions if others have a window."""
     window = read_window(fields, 4096)
-    windows = windows_by_pattern(fields, window, 4) if window is not None else ()
+    windows = attention.windows_by_pattern(fields, window, 4) if window is not None else ()
     return FamilySwitches(
-        norms=Norms.AFTER,
+        norms=switches.Norms.AFTER,
         qk_norm=QKNorm(),
         sliding_windows=windows,
-        ropeless=windowless(windows),
+        ropeless=attention.windowless(windows),
         defaults={"rms_norm_eps": 1e-5},
     )
 
@@ -210,10 +194,10 @@ def ministral3(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "rope_parameters": _MINISTRAL3_ROPE},
         sliding_windows=(fields.optional_integer("sliding_window"),) * num_layers,
-        temperature=Temperature(
+        temperature=switches.Temperature(
             rope.number("llama_4_scaling_beta"), rope.size("original_max_position_embeddings"), offset=0
         ),
-        mixers=tuple(AttentionSwitches(layer, is_tuned=True) for layer in range(num_layers)),
+        mixers=tuple(attention.AttentionSwitches(layer, is_tuned=True) for layer in range(num_layers)),
         head_dim=128,
     )
 
@@ -242,7 +226,7 @@ def olmo(fields: Fields) -> FamilySwitches:
 @family("Olmo2ForCausalLM")
 def olmo2(fields: Fields) -> FamilySwitches:
     """No norm before a half, but one behind it; QK-norm over all heads."""
-    return replace(olmo(fields), norm=Norm.RMS, norms=Norms.AFTER, qk_norm=QKNorm(over_all=True), clip=None)
+    return replace(olmo(fields), norm=Norm.RMS, norms=switches.Norms.AFTER, qk_norm=QKNorm(over_all=True), clip=None)
 
 
 @family("Olmo3ForCausalLM")
@@ -251,7 +235,7 @@ def olmo3(fields: Fields) -> FamilySwitches:
     theta = fields.number("rope_theta", 5e5)
     return replace(
         olmo2(fields),
-        sliding_windows=windows_by_pattern(fields, read_window(fields, 4096), 4),
+        sliding_windows=attention.windows_by_pattern(fields, read_window(fields, 4096), 4),
         local_rope_theta=theta,
         defaults={"rms_norm_eps": 1e-5, "rope_theta": theta},
     )
@@ -280,11 +264,11 @@ def llama4(fields: Fields) -> FamilySwitches:
     ropeless, bias = read_ropeless(fields), fields.flag("attention_bias", False)
     layers = range(fields.integer("num_hidden_layers"))
     by_index = tuple(_FULL if layer in ropeless else _CHUNKED for layer in layers)
-    kinds = read_layer_types(fields, by_index, (_CHUNKED, _FULL))
+    kinds = attention.read_layer_types(fields, by_index, (_CHUNKED, _FULL))
     span = fields.size("attention_chunk_size", 8192)
     is_tuned = fields.raw("attn_temperature_tuning") not in (False, 0)  # 4 in the first files
     mixers = tuple(
-        AttentionSwitches(
+        attention.AttentionSwitches(
             layer, span if kinds[layer] == _CHUNKED else None, is_tuned and layer in ropeless, layer not in ropeless
         )
         for layer in layers
@@ -297,14 +281,14 @@ def llama4(fields: Fields) -> FamilySwitches:
         qk_norm=QKNorm(Norm.PLAIN_RMS, is_last=True) if fields.flag("use_qk_norm", True) else None,
         is_interleaved=True,
         ropeless=ropeless,
-        temperature=Temperature(fields.number("attn_scale", 0.1), fields.size("floor_scale", 8192), offset=1),
+        temperature=switches.Temperature(fields.number("attn_scale", 0.1), fields.size("floor_scale", 8192), offset=1),
         mixers=mixers,
         feed_forwards=_feed_forwards(fields),
         head_dim=128,
     )
 
 
-def _feed_forwards(fields: Fields) -> tuple[ExpertSwitches | SizedFeedForward, ...]:
+def _feed_forwards(fields: Fields) -> tuple[ExpertSwitches | switches.SizedFeedForward, ...]:
     size = fields.integer("intermediate_size")
     experts = ExpertSwitches(
         num_experts=fields.integer("num_local_experts", 16),
@@ -320,5 +304,5 @@ def _feed_forwards(fields: Fields) -> tuple[ExpertSwitches | SizedFeedForward, .
     has_experts = (
         (lambda layer: layer in sparse) if fields.has("moe_layers") else (lambda layer: not (layer + 1) % step)
     )
-    dense = SizedFeedForward(fields.size("intermediate_size_mlp", 16_384))
+    dense = switches.SizedFeedForward(fields.size("intermediate_size_mlp", 16_384))
     return tuple(layer or dense for layer in on_layers(fields, experts, has_experts))

@@ -7,21 +7,13 @@ layers of attention, and LFM2-MoE has experts too.
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
+from weft.engine.families import switches
 from weft.engine.families.attention import ShortConvolutionSwitches, read_layer_types
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
-from weft.engine.families.switches import (
-    FamilySwitches,
-    Halves,
-    MixerSwitches,
-    QKNorm,
-    SizedFeedForward,
-    TensorNames,
-    UseModule,
-    family,
-)
+from weft.engine.families.switches import FamilySwitches, MixerSwitches, family
 from weft.engine.fields import Fields
 
-_MAMBA_NAMES = TensorNames(
+_MAMBA_NAMES = switches.TensorNames(
     embedding="backbone.embeddings", layers="backbone.layers", norm="backbone.norm_f", mixer_norm="norm"
 )
 
@@ -145,7 +137,7 @@ def require_silu(fields: Fields, name: str = "hidden_act") -> None:
     """Raise UseModule for another activation, which the mixers do not have."""
     activation = fields.optional_text(name) or "silu"
     if activation not in ("silu", "swish"):
-        raise UseModule(f"{name} {activation} is not supported in a state space model (silu)")
+        raise switches.UseModule(f"{name} {activation} is not supported in a state space model (silu)")
 
 
 def _only_mixers(fields: Fields, mixer: MixerSwitches, vocab_size: int, *, ties_embeddings: bool) -> FamilySwitches:
@@ -165,13 +157,13 @@ def _only_mixers(fields: Fields, mixer: MixerSwitches, vocab_size: int, *, ties_
         },
         has_rope=False,
         mixers=(mixer,) * num_layers,
-        halves=(Halves.MIXER,) * num_layers,
+        halves=(switches.Halves.MIXER,) * num_layers,
         ties_embeddings=ties_embeddings,
     )
 
 
 _CONVOLUTION, _FULL = "conv", "full_attention"
-_LFM2_NAMES = TensorNames(
+_LFM2_NAMES = switches.TensorNames(
     norm="model.embedding_norm",
     mixer_norm="operator_norm",
     feed_forward_norm="ffn_norm",
@@ -192,7 +184,7 @@ _LFM2_EXPERTS = ExpertNames(
 @family("Lfm2ForCausalLM")
 def lfm2(fields: Fields) -> FamilySwitches:
     """One dense layer for all tokens, of a size that has to be computed."""
-    feed_forward = SizedFeedForward(_intermediate_size(fields))
+    feed_forward = switches.SizedFeedForward(_intermediate_size(fields))
     return replace(_hybrid(fields), feed_forwards=(feed_forward,) * fields.integer("num_hidden_layers"))
 
 
@@ -224,7 +216,7 @@ def _hybrid(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         names=_LFM2_NAMES,
         defaults={"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
-        qk_norm=QKNorm(),
+        qk_norm=switches.QKNorm(),
         mixers=tuple(convolution if layer_type == _CONVOLUTION else None for layer_type in layer_types),
         ties_embeddings=fields.flag("tie_embedding", True),
     )

@@ -11,17 +11,9 @@ Names of the experts' tensors and the choice of experts differ most:
 from collections.abc import Callable
 from dataclasses import replace
 
+from weft.engine.families import experts as moe
 from weft.engine.families.attention import read_window, windows_by_pattern, windows_where
-from weft.engine.families.experts import (
-    MIXTRAL,
-    ExpertNames,
-    ExpertSwitches,
-    Gating,
-    SparseMixer,
-    TopK,
-    corrected,
-    on_layers,
-)
+from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, corrected, on_layers
 from weft.engine.families.llama import llama
 from weft.engine.families.switches import FamilySwitches, Norm, Norms, QKNorm, TensorNames, UseModule, family
 from weft.engine.fields import Fields
@@ -130,7 +122,7 @@ def phimoe(fields: Fields) -> FamilySwitches:
     scaling = fields.section("rope_scaling")
     if scaling.names() or fields.section("rope_parameters").optional_text("rope_type") not in (None, "default"):
         raise UseModule("rope_scaling: its short_mscale and long_mscale are not computed by Weft's blocks")
-    mixer = SparseMixer(fields.integer("num_experts_per_tok", 2), 2 * fields.number("router_jitter_noise", 0.01))
+    mixer = moe.SparseMixer(fields.integer("num_experts_per_tok", 2), 2 * fields.number("router_jitter_noise", 0.01))
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8},
         norm=Norm.LAYER_NORM,
@@ -144,7 +136,7 @@ def phimoe(fields: Fields) -> FamilySwitches:
 @family("MiniMaxM2ForCausalLM")
 def minimax_m2(fields: Fields) -> FamilySwitches:
     """Sigmoid scores with a correction bias beside the router; norms over all heads of queries and of keys."""
-    names = replace(MIXTRAL, correction="block_sparse_moe.e_score_correction_bias")
+    names = replace(moe.MIXTRAL, correction="block_sparse_moe.e_score_correction_bias")
     routing = TopK(fields.integer("num_experts_per_tok", 8), scores="sigmoid", divides=True)
     return FamilySwitches(
         defaults={"rope_theta": 5e6, "num_key_value_heads": 8},
@@ -154,7 +146,7 @@ def minimax_m2(fields: Fields) -> FamilySwitches:
     )
 
 
-def _mixtral_experts(fields: Fields, num_experts: int, names: ExpertNames = MIXTRAL) -> ExpertSwitches:
+def _mixtral_experts(fields: Fields, num_experts: int, names: ExpertNames = moe.MIXTRAL) -> ExpertSwitches:
     return ExpertSwitches(
         num_experts=fields.integer("num_local_experts", num_experts),
         size=fields.integer("intermediate_size"),
@@ -187,7 +179,7 @@ def gpt_oss(fields: Fields) -> FamilySwitches:
         size=fields.integer("intermediate_size", 2880),
         routing=TopK(fields.integer("num_experts_per_tok", 4), scores=None, shares="softmax"),
         names=ExpertNames(router="mlp.router") if are_separate else names,
-        gating=Gating(limit=limit, slope=slope, up_offset=1.0),
+        gating=moe.Gating(limit=limit, slope=slope, up_offset=1.0),
         router_bias=True,
         expert_bias=True,
         is_transposed=not are_separate,

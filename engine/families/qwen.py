@@ -2,13 +2,8 @@
 
 from dataclasses import replace
 
-from weft.engine.families.attention import (
-    DeltaSwitches,
-    GatedAttentionSwitches,
-    read_layer_types,
-    read_layer_windows,
-    windows_where,
-)
+from weft.engine.families import attention
+from weft.engine.families.attention import windows_where
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK, on_layers
 from weft.engine.families.switches import FamilySwitches, Norms, QKNorm, TensorNames, UseModule, family
 from weft.engine.fields import Fields
@@ -20,7 +15,7 @@ def qwen2(fields: Fields) -> FamilySwitches:
 
     The biases are part of the architecture; config.json does not mention them.
     """
-    return FamilySwitches(qkv_bias=True, o_bias=False, sliding_windows=read_layer_windows(fields))
+    return FamilySwitches(qkv_bias=True, o_bias=False, sliding_windows=attention.read_layer_windows(fields))
 
 
 @family("Qwen3ForCausalLM")
@@ -32,7 +27,7 @@ def qwen3(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(),
-        sliding_windows=read_layer_windows(fields),
+        sliding_windows=attention.read_layer_windows(fields),
         head_dim=128,
     )
 
@@ -151,8 +146,8 @@ def _hybrid_experts(fields: Fields, num_experts: int, num_chosen: int) -> Expert
     return replace(experts, size=experts.size or 512, names=_SHARED, shared_size=shared_size)
 
 
-def _delta(fields: Fields) -> DeltaSwitches:
-    return DeltaSwitches(
+def _delta(fields: Fields) -> attention.DeltaSwitches:
+    return attention.DeltaSwitches(
         num_key_heads=fields.integer("linear_num_key_heads", 16),
         num_heads=fields.integer("linear_num_value_heads", 32),
         key_dim=fields.integer("linear_key_head_dim", 128),
@@ -161,17 +156,17 @@ def _delta(fields: Fields) -> DeltaSwitches:
     )
 
 
-def _hybrid(fields: Fields, delta: DeltaSwitches) -> FamilySwitches:
+def _hybrid(fields: Fields, delta: attention.DeltaSwitches) -> FamilySwitches:
     """Three layers of linear attention for each one of gated attention; norm weights are stored minus 1."""
     interval = fields.integer("full_attention_interval", 4)
     indices = range(fields.integer("num_hidden_layers"))
     default = tuple(_LINEAR if (index + 1) % interval else _FULL for index in indices)
-    layer_types = read_layer_types(fields, default, (_LINEAR, _FULL))
+    layer_types = attention.read_layer_types(fields, default, (_LINEAR, _FULL))
     return FamilySwitches(
         defaults={"partial_rotary_factor": 0.25},
         qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(offset=1.0),
-        mixers=tuple(delta if layer_types[i] == _LINEAR else GatedAttentionSwitches(i) for i in indices),
+        mixers=tuple(delta if layer_types[i] == _LINEAR else attention.GatedAttentionSwitches(i) for i in indices),
         head_dim=256,
         norm_offset=1.0,
     )

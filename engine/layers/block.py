@@ -188,6 +188,16 @@ class Mixer(Protocol):
         """Project some rows of what `mix` returned and add them to their hidden states, in place."""
 
 
+class ProjectedMixer(Mixer, Protocol):
+    """A mixer whose `add_to` is a matrix."""
+
+    output: Linear
+
+    @override
+    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+        self.output.add_to(residual, mixed)
+
+
 class FeedForward(Protocol):
     """The half of a block that computes each token by itself."""
 
@@ -204,7 +214,7 @@ def run_blocks(blocks: Sequence[Block], hidden: torch.Tensor, step: BlockStep) -
 
 
 @dataclass(frozen=True, slots=True)
-class Attention(Mixer):
+class Attention(ProjectedMixer):
     """Softmax attention over the paged cache.
 
     Attributes:
@@ -217,7 +227,7 @@ class Attention(Mixer):
 
     qkv: Linear
     heads: HeadLayer
-    o: Linear
+    output: Linear
     head_dim: int
     cache: int
     rotation: int = 0
@@ -234,10 +244,6 @@ class Attention(Mixer):
         qkv = qkv.view(num_tokens, -1, self.head_dim)
         heads = self.heads(qkv, step.rotations[self.rotation], attention.cache(self.cache))
         return attention.attend(self.cache, *heads, self.sinks, self.bias).reshape(num_tokens, -1)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.o.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)

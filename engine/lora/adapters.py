@@ -22,18 +22,9 @@ from weft.engine.layers.block import Block, Layer, Linear
 from weft.engine.layers.feed_forward import Activated, Experts
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.lora import adapted_layers as layers
+from weft.engine.lora import targets as lora_targets
 from weft.engine.lora.peft_folder import CONFIG_FILE, TENSORS_FILE, AdapterConfig, read_adapter_config
-from weft.engine.lora.targets import (
-    Targets,
-    is_stacked,
-    projections,
-    rank_bytes,
-    rank_values,
-    replaced,
-    saved_bytes,
-    split,
-    turned_embedding,
-)
+from weft.engine.lora.targets import Targets, projections, saved_bytes
 from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import find_adapter
@@ -99,7 +90,7 @@ class Adapters:
 
     def embedding_site(self, ref: WeightRef) -> layers.Site:
         """A place for adapters of an embedding, whose a has a column for each id."""
-        turned = turned_embedding(ref)
+        turned = lora_targets.turned_embedding(ref)
         expander = self._make(replace(turned, in_features=self._max_rank, share=None), 1, 0)
         site = layers.EmbeddingSite(expander, self._max_rank, self._num_bytes(turned))
         return self._keep(turned, ref.names, self._replaceable(ref, ref.names, site))
@@ -123,13 +114,13 @@ class Adapters:
         return site
 
     def _num_bytes(self, ref: WeightRef) -> int:
-        return self._max_loras * self._kept_rank * rank_values(ref) * self._dtype.itemsize
+        return self._max_loras * self._kept_rank * lora_targets.rank_values(ref) * self._dtype.itemsize
 
     def planned_bytes(self, spec: DecoderSpec) -> int:
         """Memory of all slots at all matrices of a decoder."""
         ends = [ref for ref in (spec.embedding, spec.head or spec.embedding) if ref]
         num_bytes = self._num_saved * sum(saved_bytes(ref, self._dtype) for ref in ends)
-        return num_bytes + self._max_loras * self._kept_rank * rank_bytes(spec, self._dtype)
+        return num_bytes + self._max_loras * self._kept_rank * lora_targets.rank_bytes(spec, self._dtype)
 
     def computing(self, batch: Batch) -> AbstractContextManager[None]:
         """Compute the batch in here."""
@@ -171,7 +162,7 @@ class Adapters:
                 for stored in file.keys():  # noqa: SIM118 - no dict
                     match = _TENSOR.fullmatch(stored)
                     target = match and self._targets.find(match[1])
-                    if match and target is None and is_stacked(match[1]):
+                    if match and target is None and lora_targets.is_stacked(match[1]):
                         stacks.setdefault(match[1], {})[match[2]] = file.get_tensor(stored)
                         continue
                     is_whole = match and match[2] == "weight" and "lora_" not in stored
@@ -195,7 +186,7 @@ class Adapters:
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             raise ModelError(f"{path}: not readable ({str(error).splitlines()[0]})") from None
         for module, parts in stacks.items():
-            for name, parameter, part in split(module, parts, self._targets.experts, config):
+            for name, parameter, part in lora_targets.split(module, parts, self._targets.experts, config):
                 target = self._targets.find(name)
                 if name in found or (name not in here and target and target.is_here):
                     raise ModelError(f"{path}: {module}: adapters of {name} are not served, or are there twice")
@@ -210,7 +201,7 @@ class Adapters:
             for name, parts in found.items()
             if parts
         }
-        return pairs, replaced(path, weights, config, self._targets)
+        return pairs, lora_targets.replaced(path, weights, config, self._targets)
 
     def _pair(self, path: Path, module: str, name: str, parts: Mapping[str, torch.Tensor], scale: float) -> _Pair:
         base = parts.get("base_layer")

@@ -18,7 +18,7 @@ from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, Outpu
 from weft.engine.describe.tensor_names import attention_spec, mixer_spec
 from weft.engine.families.attention import AttentionSwitches
 from weft.engine.families.gemma import Gemma4Attention
-from weft.engine.layers.block import Attention, BlockStep, HeadLayer, Layer, Linear, Mixer, PagedCache
+from weft.engine.layers.block import Attention, BlockStep, HeadLayer, Layer, Linear, Mixer, PagedCache, ProjectedMixer
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import normalise
 from weft.engine.layers.rotary import rotate
@@ -72,7 +72,6 @@ class SharingSpec(MixerSpec):
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         attention = self.attention.build(kernels, reader, first_cache)
-        assert isinstance(attention, Attention)
         heads = NormedValues(attention.heads, self.attention.cache.num_kv_heads, self.eps)
         attention = replace(attention, heads=heads)
         return SharingAttention(attention) if self.is_read else attention
@@ -84,7 +83,7 @@ class SharingSpec(MixerSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingAttention(Mixer):
+class ReadingAttention(ProjectedMixer):
     """Attention with queries alone, to the keys and values of an earlier layer.
 
     Attributes:
@@ -96,7 +95,7 @@ class ReadingAttention(Mixer):
 
     queries: Linear
     norm: Layer
-    o: Linear
+    output: Linear
     head_dim: int
     cache: int
     rotation: int
@@ -107,10 +106,6 @@ class ReadingAttention(Mixer):
         keys, values = step.caches.passed[f"cache {self.cache}"]
         rotated = rotate(queries, step.rotations[self.rotation])
         return step.caches.attention.attend(self.cache, rotated, keys, values).reshape(len(normed), -1)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.o.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +210,6 @@ class TunedAttentionSpec(MixerSpec):
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         attention = self.attention.build(kernels, reader, first_cache)
-        assert isinstance(attention, Attention)
         return TunedAttention(attention, self.attention.num_heads * attention.head_dim, self.table)
 
     @override

@@ -9,17 +9,9 @@ import pkgutil
 import torch
 
 from weft.engine import parts
+from weft.engine.describe import specs
 from weft.engine.describe.config import ModelConfig
-from weft.engine.describe.specs import (
-    BlockSpec,
-    DecoderSpec,
-    FeedForwardSpec,
-    MixerSpec,
-    NormSpec,
-    ParallelSpec,
-    PostNormSpec,
-    PreNormSpec,
-)
+from weft.engine.describe.specs import FeedForwardSpec, NormSpec
 from weft.engine.describe.tensor_names import (
     attention_spec,
     dense_spec,
@@ -37,7 +29,7 @@ for _module in pkgutil.iter_modules(parts.__path__):
         importlib.import_module(f"{parts.__name__}.{_module.name}")
 
 
-def decoder_spec(config: ModelConfig) -> DecoderSpec:
+def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
     """The parts of the model."""
     hidden, vocabulary, switches = config.hidden_size, (config.vocab_size,), config.switches
     names, head = switches.names, None
@@ -49,7 +41,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         positions = WeightRef((names.positions,), (num_positions,), hidden)
     if names.token_types:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
-    spec = DecoderSpec(
+    spec = specs.DecoderSpec(
         embedding=WeightRef((names.embedding,), vocabulary, hidden),
         blocks=tuple(_block(config, index) for index in range(config.num_layers)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
@@ -66,7 +58,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
     return extended_spec(switches.extension, config, spec) if switches.extension else spec
 
 
-def _block(config: ModelConfig, index: int) -> BlockSpec:
+def _block(config: ModelConfig, index: int) -> specs.BlockSpec:
     switches, layer = config.switches, f"{config.switches.names.layers}.{index}"
     names, norms = switches.names, switches.norms
     before = norms not in (Norms.AFTER, Norms.OF_SUM)
@@ -75,23 +67,23 @@ def _block(config: ModelConfig, index: int) -> BlockSpec:
     first = norm_spec(config, f"{layer}.{names.mixer_norm}") if has_first else None
     halves = switches.halves[index] if switches.halves else Halves.BOTH
     if halves is Halves.MIXER:
-        return PreNormSpec(first, _mixer(config, layer, index, None), None, None)
+        return specs.PreNormSpec(first, _mixer(config, layer, index, None), None, None)
     if halves is Halves.FEED_FORWARD:
-        return PreNormSpec(None, None, first, _feed_forward(config, layer, index, None))
+        return specs.PreNormSpec(None, None, first, _feed_forward(config, layer, index, None))
     second = norm_spec(config, f"{layer}.{names.feed_forward_norm}") if before and names.feed_forward_norm else None
     mixer = _mixer(config, layer, index, norm_spec(config, f"{layer}.{names.mixer_post_norm}") if after else None)
     post_norm = norm_spec(config, f"{layer}.{names.feed_forward_post_norm}") if after else None
     feed_forward = _feed_forward(config, layer, index, post_norm)
     if norms is Norms.OF_SUM:
         mixer_norm, last = (f"{layer}.{name}" for name in (names.mixer_post_norm, names.feed_forward_post_norm))
-        return PostNormSpec(mixer, norm_spec(config, mixer_norm), feed_forward, norm_spec(config, last))
+        return specs.PostNormSpec(mixer, norm_spec(config, mixer_norm), feed_forward, norm_spec(config, last))
     if norms is Norms.PARALLEL:
         assert first is not None
-        return ParallelSpec(first, mixer, second, feed_forward)
-    return PreNormSpec(first, mixer, second, feed_forward)
+        return specs.ParallelSpec(first, mixer, second, feed_forward)
+    return specs.PreNormSpec(first, mixer, second, feed_forward)
 
 
-def _mixer(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> MixerSpec:
+def _mixer(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> specs.MixerSpec:
     chosen = config.switches.mixers[index] if config.switches.mixers else None
     return mixer_spec(chosen, config, layer, post_norm) if chosen else attention_spec(config, layer, index, post_norm)
 

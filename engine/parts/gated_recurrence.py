@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, StateStep
+from weft.engine.layers.block import BlockStep, Layer, Linear, ProjectedMixer, StateStep
 from weft.engine.layers.feed_forward import sigmoid, softplus
 from weft.engine.layers.norm import normalise
 from weft.engine.layers.recurrence import CausalConvolution, DeltaInputs, DeltaRule, run_requests
@@ -72,7 +72,7 @@ class SplitProjections:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDelta(Mixer):
+class GatedDelta(ProjectedMixer):
     """Linear attention by the gated delta rule.
 
     Attributes:
@@ -118,10 +118,6 @@ class GatedDelta(Mixer):
             decays * self.decay_rates,
             sigmoid(projected.rates.float()).unsqueeze(-1),
         )
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.output.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +180,7 @@ def recurrent_unit(
 
 
 @dataclass(frozen=True, slots=True)
-class GatedRecurrence(Mixer):
+class GatedRecurrence(ProjectedMixer):
     """Griffin's recurrence: the unit behind a convolution, and a gate beside both.
 
     Attributes:
@@ -206,7 +202,3 @@ class GatedRecurrence(Mixer):
         inputs, gate = self.inputs(normed).chunk(2, 1)
         mixed = self.convolution.step(inputs, states, self.first_cache)
         return self.unit(mixed, states, self.first_cache + 1).to(normed.dtype).mul_(self.activation(gate))
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.output.add_to(residual, mixed)

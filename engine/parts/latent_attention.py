@@ -20,7 +20,7 @@ from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import MixerSpec, NormSpec, OutputSpec
 from weft.engine.describe.tensor_names import mixer_spec, output_spec
 from weft.engine.families.latent import LatentSwitches
-from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer
+from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, ProjectedMixer
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.rotary import rotate
 from weft.engine.weights.reader import RowOrder, TensorRef, WeightReader, WeightRef
@@ -58,7 +58,7 @@ class LatentSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention(Mixer):
+class LatentAttention(ProjectedMixer):
     """Latent attention over the paged cache.
 
     Attributes:
@@ -76,7 +76,7 @@ class LatentAttention(Mixer):
     latent_norm: Layer
     absorb: Layer
     expand: Layer
-    o: Linear
+    output: Linear
     sizes: LatentSizes
     cache: int
     rotation: int | None = 0
@@ -98,10 +98,6 @@ class LatentAttention(Mixer):
         absorbed, keys = torch.cat((self.absorb(plain), heads), 2), torch.cat((normed_latents, keys), 2)
         attended = step.caches.attention.attend(self.cache, absorbed, keys, keys[..., : sizes.latent])
         return self.expand(attended).flatten(1)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.o.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +131,7 @@ class LatentAttentionSpec(MixerSpec):
             latent_norm=latent_norm,
             absorb=kernels.per_head(keys.transpose(1, 2)),
             expand=kernels.per_head(values),
-            o=self.output.build(kernels, reader),
+            output=self.output.build(kernels, reader),
             sizes=sizes,
             cache=first_cache,
             rotation=self.rotation,

@@ -21,7 +21,7 @@ from weft.engine.families.attention import (
     GatedRecurrenceSwitches,
     ShortConvolutionSwitches,
 )
-from weft.engine.layers.block import Attention, BlockStep, Linear, Mixer
+from weft.engine.layers.block import Attention, BlockStep, Linear, Mixer, ProjectedMixer
 from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.recurrence import CausalConvolution
@@ -183,7 +183,7 @@ def _projections(
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvolution(Mixer):
+class ShortConvolution(ProjectedMixer):
     """A short convolution between two gates (LFM2: Liquid AI, 2025). Gates are products without an activation.
 
     Attributes:
@@ -202,10 +202,6 @@ class ShortConvolution(Mixer):
         assert states is not None
         before, after, values = self.inputs(normed).chunk(3, 1)
         return self.convolution.step(before * values, states, self.cache).mul_(after)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.output.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +355,6 @@ class GatedAttentionSpec(MixerSpec):
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         attention = self.attention.build(kernels, reader, first_cache)
-        assert isinstance(attention, Attention)
         return GatedAttention(attention, self.attention.num_heads, self.gate_size)
 
     @override

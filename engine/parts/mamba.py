@@ -18,7 +18,7 @@ from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output
 from weft.engine.families.hybrids import AttentionAndMamba2
 from weft.engine.families.mamba import Mamba2Switches, MambaSwitches
 from weft.engine.layers.all_ranks import of_all_ranks
-from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, StateStep, unchanged
+from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, ProjectedMixer, StateStep, unchanged
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import RMSNorm
 from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan, StateSpace, StateSpaceScan
@@ -28,7 +28,7 @@ from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
-class MambaMixer(Mixer):
+class MambaMixer(ProjectedMixer):
     """Mamba.
 
     Attributes:
@@ -57,10 +57,6 @@ class MambaMixer(Mixer):
         if self.selection_norms:
             times, b, c = (norm(part) for norm, part in zip(self.selection_norms, (times, b, c), strict=True))
         return self.scan(x, self.times(times), (b, c), gate, states, self.cache + 1)
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.output.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +143,7 @@ def mamba_spec(switches: MambaSwitches, config: ModelConfig, layer: str, norm: N
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Mixer(Mixer):
+class Mamba2Mixer(ProjectedMixer):
     """Mamba 2.
 
     Attributes:
@@ -170,10 +166,6 @@ class Mamba2Mixer(Mixer):
         channels = self.convolution.step(channels, states, self.cache)
         outputs = self.scan(channels, times, gate, states, self.cache + 1)
         return self.norm(outputs) if self.norm else outputs
-
-    @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        self.output.add_to(residual, mixed)
 
 
 def grouped_norm(weight: torch.Tensor, eps: float, num_groups: int) -> Layer:

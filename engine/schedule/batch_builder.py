@@ -10,19 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from weft.engine.batch import (
-    AskedLogprobs,
-    Batch,
-    ConditionalBans,
-    Floats,
-    GroupBatch,
-    InputBatch,
-    Ints,
-    PenaltyBatch,
-    Placeholders,
-    SamplingBatch,
-    ScoreBatch,
-)
+from weft.engine import batch
+from weft.engine.batch import Floats, Ints
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
@@ -35,7 +24,7 @@ _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 def build_batch(
     step: ScheduledStep, previous: ScheduledStep | None, block_size: int, specs: Sequence[CacheSpec]
-) -> Batch:
+) -> batch.Batch:
     """Flatten a step.
 
     Args:
@@ -50,7 +39,7 @@ def build_batch(
     query_start_locs = np.concatenate(([0], np.cumsum(lengths)))
     positions = np.arange(query_start_locs[-1]) + np.repeat(starts - query_start_locs[:-1], lengths)
     offsets = np.fromiter((s.request.table_offset for s in requests), np.int64, len(requests))
-    return Batch(
+    return batch.Batch(
         token_ids=_ints(chain.from_iterable(map(_input_ids, requests))),
         positions=positions,
         placeholders=_input_placeholders(requests, query_start_locs, source_rows),
@@ -68,8 +57,8 @@ def build_batch(
     )
 
 
-def _inputs(requests: list[ScheduledRequest]) -> InputBatch:
-    return InputBatch(
+def _inputs(requests: list[ScheduledRequest]) -> batch.InputBatch:
+    return batch.InputBatch(
         _ints([s.request.input_length for s in requests]), _ints([s.request.num_input_slots for s in requests])
     )
 
@@ -111,18 +100,18 @@ def _input_ids(scheduled: ScheduledRequest) -> list[int]:
 
 def _input_placeholders(
     requests: list[ScheduledRequest], query_start_locs: Ints, source_rows: dict[RequestKey, int]
-) -> Placeholders:
+) -> batch.Placeholders:
     targets, rows = [], []
     for scheduled, end in zip(requests, query_start_locs[1:].tolist(), strict=True):
         if scheduled.num_placeholders:
             targets.append(end - 1)
             rows.append(source_rows[scheduled.request.key])
-    return Placeholders(_ints(targets), _ints(rows))
+    return batch.Placeholders(_ints(targets), _ints(rows))
 
 
 def _group(
     step: ScheduledStep, group: int, spec: CacheSpec, positions: Ints, lengths: Ints, block_size: int
-) -> GroupBatch:
+) -> batch.GroupBatch:
     tables = [s.request.block_tables[group] for s in step.requests]
     block_tables = np.zeros((len(tables), max(map(len, tables))), np.int64)
     for row, table in enumerate(tables):
@@ -131,10 +120,10 @@ def _group(
         -1, 2
     )
     if isinstance(spec, StateSpec):
-        return GroupBatch(_NO_IDS, block_tables, copies)
+        return batch.GroupBatch(_NO_IDS, block_tables, copies)
     rows = np.repeat(np.arange(len(tables)), lengths)
     blocks, offsets = np.divmod(positions, block_size)
-    return GroupBatch(block_tables[rows, blocks] * block_size + offsets, block_tables, copies)
+    return batch.GroupBatch(block_tables[rows, blocks] * block_size + offsets, block_tables, copies)
 
 
 def _row_indices(requests: list[ScheduledRequest], query_start_locs: Ints) -> Ints:
@@ -143,7 +132,7 @@ def _row_indices(requests: list[ScheduledRequest], query_start_locs: Ints) -> In
     return _ints(chain.from_iterable(range(end - s.num_rows, end) for s, end in zip(requests, ends, strict=True)))
 
 
-def _scores(requests: list[ScheduledRequest], query_start_locs: Ints) -> ScoreBatch | None:
+def _scores(requests: list[ScheduledRequest], query_start_locs: Ints) -> batch.ScoreBatch | None:
     indices: list[int] = []
     targets: list[int] = []
     num_logprobs: list[int] = []
@@ -152,13 +141,13 @@ def _scores(requests: list[ScheduledRequest], query_start_locs: Ints) -> ScoreBa
         indices += [offset + position - 1 - scheduled.start for position in positions]
         targets += scheduled.request.prompt_token_ids[positions.start : positions.stop] if positions else []
         num_logprobs += [scheduled.request.params.prompt_logprobs or 0] * len(positions)
-    return ScoreBatch(_ints(indices), _ints(targets), _ints(num_logprobs)) if indices else None
+    return batch.ScoreBatch(_ints(indices), _ints(targets), _ints(num_logprobs)) if indices else None
 
 
 # --- sampling -----------------------------------------------------------------------------------------------------
 
 
-def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, int]) -> SamplingBatch:
+def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, int]) -> batch.SamplingBatch:
     rows = [(s, offset) for s in requests for offset in range(s.num_rows)]
     params = [s.request.params for s, _ in rows]
     edits = _Edits()
@@ -170,7 +159,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
     bias_rows, bias_ids, bias_values = edits.bias()
     allowed_rows, allowed_entries, allowed_ids = edits.allowed()
     edited = [row for row, (s, _) in enumerate(rows) if s.request.continuation and s.request.edits.are_any]
-    return SamplingBatch(
+    return batch.SamplingBatch(
         temperatures=np.array([p.temperature for p in params], np.float32),
         top_ks=_ints([p.top_k for p in params]),
         top_ps=np.array([p.top_p for p in params], np.float32),
@@ -190,9 +179,9 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
     )
 
 
-def _asked_logprobs(rows: list[tuple[ScheduledRequest, int]]) -> AskedLogprobs | None:
+def _asked_logprobs(rows: list[tuple[ScheduledRequest, int]]) -> batch.AskedLogprobs | None:
     asked = [(row, i) for row, (s, _) in enumerate(rows) for i in s.request.params.logprob_token_ids]
-    return AskedLogprobs(_ints([row for row, _ in asked]), _ints([i for _, i in asked])) if asked else None
+    return batch.AskedLogprobs(_ints([row for row, _ in asked]), _ints([i for _, i in asked])) if asked else None
 
 
 def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
@@ -258,12 +247,12 @@ class _Edits:
         rows = _ints([row for row, _ in self._allowed])
         return rows, _repeat(range(len(ids)), ids), np.concatenate(ids)
 
-    def conditional_bans(self) -> ConditionalBans | None:
+    def conditional_bans(self) -> batch.ConditionalBans | None:
         """Bans that depend on ids still on the device."""
         if not self._conditional:
             return None
         rows, ids, source_rows, required_ids = np.array(self._conditional, np.int64).T
-        return ConditionalBans(rows=rows, ids=ids, source_rows=source_rows, required_ids=required_ids)
+        return batch.ConditionalBans(rows=rows, ids=ids, source_rows=source_rows, required_ids=required_ids)
 
     def _ban_end(self, row: int, word: tuple[int, ...], context: list[int], source_row: int | None) -> None:
         """Ban the last id of a word if the context ends with the ids before it."""
@@ -297,13 +286,13 @@ class _Penalties:
         self._ids.append(ids)
         self._counts.append(counts)
 
-    def build(self) -> PenaltyBatch | None:
+    def build(self) -> batch.PenaltyBatch | None:
         """Return the flat arrays; None when no row asks for a penalty."""
         if not self._rows:
             return None
         rows, presence, frequency, repetition = zip(*self._rows, strict=True)
         targets, sources = zip(*self._placeholders, strict=True) if self._placeholders else ((), ())
-        return PenaltyBatch(
+        return batch.PenaltyBatch(
             rows=_ints(rows),
             presence=np.array(presence, np.float32),
             frequency=np.array(frequency, np.float32),
@@ -311,5 +300,5 @@ class _Penalties:
             starts=np.cumsum([0, *map(len, self._ids)]),
             ids=np.concatenate(self._ids, dtype=np.int64),
             counts=np.concatenate(self._counts, dtype=np.int64),
-            placeholders=Placeholders(_ints(targets), _ints(sources)),
+            placeholders=batch.Placeholders(_ints(targets), _ints(sources)),
         )

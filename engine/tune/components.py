@@ -25,19 +25,10 @@ from weft.engine.kernels.choice import FEW_ROWS, has_triton, packed_products
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.triton.attention_tiles import tile_names
 from weft.engine.kernels.triton.prompts import installed_libraries
+from weft.engine.tune import trials as step_trials
 from weft.engine.tune.compare import Candidate, Component, Trial, Tuner, measure_on, open_choices
 from weft.engine.tune.layer_trials import ExpertsTrials, SamplerTrials
-from weft.engine.tune.trials import (
-    AttentionTrials,
-    BlockTrials,
-    StepShape,
-    Trials,
-    experts_of,
-    num_heads,
-    paged_specs,
-    tried_block,
-    tried_blocks,
-)
+from weft.engine.tune.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
 from weft.engine.wire.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -253,7 +244,7 @@ def _packed_products(name: str, model: ModelConfig, config: EngineConfig) -> Com
 
 def _experts(name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
     """Products of experts that are plain; None if there are none."""
-    spec = next(filter(None, map(experts_of, tried_blocks(model, config))), None)
+    spec = next(filter(None, map(step_trials.experts_of, step_trials.tried_blocks(model, config))), None)
     if spec is None or not has_triton(config.device):
         return None
     from weft.engine.kernels.triton.products import has_grouped  # not installed without CUDA
@@ -342,12 +333,12 @@ def _attention_text(model: ModelConfig, config: EngineConfig) -> str:
         parts += ["with ALiBi"] * bool(spec.slopes) + ["with sinks"] * spec.has_sinks
         parts += ["both ways"] * spec.is_bidirectional
         kinds.append(" ".join([f"{spec.num_kv_heads} x {spec.head_dim}", *parts]))
-    heads = " and ".join(dict.fromkeys(str(num_heads(model, spec)) for spec in specs))
+    heads = " and ".join(dict.fromkeys(str(step_trials.num_heads(model, spec)) for spec in specs))
     return f"{heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
 
 
 def _block_text(model: ModelConfig, config: EngineConfig, part: PartSpec | None = None) -> str:
-    digest = hashlib.blake2b(repr(part or tried_block(model, config)).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(repr(part or step_trials.tried_block(model, config)).encode(), digest_size=4).hexdigest()
     sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model, config)}, block {digest}"
     return f"{sizes}, {_dtype_text(config)}"
 

@@ -252,10 +252,7 @@ class DenseReader(WeightReader):
         progress: Progress = lambda done, total: None,
     ) -> None:
         """Read into tensors of dtype on the device; progress is called after every tensor."""
-        self._source = source
-        self._device = device
-        self._dtype = dtype
-        self._progress = progress
+        self._source, self._device, self._dtype, self._progress = source, device, dtype, progress
         self._done_bytes, self._total_bytes = 0, total_bytes
 
     @override

@@ -16,17 +16,8 @@ from weft.server.formats.detection import OutputFormats
 from weft.server.formats.grammar import literal
 from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Piece, ToolFormat, joined
 from weft.server.formats.reasoning import ContentParser, ReasoningBlock, ReasoningFormat
-from weft.server.generate.events import (
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    End,
-    Event,
-    Reasoning,
-    Text,
-    Token,
-    TokenIds,
-)
+from weft.server.generate import events as generated
+from weft.server.generate.events import CallArguments, CallClosed, CallOpened, Event, Reasoning, Text
 from weft.server.task.task import Chat, OutputWishes, Task, TextOptions
 from weft.server.text.detokenizer import StopStrings
 from weft.server.text.text_tokenizer import TextTokenizer
@@ -143,7 +134,7 @@ class _Read(NamedTuple):
         regions: The regions before and after the text.
     """
 
-    token: Token | None
+    token: generated.Token | None
     regions: set[Kind]
     pieces: list[Piece]
 
@@ -171,18 +162,18 @@ class ParsedChoice:
         self._options = options
         self._stops = StopStrings(options.stops, options.include_stop) if options.stops else None
         self._waits_for_end = is_whole and self._stops is None
-        self._waiting: tuple[list[str], list[Token]] = [], []
+        self._waiting: tuple[list[str], list[generated.Token]] = [], []
         self._num_fed = 0
         self._unsure: list[_Read] = []  # held back: their content may become a stop string
         self._num_held = self._num_let_go = 0  # characters of that content: may be a stop string; cannot be
         self._is_cut = False  # a stop string cut the content
-        self._undecided: list[Token] = []  # tokens whose text the parser still holds
+        self._undecided: list[generated.Token] = []  # tokens whose text the parser still holds
         self._call: tuple[str, list[str]] | None = None  # the open call; None: no call is open
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.has_matched = False
 
-    def feed(self, text: str, tokens: list[Token], end: End | None) -> list[Event]:
+    def feed(self, text: str, tokens: list[generated.Token], end: generated.End | None) -> list[Event]:
         """Take the choice's new text; return the events that are certain now. Adjacent ones of a kind are joined."""
         if self._waits_for_end:
             texts, all_tokens = self._waiting
@@ -217,14 +208,14 @@ class ParsedChoice:
                 self._num_held += len(piece.text) - len(let_go)
         self.has_matched = stops.matched is not None
 
-    def _finish(self, end: End | None) -> End:
+    def _finish(self, end: generated.End | None) -> generated.End:
         """Flush the parser, and return how the choice ended. `end` is None if a stop string has matched."""
         is_cut_call = self._parser.region is Kind.CALL and end is not None and end.reason is FinishReason.LENGTH
         rest = self._parser.finish()
         if self._stops is not None:
             self._search(self._stops, rest, is_passed=False)
             if self.has_matched:
-                end = End(FinishReason.STOP, self._stops.matched)
+                end = generated.End(FinishReason.STOP, self._stops.matched)
             else:
                 self._num_let_go += self._num_held
         if is_cut_call and not self.has_matched:  # markup of a cut call is not content
@@ -237,7 +228,7 @@ class ParsedChoice:
         """The events of the first `num_reads` reads, which are now certain."""
         reads, self._unsure = self._unsure[:num_reads], self._unsure[num_reads:]
         pieces: list[Piece] = []
-        tokens: list[Token] = []
+        tokens: list[generated.Token] = []
         for token, regions, new in reads:
             kept = new if self._stops is None else self._kept(new)
             pieces += kept
@@ -247,7 +238,7 @@ class ParsedChoice:
                 tokens += self._decide(regions, kept)
         events: list[Event] = []
         if self._options.tells_ids and (ids := [read.token.token_id for read in reads if read.token is not None]):
-            events.append(TokenIds(ids))
+            events.append(generated.TokenIds(ids))
         for kind, text in joined(pieces):
             if self._call is not None and kind is not Kind.ARGUMENTS:
                 events += self._close_call()
@@ -286,7 +277,7 @@ class ParsedChoice:
                 kept.append(piece)
         return kept
 
-    def _decide(self, regions: set[Kind], pieces: Sequence[Piece]) -> list[Token]:
+    def _decide(self, regions: set[Kind], pieces: Sequence[Piece]) -> list[generated.Token]:
         """Count the undecided tokens as reasoning or content once that is certain; return those of content."""
         is_content = any(piece.kind is Kind.CONTENT for piece in pieces)
         if regions == {Kind.CONTENT} and not is_content:
@@ -298,7 +289,7 @@ class ParsedChoice:
             self.num_reasoning_tokens += len(decided)
         return []
 
-    def _slices(self, text: str, tokens: Sequence[Token]) -> Iterator[tuple[Token | None, str]]:
+    def _slices(self, text: str, tokens: Sequence[generated.Token]) -> Iterator[tuple[generated.Token | None, str]]:
         """Cut the text where tokens begin. Text before the first token belongs to earlier tokens."""
         starts = [max(0, token.start - self._num_fed) for token in tokens]
         self._num_fed += len(text)

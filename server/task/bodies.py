@@ -9,22 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from weft.server.task.schema import (
-    TEXT_OR_OTHER,
-    FunctionChoice,
-    FunctionDefinition,
-    GuidedBody,
-    Int,
-    Items,
-    KvTransfer,
-    PromptLogprobs,
-    Text,
-    ToolChoice,
-    ToolDefinition,
-    Usage,
-    WireModel,
-    fewer,
-)
+from weft.server.task import schema
+from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, Usage, WireModel
 from weft.server.text.replayed import CallId, JsonText, Reasoning, read_call, read_parts, read_turns
 
 
@@ -115,22 +101,22 @@ Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGE
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
-    BeforeValidator(fewer),
+    BeforeValidator(schema.fewer),
 ]
 
 
-class ChatCompletionBody(GuidedBody):
+class ChatCompletionBody(schema.GuidedBody):
     """The body of POST /v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Items[ToolDefinition] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Items[schema.ToolDefinition] | None = None
+    tool_choice: schema.ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Items[FunctionDefinition] | None = None
-    function_call: FunctionChoice | None = None
+    functions: Items[schema.FunctionDefinition] | None = None
+    function_call: schema.FunctionChoice | None = None
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     prediction: Prediction | None = None
@@ -230,12 +216,12 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage
-    kv_transfer_params: KvTransfer | UnsetType = UNSET
+    kv_transfer_params: schema.KvTransfer | UnsetType = UNSET
     system_fingerprint: str
     service_tier: str
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: schema.PromptLogprobs | UnsetType = UNSET
 
 
 class ChunkDelta(msgspec.Struct):
@@ -299,7 +285,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionBody(GuidedBody):
+class CompletionBody(schema.GuidedBody):
     """The body of POST /v1/completions. If the prompt is absent or null, it is the beginning-of-text token."""
 
     prompt: Prompt | None = None
@@ -330,7 +316,7 @@ class CompletionChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: schema.PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -344,5 +330,5 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     service_tier: str
     usage: Usage | UnsetType | None = UNSET
-    kv_transfer_params: KvTransfer | UnsetType = UNSET
+    kv_transfer_params: schema.KvTransfer | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET

@@ -20,16 +20,7 @@ from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.models.seq2seq import NOT_ENCODED, Encoded
 from weft.server.models.served_model import ServedModel
-from weft.server.task.request_options import (
-    beam_options,
-    check_common,
-    deadline_of,
-    read_encoded,
-    salt_of,
-    service_of,
-    stores_prompt,
-    uses_cache,
-)
+from weft.server.task import request_options
 from weft.server.task.schema import GenerationBody
 from weft.server.task.task import Chat, OutputWishes, Task, TextOptions, Texts
 from weft.server.task.template_options import honoured_by_template
@@ -78,8 +69,8 @@ async def read_task(
         size, ignored_fields, sent or body, refused, strict=settings.strict_params, accepted=accepted
     )
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
-    check_common(body, settings.max_n)
-    n, encoded = body.n or 1, read_encoded(body, model, may_search=not (wishes.structure or num_made))
+    request_options.check_common(body, settings.max_n)
+    n, encoded = body.n or 1, request_options.read_encoded(body, model, may_search=not (wishes.structure or num_made))
     sampling = await context.workers.run(
         num_to_look_at(body),
         build_sampling_params,
@@ -100,16 +91,16 @@ async def read_task(
         has_seed=body.seed is not None,
         num_choices=n,
         num_made=num_made or n,
-        beams=beam_options(body) or encoded.beams,
+        beams=request_options.beam_options(body) or encoded.beams,
         text=build_text_options(body, shows_logprobs=logprobs is not None),
         wishes=wishes,
         truncate_to=body.truncate_prompt_tokens,
-        service=service_of(request, body, settings),
+        service=request_options.service_of(request, body, settings),
         tenant=tenant_of(request) or (digest(user) if user else ""),
-        deadline=deadline_of(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
-        cache_salt=salt_of(body),
-        uses_cache=uses_cache(body.prompt_cache_options),
-        stores_prompt=stores_prompt(body, model.engine_info),
+        deadline=request_options.deadline_of(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
+        cache_salt=request_options.salt_of(body),
+        uses_cache=request_options.uses_cache(body.prompt_cache_options),
+        stores_prompt=request_options.stores_prompt(body, model.engine_info),
         encoded=encoded,
         fits_context=not settings.strict_params,
         is_stream=bool(body.stream),

@@ -14,17 +14,10 @@ from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.lark_regex import NotRegularError, lark_regex
 from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.json_schema.patterns import portable
+from weft.server.task import schema as wire
 from weft.server.task.bodies import ChatCompletionBody
 from weft.server.task.enforced import enforceable, exact
-from weft.server.task.schema import (
-    FunctionDefinition,
-    GrammarDefinition,
-    NamedTool,
-    OtherTool,
-    ToolChoiceObject,
-    ToolDefinition,
-    ToolReference,
-)
+from weft.server.task.schema import FunctionDefinition, GrammarDefinition
 from weft.server.task.validation import required
 from weft.server.text.declared import unhosted
 
@@ -107,7 +100,7 @@ def tool_use(body: ChatCompletionBody, *, strict: bool) -> tuple[ToolUse | None,
     left_out: list[str] = []
     functions, paths, kinds = list[FunctionDefinition](), list[str](), dict[str, str]()
     for i, tool in enumerate(body.tools):
-        if isinstance(tool, OtherTool):
+        if isinstance(tool, wire.OtherTool):
             left_out.append(unhosted(tool.type, f"tools[{i}]", strict=strict))
             continue
         functions.append(_function(tool, f"tools[{i}]", left_out, strict=strict))
@@ -167,14 +160,14 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
         return None
     names = frozenset(function.name for function in functions)
     choice = Choice(names)
-    if isinstance(body.function_call, NamedTool):
+    if isinstance(body.function_call, wire.NamedTool):
         check_declared(body.function_call.name, [function.name for function in functions], "function_call.name")
         choice = Choice(frozenset({body.function_call.name}), is_required=True, is_one=True)
     use = use_of(functions, paths, {}, choice, is_parallel=False)
     return replace(use, is_legacy=True) if use else None
 
 
-def _function(tool: ToolDefinition, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
+def _function(tool: wire.ToolDefinition, at: str, left_out: list[str], *, strict: bool) -> FunctionDefinition:
     """The declaration of any tool, as a function."""
     if tool.type == "function":
         return required(tool.function, f"{at}.function")
@@ -263,7 +256,7 @@ def chosen_word(choice: str | None, kinds: Mapping[str, str]) -> Choice:
     return Choice(frozenset(() if choice == "none" else kinds), choice == "required")
 
 
-def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> Choice:
+def _chosen(choice: str | wire.ToolChoiceObject | None, kinds: Mapping[str, str]) -> Choice:
     if choice is None or isinstance(choice, str):
         return chosen_word(choice, kinds)
     if choice.type == "allowed_tools":
@@ -276,7 +269,7 @@ def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> 
     return Choice(frozenset({_name(choice, kinds, "tool_choice")}), is_required=True, is_one=True)
 
 
-def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
+def _name(reference: wire.ToolReference | wire.ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
     """Check a reference to a declared tool, and return the tool's name."""
     at += f".{reference.type}"
     name = required(reference.function if reference.type == "function" else reference.custom, at).name

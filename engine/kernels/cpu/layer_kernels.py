@@ -16,16 +16,8 @@ from typing_extensions import override
 from weft.engine.batch import RowMasks, SamplingBatch
 from weft.engine.describe.config import ModelConfig
 from weft.engine.families.experts import Gating
+from weft.engine.kernels.cpu import layers as kernels
 from weft.engine.kernels.cpu.block_run import fuse
-from weft.engine.kernels.cpu.layers import (
-    GATES,
-    NativeHeads,
-    NativeLayerNorm,
-    NativeLinear,
-    NativeNorm,
-    NativePerHead,
-    TriedForms,
-)
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Form, Storage, common_form, form_of
 from weft.engine.kernels.cpu.products import NativeExperts, supports_experts
@@ -76,7 +68,7 @@ class CpuKernels(TorchKernels):
         self._storage: Storage = _FORMS.get(storage, "bfloat16")
         self._quantization = quantization if storage == "bfloat16" else None
         self._library = library
-        self._forms = TriedForms(library)
+        self._forms = kernels.TriedForms(library)
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
@@ -122,20 +114,20 @@ class CpuKernels(TorchKernels):
 
     def _packed(
         self, ref: WeightRef, reader: WeightReader, *, gate: str | None = None
-    ) -> NativeLinear | ActOrderLinear:
+    ) -> kernels.NativeLinear | ActOrderLinear:
         if self._storage == "bfloat16":
             groups = reader.groups(ref)
             if groups is not None:
                 storage: Storage
                 found, order = packed_in_order(groups, self._forms.rows_of)
                 storage, weight = found or ("bfloat16", groups.dequantize(torch.bfloat16))
-                linear = NativeLinear(self._library, weight, reader.bias_of(ref), gate=gate, storage=storage)
+                linear = kernels.NativeLinear(self._library, weight, reader.bias_of(ref), gate=gate, storage=storage)
                 return linear if order is None else ActOrderLinear(linear, order)
-        return NativeLinear(self._library, *reader.dense(ref), gate=gate, storage=self._plain_storage(ref))
+        return kernels.NativeLinear(self._library, *reader.dense(ref), gate=gate, storage=self._plain_storage(ref))
 
     @override
     def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return NativeLinear(self._library, weight, bias)
+        return kernels.NativeLinear(self._library, weight, bias)
 
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
@@ -147,42 +139,42 @@ class CpuKernels(TorchKernels):
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        if activation not in GATES or ref.has_bias:  # too rare for a kernel of its own
+        if activation not in kernels.GATES or ref.has_bias:  # too rare for a kernel of its own
             return super().gated(ref, reader, activation)
         return self._packed(ref, reader, gate=activation)
 
     @override
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         linear = self.linear(ref, reader)
-        fused = linear.gelu if activation == "gelu" and isinstance(linear, NativeLinear) else None
+        fused = linear.gelu if activation == "gelu" and isinstance(linear, kernels.NativeLinear) else None
         return ungated(linear, activation, fused)
 
     @override
     def per_head(self, weights: torch.Tensor) -> Layer:
-        return NativePerHead(self._library, weights)
+        return kernels.NativePerHead(self._library, weights)
 
     @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         head = self.linear(ref, reader)
-        assert isinstance(head, NativeLinear), "sizes of hidden states are even"
+        assert isinstance(head, kernels.NativeLinear), "sizes of hidden states are even"
         return head.gather, head
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         if weight.dtype != torch.bfloat16 or weight.numel() % PANEL:  # the kernel takes whole vectors
             return super().norm(weight, eps)
-        return NativeNorm(self._library, weight, eps)
+        return kernels.NativeNorm(self._library, weight, eps)
 
     @override
     def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Layer:
         are_plain = all(part is None or part.dtype == torch.bfloat16 for part in (weight, bias))
         if weight.dim() > 1 or weight.numel() % PANEL or not are_plain:
             return super().layer_norm(weight, bias, eps)
-        return NativeLayerNorm(self._library, weight, bias, eps)
+        return kernels.NativeLayerNorm(self._library, weight, bias, eps)
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        return NativeHeads(self._library, norm, num_heads, num_kv_heads)
+        return kernels.NativeHeads(self._library, norm, num_heads, num_kv_heads)
 
     @override
     def delta_rule(self) -> DeltaRule:

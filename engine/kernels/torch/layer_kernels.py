@@ -4,6 +4,7 @@ They are the reference that Weft's own kernels are compared with, and serve wher
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,18 +15,12 @@ from typing_extensions import override
 from weft.engine.batch import Floats, Ints, RowMasks, SamplingBatch
 from weft.engine.device import to_device
 from weft.engine.families.experts import Gating
+from weft.engine.layers import recurrence
 from weft.engine.layers.block import Block, HeadLayer, Layer, Linear, PagedCache
 from weft.engine.layers.feed_forward import Experts, gated, join, ungated
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
-from weft.engine.layers.recurrence import (
-    CausalConvolution,
-    DeltaRule,
-    SelectiveScan,
-    StateSpace,
-    StateSpaceScan,
-    delta_rule,
-)
+from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan
 from weft.engine.layers.rotary import rotate
 from weft.engine.lora.adapted_layers import Delta, Site, StepRows
 from weft.engine.sampling.edits import apply_penalties
@@ -132,24 +127,21 @@ def forbid_split_sums() -> None:
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
+@dataclass(eq=False)
 class TorchExperts(Experts):
-    """Experts: the rows of one after those of another. Waits for the device."""
+    """Experts: the rows of one after those of another. Waits for the device.
 
-    def __init__(
-        self,
-        gate_up: torch.Tensor,
-        gate_up_bias: torch.Tensor | None,
-        down: torch.Tensor,
-        down_bias: torch.Tensor | None,
-        gating: Gating,
-    ) -> None:
-        """Take gate_up (num_experts, num_parts * size, hidden_size) and down (num_experts, hidden_size, size).
+    Attributes:
+        gate_up: (num_experts, num_parts * size, hidden_size).
+        down: (num_experts, hidden_size, size).
+        gate_up_bias, down_bias: The first two dimensions of their matrices; None without.
+    """
 
-        Biases have the first two dimensions of their matrices; None without.
-        """
-        self.gate_up, self.gate_up_bias = gate_up, gate_up_bias
-        self.down, self.down_bias = down, down_bias
-        self.gating = gating
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    gating: Gating
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
@@ -272,16 +264,16 @@ class TorchKernels(LayerKernels):
         return prepare
 
     @override
-    def delta_rule(self) -> DeltaRule:
-        return delta_rule
+    def delta_rule(self) -> recurrence.DeltaRule:
+        return recurrence.delta_rule
 
     @override
     def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
         return CausalConvolution(weight, bias, has_silu=has_silu)
 
     @override
-    def state_space(self, space: StateSpace) -> StateSpaceScan:
-        return StateSpaceScan(space)
+    def state_space(self, space: recurrence.StateSpace) -> recurrence.StateSpaceScan:
+        return recurrence.StateSpaceScan(space)
 
     @override
     def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:

@@ -21,23 +21,10 @@ from typing_extensions import override
 from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.device import to_device
-from weft.engine.kernels.triton.attention_jit import (
-    attend_kernel,
-    attend_latents_kernel,
-    merge_kernel,
-    write_latents_kernel,
-)
+from weft.engine.kernels.triton import attention_jit as kernels
+from weft.engine.kernels.triton import attention_tiles
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
-from weft.engine.kernels.triton.attention_tiles import (
-    BatchLimits,
-    LaunchTuning,
-    Tile,
-    TileNames,
-    aligned,
-    most_integers,
-    padded,
-    tune,
-)
+from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
 from weft.engine.kernels.triton.layers_jit import launch_options
 from weft.engine.kernels.triton.prompts import PromptAttention, PromptStep, find_prompts, prompt_layers
 from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache
@@ -59,7 +46,7 @@ class _Plan:
     """A step for a KV group, on the host; the tunings are those of the launches."""
 
     prompts: PromptStep | None
-    tunings: list[LaunchTuning]
+    tunings: list[attention_tiles.LaunchTuning]
     work: Work
 
 
@@ -101,7 +88,7 @@ class TritonBackend(AttentionBackend):
         device: torch.device,
         *,
         num_heads: int,
-        limits: BatchLimits,
+        limits: attention_tiles.BatchLimits,
         cache_dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
         is_dependent: bool = False,
@@ -140,8 +127,10 @@ class TritonBackend(AttentionBackend):
                 self._caches[layer] = torch.empty(shape, dtype=cache_dtype or dtype, device=device)
                 self._caches[layer][0].view(torch.uint8).zero_()
         tiles = tiles or TileNames()
-        self._tunings = [tune(group, num_heads, dtype, device, limits, tiles, is_deterministic) for group in groups]
-        num_integers = most_integers(self._tunings, limits, block_size)
+        self._tunings = [
+            attention_tiles.tune(group, num_heads, dtype, device, limits, tiles, is_deterministic) for group in groups
+        ]
+        num_integers = attention_tiles.most_integers(self._tunings, limits, block_size)
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
         num_rows = max((sum(launch.tiling.max_rows for launch in t.launches) for t in self._tunings), default=0)
         value_dim = max((group.spec.value_dim for group in groups), default=0)
@@ -248,7 +237,7 @@ class TritonBackend(AttentionBackend):
         else:
             self._attend_latents(spec, launch, layer, queries, outputs)
         if len(launch.merges):
-            merge_kernel[(len(launch.merges) * num_heads,)](
+            kernels.merge_kernel[(len(launch.merges) * num_heads,)](
                 *(outputs, launch.merges, self._partials, self._partial_sums),
                 self._unread if sinks is None else sinks,
                 NUM_HEADS=num_heads,
@@ -270,7 +259,7 @@ class TritonBackend(AttentionBackend):
         sinks: torch.Tensor | None,
     ) -> None:
         tile, (num_heads, head_dim) = launch.tile, queries.shape[1:]
-        attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
+        kernels.attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
             *(queries, outputs, self._caches[layer], self._metadata, launch.items),
             *(self._partials, self._partial_sums, self._slopes.get(spec, self._unread)),
             self._unread if sinks is None else sinks,
@@ -301,7 +290,7 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         tile, num_heads, rotary_dim = launch.tile, queries.shape[1], spec.head_dim - spec.value_dim
         num_tiles = -(-num_heads // tile.rows)
-        attend_latents_kernel[(len(launch.items) * num_tiles,)](
+        kernels.attend_latents_kernel[(len(launch.items) * num_tiles,)](
             *(queries, outputs, self._caches[layer], self._metadata, launch.items),
             *(self._partials, self._partial_sums),
             queries.stride(0),
@@ -323,7 +312,7 @@ class TritonBackend(AttentionBackend):
 
     def _write_latents(self, step: _GroupStep, layer: int, latents: torch.Tensor) -> None:
         num_tokens, _, key_dim = latents.shape
-        write_latents_kernel[(num_tokens,)](
+        kernels.write_latents_kernel[(num_tokens,)](
             *(latents, self._caches[layer], step.slots, latents.stride(0)),
             KEY_DIM=key_dim,
             PADDED_DIM=padded(key_dim),
@@ -347,7 +336,7 @@ class TritonBackend(AttentionBackend):
             arrays += [slots, plan.prompts.starts if plan.prompts else _NO_INTS, plan.work.merges, *plan.work.items]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
-        starts = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()
+        starts = np.cumsum([0, *(attention_tiles.aligned(array.size) for array in arrays)]).tolist()
         for plan, group_batch, start in zip(plans, batch.groups, starts[num_views:-1], strict=True):
             for items in plan.work.items:
                 items[:, 0] = start + items[:, 0] * group_batch.block_tables.shape[1]

@@ -16,14 +16,8 @@ import triton
 from typing_extensions import override
 
 from weft.engine.families.experts import Gating
-from weft.engine.kernels.torch.layer_kernels import (
-    CublasLinear,
-    TiledLinear,
-    TorchKernels,
-    TorchLinear,
-    forbid_split_sums,
-    stack,
-)
+from weft.engine.kernels.torch import layer_kernels as reference
+from weft.engine.kernels.torch.layer_kernels import TiledLinear, TorchKernels, forbid_split_sums
 from weft.engine.kernels.triton import layers
 from weft.engine.kernels.triton import layers_jit as kernels
 from weft.engine.kernels.triton.layers_jit import launch_options
@@ -82,7 +76,7 @@ class TritonKernels(TorchKernels):
         name = ("Triton and cuBLAS" if has_own_norms else "cuBLAS") + " in fixed tiles" * is_deterministic
         name += f" for more than {few_rows} rows" * (few_rows > 0)
         name += f", matrices in {storage}" * (storage != "none")
-        super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
+        super().__init__(TiledLinear if is_deterministic else reference.CublasLinear, name)
         self._few_rows = few_rows
         self._is_dependent = is_dependent
         self._has_own_heads = has_own_heads
@@ -94,7 +88,7 @@ class TritonKernels(TorchKernels):
         self._experts = experts
 
     @override
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> reference.TorchLinear:
         if self._few_rows:
             return layers.FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
         return super()._matrix(weight, bias)
@@ -196,7 +190,7 @@ class TritonKernels(TorchKernels):
         if self._experts == "torch" and first is last is None:
             return super().experts(gate_up, down, reader, gating)
         return TritonExperts(
-            *(*(first or stack(gate_up, reader)), *(last or stack(down, reader)), gating),
+            *(*(first or reference.stack(gate_up, reader)), *(last or reference.stack(down, reader)), gating),
             is_deterministic=self._linear is TiledLinear,
             is_dependent=self._is_dependent,
             is_grouped=self._experts != "triton",

@@ -27,17 +27,8 @@ from weft.server.apis.openai.chat import chat_task
 from weft.server.apis.openai.pages import json_answer
 from weft.server.apis.openai.tokenize import count_chat_tokens
 from weft.server.errors import ApiError
-from weft.server.generate.events import (
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    End,
-    Event,
-    Reasoning,
-    Report,
-    Text,
-    WholeChoice,
-)
+from weft.server.generate import events as generated
+from weft.server.generate.events import CallArguments, CallClosed, CallOpened, Event, Reasoning, Text
 from weft.server.generate.pipeline import respond
 from weft.server.http.context import Context, ServerContext, early_headers_while_loading
 from weft.server.http.middleware import anthropic_error
@@ -57,7 +48,7 @@ def stream_error(error: ApiError, request_id: str) -> bytes:
 class MessagesRenderer:
     """Writes one answer. Does no I/O. Only `stream` mutates it: it keeps the open block and how the answer ended."""
 
-    def __init__(self, task: Task, request_id: str, report: Report) -> None:
+    def __init__(self, task: Task, request_id: str, report: generated.Report) -> None:
         """Prepare to write an answer; writes nothing yet."""
         self._report = report
         self._request_id = request_id
@@ -90,7 +81,7 @@ class MessagesRenderer:
         """The error as the last event."""
         return stream_error(error, self._request_id)
 
-    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+    def whole(self, choices: Sequence[generated.WholeChoice]) -> bytes:
         """The whole plain answer: reasoning, text, calls."""
         (choice,) = choices
         content: list[wire.AnswerBlock] = []
@@ -119,7 +110,7 @@ class MessagesRenderer:
                 return self._delta(wire.InputDelta(event.text))
             case CallClosed():
                 return self._closed()
-            case End():
+            case generated.End():
                 self._end = self._message_end(event)
                 return self._closed()
             case _:
@@ -158,7 +149,7 @@ class MessagesRenderer:
     def _delta(self, delta: Any) -> bytes:
         return _event(wire.BlockDelta(self._num_blocks - 1, delta))
 
-    def _message_end(self, end: End) -> wire.MessageEnd:
+    def _message_end(self, end: generated.End) -> wire.MessageEnd:
         if end.reason is FinishReason.LENGTH:
             is_full = self._max_tokens is None or self._report.counts().output_tokens < self._max_tokens
             return wire.MessageEnd("model_context_window_exceeded" if is_full else "max_tokens", None)

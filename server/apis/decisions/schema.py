@@ -9,17 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
 
+from weft.server.task import schema
 from weft.server.task.bodies import MAX_MESSAGES, CacheBreakpoint
-from weft.server.task.schema import (
-    TEXT_OR_OTHER,
-    CachedTokens,
-    Int,
-    Items,
-    PromptCacheOptions,
-    ServiceTier,
-    Text,
-    WireModel,
-)
+from weft.server.task.schema import TEXT_OR_OTHER, Items, Text, WireModel
 
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
@@ -93,11 +85,11 @@ class DecisionBody(WireModel):
     input: Annotated[Annotated[Text, Tag("text")] | Annotated[DecisionItems, Tag("other")], TEXT_OR_OTHER]
     questions: Annotated[list[DecisionQuestion], Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)]
     prompt_cache_key: Text | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: schema.PromptCacheOptions | None = None
 
     # extensions
-    service_tier: ServiceTier | None = None
-    priority: Int | None = None
+    service_tier: schema.ServiceTier | None = None
+    priority: schema.Int | None = None
     cache_salt: Text | None = None
 
     # accepted, not honoured
@@ -135,7 +127,7 @@ class DecisionUsage(msgspec.Struct):
     """Token counts: the prompts of all questions, each with the whole input."""
 
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: schema.CachedTokens
     total_tokens: int
     output_tokens: int = 0
     output_tokens_details: DecisionOutputTokens = DecisionOutputTokens()

@@ -19,19 +19,8 @@ from weft.server.apis.responses.answers import McpApprovalRequestItem, McpCallIt
 from weft.server.apis.responses.mcp_tools import ApprovedCall
 from weft.server.apis.responses.stored import item_id
 from weft.server.errors import ApiError, error_text
-from weft.server.generate.events import (
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    Counts,
-    End,
-    Event,
-    Reasoning,
-    Report,
-    Text,
-    Token,
-    WholeChoice,
-)
+from weft.server.generate import events as generated
+from weft.server.generate.events import CallArguments, CallClosed, CallOpened, Event, Reasoning, Text
 from weft.server.http.sse import encode_event
 from weft.server.task.schema import CachedTokens
 from weft.server.task.task import Task
@@ -60,7 +49,9 @@ class ResponseOptions:
 class ResponseRenderer:
     """Writes one response. Its own methods mutate it, and the response, which holds what has been written so far."""
 
-    def __init__(self, task: Task, response: wire.ResponseObject, options: ResponseOptions, report: Report) -> None:
+    def __init__(
+        self, task: Task, response: wire.ResponseObject, options: ResponseOptions, report: generated.Report
+    ) -> None:
         """Prepare to write; `response` has no output yet."""
         self.response = response
         self._options = options
@@ -73,7 +64,7 @@ class ResponseRenderer:
         self._is_prewarm = task.sampling.max_tokens == 0
         self._num_events = 0
         self._open: _Open | None = None
-        self._held: list[Token] = []  # tokens without text, before the message has begun
+        self._held: list[generated.Token] = []  # tokens without text, before the message has begun
 
     def stream(self, index: int, events: Sequence[Event]) -> bytes:
         """The events for new text, reasoning and calls."""
@@ -96,7 +87,7 @@ class ResponseRenderer:
         self.response.status = "cancelled"
         return data + self._response_event("incomplete")
 
-    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+    def whole(self, choices: Sequence[generated.WholeChoice]) -> bytes:
         """The whole plain response."""
         (choice,) = choices
         events: list[Event] = [Reasoning(choice.reasoning), Text(choice.text, choice.tokens)]
@@ -170,7 +161,7 @@ class ResponseRenderer:
                 return self._delta("mcp_call_arguments", event.text)
             case CallClosed():
                 return self._end_call(event)
-            case End():
+            case generated.End():
                 return self._end(event)
         return b""
 
@@ -214,7 +205,7 @@ class ResponseRenderer:
             item.arguments = event.arguments
         return data + self._close("completed" if _is_json(event.arguments) else "incomplete")
 
-    def _end(self, event: End) -> bytes:
+    def _end(self, event: generated.End) -> bytes:
         is_cut = event.reason is FinishReason.LENGTH and not self._is_prewarm
         self.response.status = "incomplete" if is_cut else "completed"
         self.response.incomplete_details = wire.IncompleteDetails() if is_cut else None
@@ -318,7 +309,7 @@ class ResponseRenderer:
         return encode_event({"type": kind, "sequence_number": number, **members}, kind)
 
 
-def usage_of(counts: Counts) -> wire.ResponseUsage:
+def usage_of(counts: generated.Counts) -> wire.ResponseUsage:
     """Token counts in the API's shape."""
     return wire.ResponseUsage(
         counts.prompt_tokens,

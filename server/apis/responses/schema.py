@@ -7,21 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
+from weft.server.task import schema
 from weft.server.task.bodies import ContentPart, Metadata
-from weft.server.task.schema import (
-    TEXT_OR_OTHER,
-    AnswerFormat,
-    GenerationBody,
-    Int,
-    Items,
-    PromptCacheOptions,
-    ServiceTier,
-    Text,
-    ToolName,
-    WireModel,
-    json_text,
-    shown_members,
-)
+from weft.server.task.schema import TEXT_OR_OTHER, Int, Items, Text, WireModel
 from weft.server.text.declared import tool_form
 from weft.server.text.replayed import CallId, JsonText, read_choice, read_parts, read_result
 
@@ -128,15 +116,15 @@ class OtherItem(ResponseItem):
 
     def called(self) -> tuple[str, Any]:
         """The name and the arguments of a call."""
-        members = shown_members(self.members)
+        members = schema.shown_members(self.members)
         arguments = members.get("arguments")
         return self.type.removesuffix("_call"), arguments if isinstance(arguments, dict) else members
 
     def output_text(self) -> str:
         """The output of a call as text."""
-        members = shown_members(self.members)
+        members = schema.shown_members(self.members)
         output = members.get("output")
-        return output if isinstance(output, str) else json_text(members if output is None else output)
+        return output if isinstance(output, str) else schema.json_text(members if output is None else output)
 
 
 Input = Annotated[
@@ -199,7 +187,7 @@ class ResponseTool(WireModel):
     """
 
     type: Text
-    name: ToolName | None = None
+    name: schema.ToolName | None = None
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -249,7 +237,7 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(AnswerFormat):
+class TextFormat(schema.AnswerFormat):
     """The format of the answer. Only json_schema has the other members."""
 
     is_nested = False
@@ -277,7 +265,7 @@ class ReasoningOptions(WireModel):
     mode: Text | None = None
 
 
-class ResponseCacheOptions(PromptCacheOptions):
+class ResponseCacheOptions(schema.PromptCacheOptions):
     """How the response uses the prefix cache. `prewarm` computes the prompt and generates nothing."""
 
     prewarm: bool | None = None
@@ -295,7 +283,7 @@ Includable = Literal[
 ]
 
 
-class ResponseBody(GenerationBody):
+class ResponseBody(schema.GenerationBody):
     """The body of POST /v1/responses and of POST /v1/responses/input_tokens."""
 
     spoken = frozenset({"input", "instructions"})
@@ -338,7 +326,7 @@ class CompactBody(WireModel):
     prompt_cache_key: Text | None = None
     prompt_cache_options: ResponseCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    service_tier: ServiceTier | None = None
+    service_tier: schema.ServiceTier | None = None
 
 
 NewItems = Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_NEW_ITEMS)]

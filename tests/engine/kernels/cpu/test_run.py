@@ -86,7 +86,7 @@ def make_block(
     attention = Attention(
         qkv=kernels.linear(*given(weight(num_values, HIDDEN), bias(num_values))),
         heads=kernels.heads(norm, HEADS, KV_HEADS),
-        o=kernels.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
+        output=kernels.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
         head_dim=HEAD_DIM,
         cache=index,
     )
