@@ -125,7 +125,8 @@ class Lifecycle:
         if self.num_active == 0:
             return True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True
@@ -204,7 +205,8 @@ async def _run(threads: WaitingThreads, call: Callable[[], T]) -> T:
     future = asyncio.wrap_future(threads.submit(call))
     del call  # if this is cancelled, nothing holds it
     try:
-        return await asyncio.wait_for(future, WORK_S)
+        async with asyncio.timeout(WORK_S):  # unlike wait_for of Python 3.11, it never swallows a cancellation
+            return await future
     except TimeoutError:
         raise QueueFullError(f"the request could not be prepared within {WORK_S:g} s") from None
 

@@ -141,7 +141,8 @@ class SocketEngineClient:
         """See `EngineClient.meet`."""
         if not self._has_met.is_set() and self._page.read().is_ready:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_met.wait(), MEET_S)
+                async with asyncio.timeout(MEET_S):
+                    await self._has_met.wait()
 
     load = meet
 

@@ -178,7 +178,8 @@ async def _done_in(threads: WaitingThreads, work: Callable[[], T], timeout_s: fl
     import asyncio  # the supervisor opens the database as well, and its start would wait for this
 
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(threads.submit(partial(_translated, work))), timeout_s)
+        async with asyncio.timeout(timeout_s):  # unlike wait_for of Python 3.11, it never swallows a cancellation
+            return await asyncio.wrap_future(threads.submit(partial(_translated, work)))
     except TimeoutError:
         _log.error("the data folder does not answer within %g s", timeout_s)
         raise StorageError(f"the server's data folder does not answer within {timeout_s:g} s") from None

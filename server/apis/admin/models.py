@@ -221,7 +221,8 @@ async def _found(name: str, path: str, timeout_s: float) -> Adapter:
     folder = pathlib.Path(os.path.expanduser(path)).absolute()  # which leaves an unknown user's ~ alone
     finding = _FOLDERS.submit(partial(find_adapter, name, folder, 0.9 * timeout_s))  # files that are long say so
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(finding), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.wrap_future(finding)
     except ModelError as error:
         raise errors.InvalidRequestError(f"lora_path: {error}", param="lora_path") from None
     except TimeoutError:

@@ -423,3 +423,21 @@ def test_a_disk_that_hangs_costs_a_bounded_time_and_few_threads(
     assert asyncio.run(use()) == [2, 3]
     assert time.monotonic() - begin < 10
     store.close()
+
+
+def test_whoever_is_cancelled_as_the_work_ends_is_cancelled(make: MakeStore) -> None:
+    """`asyncio.wait_for` of Python 3.11 gave the result instead, and a batch never ended: nobody cancels twice."""
+    store = make()
+
+    async def cancel_after(steps: int) -> None:
+        task = asyncio.create_task(store.run(lambda: None))
+        await asyncio.sleep(0)
+        time.sleep(0.02)  # the thread has done its work, and the event loop does not know
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    for steps in range(6):
+        asyncio.run(cancel_after(steps))
