@@ -150,8 +150,11 @@ def test_a_message_in_haste_belongs_to_the_chat_that_was_clicked_last(page: Page
         page.click("#new-chat")
         ask(page, text)
     page.click("#new-chat")
-    click = "name => document.querySelectorAll('.conversations .open').forEach(b => b.textContent.includes(name) && b.click())"
-    send = "() => (document.querySelector('#input').value = 'more', document.querySelector('#composer').requestSubmit())"
+    chats = "[...document.querySelectorAll('.conversations .open')]"
+    click = f"name => {chats}.find(chat => chat.textContent.includes(name)).click()"
+    send = (
+        "() => (document.querySelector('#input').value = 'more', document.querySelector('#composer').requestSubmit())"
+    )
     page.evaluate(f"() => {{ ({click})('first'); ({click})('second'); ({send})(); }}")
     expect(page.locator(".bubble")).to_have_text(["second", "more"])
     page.wait_for_selector("#send:visible")
