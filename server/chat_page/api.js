@@ -4,6 +4,9 @@
 import { key } from "./local.js";
 import { chunksOf, responseBody } from "./responses.js";
 
+/** Longest wait for the state of the server. */
+const STATS_MS = 10_000;
+
 /** An error from the server or the network. `status` is 0 if there was no response; `code` is the API's, or "". */
 export class ApiError extends Error {
   constructor(message, status = 0, code = "") {
@@ -23,7 +26,8 @@ async function request(path, options) {
     response = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(error instanceof TypeError ? "The server cannot be reached." : error.message);
+    const isAway = error instanceof TypeError || error.name === "TimeoutError";
+    throw new ApiError(isAway ? "The server cannot be reached." : error.message);
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
@@ -51,7 +55,9 @@ function failure({ message, code = "" }, status, seconds) {
  * @param {string} model "" for the one that is served first
  */
 export async function readStats(model) {
-  return (await request(model ? `stats?model=${encodeURIComponent(model)}` : "stats", { cache: "no-store" })).json();
+  const path = model ? `stats?model=${encodeURIComponent(model)}` : "stats";
+  const signal = AbortSignal.timeout(STATS_MS); // or a request that gets lost would be the last one
+  return (await request(path, { cache: "no-store", signal })).json();
 }
 
 /** GET /v1/models: the sampling parameters of requests that set none, by the names of the models that answer. */

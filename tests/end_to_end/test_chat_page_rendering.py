@@ -268,6 +268,15 @@ def test_a_server_that_is_away_is_asked_less_and_less(page: Page) -> None:
     page.wait_for_selector("body[data-pauses$=',500']")
 
 
+def test_a_state_that_never_comes_is_asked_for_again(page: Page) -> None:
+    """A request that got lost was the last one."""
+    page.evaluate("() => (AbortSignal.timeout = ((wait) => () => wait(200))(AbortSignal.timeout.bind(AbortSignal)), 0)")
+    page.route("**/stats", lambda route: None)
+    expect(page.locator("#pill-text")).to_have_text("server is away")
+    page.unroute("**/stats")
+    expect(page.locator("#pill-text")).to_have_text("idle")
+
+
 def test_reasoning_is_folded_and_switched(page: Page) -> None:
     page.route("**/stats", with_switch)
     page.reload()
