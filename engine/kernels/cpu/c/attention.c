@@ -35,10 +35,9 @@ typedef struct {
     const Plan *plan;
     char *cache;
     const bf16 *queries, *keys, *values;
-    int64_t query_stride, key_stride, value_stride;
+    int64_t query_stride, key_stride, value_stride, bias_reach;
     const float *sinks; /* (num_heads), or NULL */
     const float *bias;  /* (num_heads, 2 * bias_reach), or NULL: column bias_reach + key's position - query's */
-    int64_t bias_reach;
     bf16 *outputs;
     float *parts; /* (num_parts, num_heads, part_values): result, maximum, sum */
     char *memory; /* worker_bytes per thread */
