@@ -13,7 +13,11 @@ def plain_beam_search(
     stop_ids: Sequence[int],
     options: BeamOptions,
 ) -> list[list[int]]:
-    """Output ids, best first; the model says at least the 2 * width most probable next ids behind a context."""
+    """Output ids, best first.
+
+    Args:
+        model: Says the most probable next ids behind a context: width of them, and one for each stop id, or more.
+    """
 
     def score(ids: list[int], total: float, length: int | None = None) -> float:
         return total / (len(ids) if length is None else length) ** options.length_penalty
@@ -27,7 +31,6 @@ def plain_beam_search(
             for token_id, logprob in zip(row.top_token_ids, row.top_logprobs, strict=True):
                 longer.append(([*ids, token_id], total + logprob))
         longer.sort(key=lambda beam: -beam[1])
-        longer = longer[: 2 * width]
         ends = [ids[-1] in stop_ids or len(ids) == max_tokens for ids, _ in longer]
         finished += [beam for beam, is_end in zip(longer[:width], ends, strict=False) if is_end]
         finished = sorted(finished, key=lambda beam: -score(*beam))[:width]

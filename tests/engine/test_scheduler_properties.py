@@ -66,8 +66,9 @@ def expected_ids(
     most = max_model_len - len(context) if params.max_tokens is None else params.max_tokens
     if add.beams is not None:
         stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else eos))
+        num_ids = add.num_choices + max(add.num_choices, len(stop_ids))
         return plain_beam_search(
-            lambda context: next_logprobs(context if longest is None else context[-longest:], 2 * add.num_choices),
+            lambda context: next_logprobs(context if longest is None else context[-longest:], num_ids),
             context,
             add.num_choices,
             most,

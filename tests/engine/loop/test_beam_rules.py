@@ -119,6 +119,21 @@ def test_a_forced_first_id_counts_as_written(tmp_path: Path) -> None:
     assert [output.token_ids for output in found] == expected
 
 
+@pytest.mark.parametrize("num_stops", [3, 4, 6])
+def test_ends_that_come_first_do_not_narrow_a_search(tmp_path: Path, num_stops: int) -> None:
+    """Of 2 * 2 continuations all ended, and nothing was left to go on with."""
+    model = Model("llama3", tmp_path)
+    given, for_reference, num_begun = model.given(0)
+    with torch.no_grad():
+        stops = model.reference(**for_reference).logits[0, -1].topk(num_stops).indices.tolist()
+    options = {"num_beams": 2, "num_return_sequences": 2, "length_penalty": 3.0, "early_stopping": "never"}
+    ends = [*stops, model.reference.config.eos_token_id]
+    expected = model.expected(for_reference, num_begun, eos_token_id=ends, **options)
+    outputs = search(build_engine(model.folder), given, 2, BeamOptions(3.0, "never"), stop_token_ids=tuple(stops))
+    assert [output.token_ids for output in outputs] == expected
+    assert max(map(len, expected)) > 1
+
+
 def test_few_allowed_ids_make_few_outputs(tmp_path: Path) -> None:
     """What is banned is never written, not even where nothing else is left."""
     model = Model("llama3", tmp_path)

@@ -114,7 +114,7 @@ def plain(add: AddRequest) -> list[list[int]]:
     params, width, beams = add.sampling_params, add.num_choices, add.beams
     assert params.max_tokens is not None and beams is not None
     return plain_beam_search(
-        lambda context: next_logprobs(context, 2 * width),
+        lambda context: next_logprobs(context, width + max(width, len(params.stop_token_ids))),
         add.input.token_ids,
         width,
         params.max_tokens,
