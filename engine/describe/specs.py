@@ -437,8 +437,7 @@ class DecoderSpec(PartSpec):
         """Every matrix that inputs are multiplied with, in order."""
         inner = (weight for block in self.blocks for weight in block.weights if isinstance(weight, WeightRef))
         last = self.head or self.embedding
-        encoder = self.encoder.matrices if self.encoder else ()
-        return (*encoder, *inner, last) if last else (*encoder, *inner)
+        return (*inner, last) if last else tuple(inner)
 
     @property
     def tensors(self) -> tuple[TensorRef, ...]:
@@ -452,11 +451,11 @@ class DecoderSpec(PartSpec):
 
     def weights_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory, from the shapes alone."""
+        if self.encoder is not None:
+            return sum(part.weights_bytes(kernels, dtype) for part in (self.encoder, replace(self, encoder=None)))
         inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kernels.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
-        if self.encoder is not None and self.encoder.positions is not None:
-            num_bytes += self.encoder.positions.num_values * dtype.itemsize
         num_bytes += sum(
             part.experts_bytes(kernels, dtype) for part in _values(self) if isinstance(part, FeedForwardSpec)
         )

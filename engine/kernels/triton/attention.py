@@ -385,4 +385,5 @@ class TritonStep(AttentionStep):
         sinks: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert bias is None, "models with a bias are computed by torch's attention"
         return self._backend.attend(self._steps[layer], layer, queries, keys, values, sinks)

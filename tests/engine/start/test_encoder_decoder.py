@@ -10,7 +10,10 @@ from tests.engine.encoder_decoder_models import Answers, answers, write_model
 from tests.engine.test_encoder_decoder import ask, ids
 from tests.engine.test_golden import run
 from weft.engine.cache.offload import OffloadTier
+from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.torch.layer_kernels import TorchKernels
+from weft.engine.parts.decoder import decoder_spec
 from weft.engine.start.startup import Started, start
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions, TokensOutput
@@ -30,6 +33,14 @@ def check(started: Started, expected: Answers) -> None:
     pairs = zip(expected.inputs, expected.prompts, strict=True)
     found = run(started.engine, [ask(*pair, number) for number, pair in enumerate(pairs)])
     assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
+
+
+@pytest.mark.parametrize("name", ["t5-gated", "mbart", "marian-two-embeddings"])
+def test_the_memory_of_both_halves_is_planned(tmp_path: Path, name: str) -> None:
+    """An encoder's own embedding was left out."""
+    write_model(name, tmp_path)
+    spec = decoder_spec(load_model_config(tmp_path))
+    assert spec.weights_bytes(TorchKernels(), torch.float32) == 4 * spec.num_parameters
 
 
 def test_inputs_come_back_from_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
