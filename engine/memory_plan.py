@@ -61,6 +61,19 @@ class MemoryPlan:
         """Tokens that the KV cache holds; the null block holds none."""
         return (self.num_blocks - 1) * self.block_size
 
+    def input_limits(self, model: ModelFacts) -> tuple[int, int]:
+        """Most tokens that an encoder reads, and most of its decoder, so that both fit together; 0 without an encoder.
+
+        A context that was shortened is divided as the whole one is.
+        """
+        if not model.num_input_tokens:
+            return 0, 0
+        longest, own, size = model.num_input_tokens, model.max_position_embeddings, self.block_size
+        num_blocks = -(-longest // size)
+        if num_blocks * size + own > self.max_model_len:
+            num_blocks = max(self.max_model_len * num_blocks // (num_blocks * size + own), 1)
+        return min(longest, num_blocks * size), min(own, self.max_model_len - num_blocks * size)
+
     def num_requests(self, num_tokens: int) -> int:
         """Requests of num_tokens each that the KV cache holds at once, if they share no prefix."""
         return (self.num_blocks - 1) // -(-num_tokens // self.block_size)

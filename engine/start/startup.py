@@ -120,7 +120,7 @@ def start(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
-        input_limits=(model_config.num_input_tokens, model_config.max_position_embeddings),
+        input_limits=plan.input_limits(model_config),
         max_loras=options.max_loras,
         lora_modules_to_save=options.lora_modules_to_save,
         eos_token_ids=model_config.eos_token_ids,
@@ -300,6 +300,7 @@ def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
 def _info(
     epoch: str, model_config: ModelFacts, config: EngineConfig, plan: MemoryPlan, attention: str, num_threads: int
 ) -> EngineInfo:
+    max_input, max_own = plan.input_limits(model_config)
     return EngineInfo(
         epoch=epoch,
         architecture=model_config.architecture,
@@ -313,8 +314,8 @@ def _info(
         num_blocks=plan.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_input=min(model_config.num_input_tokens, plan.max_model_len),
-        max_own=model_config.max_position_embeddings,
+        max_input=max_input,
+        max_own=max_own,
     )
 
 

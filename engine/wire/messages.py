@@ -117,7 +117,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
 
     Attributes:
         max_input: Most tokens that its encoder reads; 0 for a model without one.
-        max_own: Most tokens of the decoder of such a model.
+        max_own: Most tokens of the decoder of such a model, whatever the encoder reads.
     """
 
     epoch: str
@@ -145,10 +145,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
 
     def room(self, num_prompt_tokens: int, num_begun: int = 0) -> int:
         """Tokens that an output can have behind a prompt, or behind what a decoder begins with."""
-        if not self.max_input:
-            return self.max_model_len - num_prompt_tokens
-        num_slots = -(-num_prompt_tokens // self.block_size) * self.block_size
-        return min(self.max_own, self.max_model_len - num_slots) - num_begun
+        return self.max_own - num_begun if self.max_input else self.max_model_len - num_prompt_tokens
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def encode_now(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> list[in
 def _rendered(tokenizer: TextTokenizer, chat: Chat) -> tuple[list[str], list[str]]:
     """The chat rendered, and with marks at its breakpoints if it has any. An encoder reads the last message alone."""
     if tokenizer.is_of_encoder:
-        return [last_text(chat.messages, chat.param)], []
+        return [last_text(chat.messages, chat.param, continues=chat.options.continue_final_message)], []
     try:
         return tokenizer.render_chat(chat.messages, chat.options), _marked(tokenizer, chat)
     except ChatTemplateError as exc:
@@ -166,7 +166,7 @@ class PromptEncoder:
         if self._task.truncate_to is None:  # before each id is checked
             self._check_context([Prompt(item)], "prompt")
         await self._workers.run_light(len(item), check_token_ids, item, self._info.vocab_size, at)
-        return Prompt(item)
+        return Prompt(self._in_language(item))
 
     def _in_language(self, token_ids: list[int]) -> list[int]:
         source = self._task.encoded.source
@@ -175,8 +175,9 @@ class PromptEncoder:
     def _truncated(self, prompt: Prompt) -> Prompt:
         """The prompt, cut to its end if the caller asked for that. A cut prompt has no text."""
         num_kept, max_len = self._task.truncate_to, self._info.max_prompt
-        if num_kept == -1:  # keep as many as leave room for the output
-            num_kept = num_prompt_tokens(max_len, self._task.sampling.max_tokens, is_bound=self._task.fits_context)
+        if num_kept == -1:  # keep as many as leave room for the output, which has its own behind an encoder
+            max_tokens = 0 if self._info.max_input else self._task.sampling.max_tokens
+            num_kept = num_prompt_tokens(max_len, max_tokens, is_bound=self._task.fits_context)
         elif num_kept is not None:
             name = "truncate_prompt_tokens"
             check_range(f"{name}, when it is not -1,", num_kept, 1, max_len, param=name)

@@ -21,8 +21,8 @@ from weft.server.text.text_tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
 
-_LANGUAGE = re.compile("(__)?[a-z]{2,3}(_[A-Za-z]{2,4})?(__)?")
-"""Of NLLB (eng_Latn), of mBART (en_XX) and of M2M100 (__en__)."""
+_LANGUAGE = re.compile("[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}|__[A-Za-z_]{2,8}__")
+"""Of NLLB (eng_Latn), of mBART (en_XX), of M2M100 (__en__) and PLBART (__java__)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Seq2Seq:
     Attributes:
         begin: What its decoder begins with.
         max_length, min_length: Of what the decoder begins with and the answer together; None for no bound.
+        banned: Sequences of ids that no answer has.
         num_beams: Of a search; 1 for none.
         is_sampled: Whether ids are sampled, rather than the most probable ones taken.
     """
@@ -41,27 +42,28 @@ class Seq2Seq:
     min_length: int = 0
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
+    banned: tuple[tuple[int, ...], ...] = ()
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     is_sampled: bool = False
 
-    def beams(self, begin: Sequence[int]) -> BeamOptions | None:
-        """The search that the checkpoint asks for, behind what the decoder begins with; None for none.
+    def beams(self, begin: Sequence[int], num_choices: int) -> BeamOptions | None:
+        """The search that the checkpoint asks for, as wide as the choices at least; None for none.
 
-        What is written under force is output to transformers.
+        Args:
+            begin: What the decoder begins with. What is written under force is output to transformers.
         """
-        if self.num_beams == 1:
+        if self.num_beams == 1 or num_choices > MAX_BEAMS:
             return None
-        return BeamOptions(self.length_penalty, self.early_stopping, self.num_beams, len(begin) - 1)
+        width = max(self.num_beams, num_choices)
+        return BeamOptions(self.length_penalty, self.early_stopping, width, len(begin) - 1)
 
-    def max_tokens(self, begin: Sequence[int]) -> int | None:
-        """Most tokens of an answer behind what the decoder begins with; None for no bound."""
-        return None if self.max_length is None else max(self.max_length - len(begin), 1)
-
-    def begin_in(self, target: int | None) -> tuple[int, ...]:
-        """What the decoder begins with, to answer in a language."""
-        return self.begin if target is None else (*self.begin[:1], target)
+    def begin_in(self, target: int | None, tokenizer: TextTokenizer) -> tuple[int, ...]:
+        """What the decoder begins with, to answer in a language; of mBART's first models this is the language alone."""
+        if target is None:
+            return self.begin
+        return (target,) if _is_language(tokenizer, self.begin[0]) else (self.begin[0], target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +73,25 @@ class Encoded:
     Attributes:
         begin: What the decoder begins with; nothing for a model without an encoder.
         source: The language of the input; None for that of the tokenizer.
-        max_tokens: Most tokens of the answer, if neither the caller nor another API says so; None for no bound.
-        min_tokens, no_repeat_ngram_size, encoder_no_repeat_ngram_size: Likewise, see `SamplingParams`.
+        stated: What holds of an answer where the caller says nothing.
         beams: The search of the checkpoint; None if it states none, or the caller asks for something else.
     """
 
     begin: tuple[int, ...] = ()
     source: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0
+    stated: Seq2Seq = Seq2Seq(())
     beams: BeamOptions | None = None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of the answer; None for no bound."""
+        longest = self.stated.max_length
+        return None if longest is None else max(longest - len(self.begin), 1)
+
+    @property
+    def min_tokens(self) -> int:
+        """Fewest tokens of the answer."""
+        return max(self.stated.min_length - len(self.begin), 0)
 
 
 NOT_ENCODED = Encoded()
@@ -100,6 +109,8 @@ class _Stated(msgspec.Struct):
     min_new_tokens: int | None = None
     no_repeat_ngram_size: int | None = None
     encoder_no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[tuple[int, ...]] | None = None
+    suppress_tokens: list[int] | None = None
     num_beams: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -127,6 +138,7 @@ def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
         min_length=stated.min_new_tokens + 1 if stated.min_new_tokens else stated.min_length or 0,
         no_repeat_ngram_size=stated.no_repeat_ngram_size or 0,
         encoder_no_repeat_ngram_size=stated.encoder_no_repeat_ngram_size or 0,
+        banned=(*(stated.bad_words_ids or ()), *((token_id,) for token_id in stated.suppress_tokens or ())),
         num_beams=1 if stated.do_sample else min(stated.num_beams or 1, MAX_BEAMS),
         length_penalty=1.0 if stated.length_penalty is None else stated.length_penalty,
         early_stopping=stated.early_stopping or False,
@@ -146,12 +158,15 @@ def language_id(tokenizer: TextTokenizer, name: str, param: str) -> int:
     raise InvalidRequestError(f"{param}: the model's tokenizer has no language {shown(name)}", param=param)
 
 
-def last_text(messages: Sequence[Mapping[str, object]], param: str) -> str:
+def last_text(messages: Sequence[Mapping[str, object]], param: str, *, continues: bool) -> str:
     """The text of the last message of a user, which is what a model with an encoder reads of a chat.
 
     Raises:
-        InvalidRequestError: There is none.
+        InvalidRequestError: There is none, or an answer that has begun is to be continued.
     """
+    if continues:
+        name = "continue_final_message"
+        raise InvalidRequestError(f"{name} is only allowed for a model without an encoder", param=name)
     for message in reversed(messages):
         if message.get("role") == "user":
             content = message.get("content")
@@ -163,6 +178,10 @@ def last_text(messages: Sequence[Mapping[str, object]], param: str) -> str:
 def with_source(tokenizer: TextTokenizer, token_ids: list[int], source: int) -> list[int]:
     """An input with this language in the place of the one that the tokenizer put at its beginning or its end."""
     for at in (0, -1) if token_ids else ():
-        if tokenizer.is_special(token_ids[at]) and _LANGUAGE.fullmatch(tokenizer.token_text(token_ids[at])):
+        if _is_language(tokenizer, token_ids[at]):
             return [*token_ids[:at], source, *token_ids[1:]] if at == 0 else [*token_ids[:-1], source]
     return [source, *token_ids]
+
+
+def _is_language(tokenizer: TextTokenizer, token_id: int) -> bool:
+    return tokenizer.is_special(token_id) and _LANGUAGE.fullmatch(tokenizer.token_text(token_id)) is not None

@@ -138,15 +138,15 @@ def build_sampling_params(
             presence_penalty=_first(body.presence_penalty, 0.0),
             frequency_penalty=_first(body.frequency_penalty, 0.0),
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-            no_repeat_ngram_size=_first(body.no_repeat_ngram_size, encoded.no_repeat_ngram_size),
-            encoder_no_repeat_ngram_size=encoded.encoder_no_repeat_ngram_size,
+            no_repeat_ngram_size=_first(body.no_repeat_ngram_size, encoded.stated.no_repeat_ngram_size),
+            encoder_no_repeat_ngram_size=encoded.stated.encoder_no_repeat_ngram_size,
             seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
             stop_token_ids=tuple(
                 dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))
             ),
             ignore_eos=bool(body.ignore_eos),
             logit_bias=_logit_bias(body.logit_bias or {}, info),
-            bad_words_token_ids=_bad_words(body.bad_words or [], model.tokenizer),
+            bad_words_token_ids=(*_bad_words(body.bad_words or [], model.tokenizer), *encoded.stated.banned),
             allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(allowed)),
             logprobs=logprobs,
             logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids, info)),

@@ -309,16 +309,12 @@ def read_encoded(body: GenerationBody, model: ServedModel, *, may_search: bool) 
     if (seq2seq := model.seq2seq) is None:
         return NOT_ENCODED
     source, target = ids
-    begin = seq2seq.begin_in(target)
-    fields = ((name, values) for name, values in _NEUTRAL_IN_BEAM_SEARCH.items() if name != "stream")
-    may_search &= all(getattr(body, name, None) in (None, *values) for name, values in fields)
-    is_own = may_search and body.use_beam_search is None and (body.n or 1) <= seq2seq.num_beams
-    return Encoded(
-        begin,
-        source,
-        seq2seq.max_tokens(begin),
-        max(seq2seq.min_length - len(begin), 0),
-        seq2seq.no_repeat_ngram_size,
-        seq2seq.encoder_no_repeat_ngram_size,
-        seq2seq.beams(begin) if is_own else None,
-    )
+    if source is not None and body.truncate_prompt_tokens is not None:
+        name = "truncate_prompt_tokens"
+        raise InvalidRequestError(f"{name} cannot be used with source_language, which it may cut off", param=name)
+    begin = seq2seq.begin_in(target, model.tokenizer)
+    # Without a temperature these models do not sample, so 1 is a wish.
+    neutral = {**_NEUTRAL_IN_BEAM_SEARCH, "temperature": (0,), "stream": (False, True)}
+    may_search &= all(getattr(body, name, None) in (None, *values) for name, values in neutral.items())
+    is_own = may_search and body.use_beam_search is None
+    return Encoded(begin, source, seq2seq, seq2seq.beams(begin, body.n or 1) if is_own else None)

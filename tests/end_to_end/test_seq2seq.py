@@ -20,6 +20,8 @@ STATED = {
     "max_length": 24,
     "min_length": 12,
     "no_repeat_ngram_size": 2,
+    "bad_words_ids": [[14], [20, 21]],
+    "suppress_tokens": [16],
 }
 
 
@@ -71,11 +73,26 @@ def test_the_search_of_the_checkpoint_is_run(client: openai.OpenAI, reference: M
     assert greedy.choices[0].text == translated(reference, TEXTS[0], num_beams=1, max_new_tokens=14)[0]
 
 
+def test_what_is_no_search_is_none(client: openai.OpenAI, reference: M2M100ForConditionalGeneration) -> None:
+    """A temperature of 1 was searched, and five choices of a search for three were the same one."""
+    wide = client.completions.create(model="m", prompt=TEXTS[0], n=5)
+    expected = translated(reference, TEXTS[0], num_beams=5, num_return_sequences=5)
+    assert [choice.text for choice in wide.choices] == expected
+    drawn = client.completions.create(model="m", prompt=TEXTS[0], n=4, temperature=1, seed=1)
+    assert len({choice.text for choice in drawn.choices}) == 4
+    assert {choice.text for choice in drawn.choices}.isdisjoint(expected)
+
+
 def test_languages_are_those_of_the_tokenizer(client: openai.OpenAI, reference: M2M100ForConditionalGeneration) -> None:
     languages = {"source_language": FRENCH, "target_language": FRENCH}
     answer = client.completions.create(model="m", prompt=TEXTS[0], extra_body=languages)
     assert answer.choices[0].text == translated(reference, TEXTS[0], FRENCH, FRENCH)[0]
     assert answer.choices[0].text != client.completions.create(model="m", prompt=TEXTS[0]).choices[0].text
+    ids = letters().encode(TEXTS[0], add_special_tokens=False).ids
+    of_ids = client.completions.create(model="m", prompt=[*ids, 1], extra_body=languages)
+    assert of_ids.choices[0].text == answer.choices[0].text
+    with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens"):
+        client.completions.create(model="m", prompt="ab", extra_body=languages | {"truncate_prompt_tokens": 1})
     for name in ("deu_Latn", "</s>", "hello"):
         with pytest.raises(openai.BadRequestError, match="target_language") as caught:
             client.completions.create(model="m", prompt=TEXTS[0], extra_body={"target_language": name})
@@ -95,12 +112,19 @@ def test_a_chat_is_its_last_message(client: openai.OpenAI, reference: M2M100ForC
     response = client.responses.create(model="m", input=messages[-1:])
     expected = translated(reference, TEXTS[0])[0]
     assert whole.choices[0].message.content == streamed == response.output_text == expected
+    begun = [*messages, {"role": "assistant", "content": "a"}]
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    with pytest.raises(openai.BadRequestError, match="continue_final_message"):
+        client.chat.completions.create(model="m", messages=begun, extra_body=body)
 
 
 def test_what_does_not_fit_is_refused_by_name(client: openai.OpenAI, server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError, match="reads at most 96 tokens") as caught:
         client.completions.create(model="m", prompt="abc " * 100)
     assert caught.value.code == "context_length_exceeded"
+    body = {"truncate_prompt_tokens": -1}
+    whole = client.completions.create(model="m", prompt=[5] * 99, max_tokens=23, extra_body=body)
+    assert whole.usage and whole.usage.prompt_tokens == 96  # as many as if nothing were written
     with pytest.raises(openai.BadRequestError, match="echo is only allowed"):
         client.completions.create(model="m", prompt="a", echo=True)
     with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):

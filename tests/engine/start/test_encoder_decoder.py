@@ -43,12 +43,26 @@ def test_the_memory_of_both_halves_is_planned(tmp_path: Path, name: str) -> None
     assert spec.weights_bytes(TorchKernels(), torch.float32) == 4 * spec.num_parameters
 
 
+@pytest.mark.parametrize(
+    ("max_model_len", "limits"),
+    [(None, (100, 100)), (212, (100, 100)), (200, (96, 100)), (64, (32, 32)), (40, (16, 24))],
+)
+def test_what_is_read_and_written_fits_together(root: Path, max_model_len: int | None, limits: tuple[int, int]) -> None:
+    """Of a shortened context both limits held, and a request within them was refused."""
+    folder = answers(root, "bart").folder
+    started = begin(folder, block_size=16, max_num_seqs=2, max_model_len=max_model_len)
+    longest, own = started.info.max_input, started.info.max_own
+    assert (longest, own) == limits
+    found = run(started.engine, [ask([5] * longest, [2] * (own - 1), 0, max_tokens=1)])
+    assert len(ids(found[0, 0])) == 1
+
+
 def test_inputs_come_back_from_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OffloadTier, "load_seconds", lambda *_: 0.0)
     expected = answers(root, "umt5")
-    settings = {"block_size": 16, "max_num_seqs": 2, "max_model_len": 144, "kv_offload_dir": str(tmp_path)}
+    settings = {"block_size": 16, "max_num_seqs": 2, "max_model_len": 240, "kv_offload_dir": str(tmp_path)}
     plan = begin(expected.folder, **settings | {"kv_offload_dir": None}).plan
-    memory = 12 * plan.kv_cache_bytes // plan.num_blocks
+    memory = 17 * plan.kv_cache_bytes // plan.num_blocks
     for _ in range(2):  # the second finds what the first left
         started = begin(expected.folder, kv_cache_memory=memory, **settings)
         for _ in range(2):

@@ -8,7 +8,7 @@ import pytest
 from tests.seq2seq_checkpoints import ENGLISH, EOS, FRENCH, letters
 from weft.engine.wire.messages import BeamOptions
 from weft.server.errors import InvalidRequestError
-from weft.server.models.seq2seq import Seq2Seq, language_id, read_seq2seq, with_source
+from weft.server.models.seq2seq import Encoded, Seq2Seq, language_id, read_seq2seq, with_source
 from weft.server.text.tokenizer import Tokenizer
 
 
@@ -23,10 +23,11 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
     own = {"decoder_start_token_id": 2, "forced_bos_token_id": 0, "num_beams": 4, "length_penalty": 2.0}
     lengths = {"max_length": 142, "min_length": 56, "no_repeat_ngram_size": 3, "early_stopping": True}
     found = read_seq2seq(write(tmp_path, {**own, "num_beams": None}, num_beams=2, decoder_start_token_id=7, **lengths))
-    assert found == Seq2Seq((2, 0), 142, 56, 3, 0, 2, 2.0, True)
-    assert found and found.beams(found.begin) == BeamOptions(2.0, True, 2, 1)
-    assert found.begin_in(None) == (2, 0) and found.begin_in(9) == (2, 9)
-    assert found.max_tokens([2, 0]) == 140 and Seq2Seq((2,), 1).max_tokens([2]) == 1
+    assert found == Seq2Seq((2, 0), 142, 56, 3, num_beams=2, length_penalty=2.0, early_stopping=True)
+    assert found and found.beams(found.begin, 1) == found.beams(found.begin, 2) == BeamOptions(2.0, True, 2, 1)
+    assert found.beams(found.begin, 5) == BeamOptions(2.0, True, 5, 1)  # five choices were five times the same
+    answer = Encoded((2, 0), stated=found)
+    assert (answer.max_tokens, answer.min_tokens, Encoded((2,), stated=Seq2Seq((2,), 1)).max_tokens) == (140, 54, 1)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
         ({}, Seq2Seq((0,))),
         ({"bos_token_id": 5}, Seq2Seq((5,))),
         ({"max_new_tokens": 9, "max_length": 20, "min_new_tokens": 2}, Seq2Seq((0,), 10, 3)),
+        ({"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [3]}, Seq2Seq((0,), banned=((7,), (8, 9), (3,)))),
         ({"do_sample": True, "num_beams": 4}, Seq2Seq((0,), is_sampled=True)),
         ({"min_length": 0, "max_length": 1}, Seq2Seq((0,), 1)),
     ],
@@ -55,7 +57,10 @@ def test_languages(tmp_path: Path) -> None:
     english, french, eos = (tokenizer.added_id(text) for text in (ENGLISH, FRENCH, EOS))
     assert english is not None and french is not None and eos is not None
     assert language_id(tokenizer, FRENCH, "target_language") == french
-    for name in (EOS, "<pad>", "abc", "", "x" * 1000):
+    assert Seq2Seq((2, 0)).begin_in(None, tokenizer) == (2, 0)
+    assert Seq2Seq((2, 0)).begin_in(french, tokenizer) == (2, french)
+    assert Seq2Seq((english,)).begin_in(french, tokenizer) == (french,)  # mBART's first models
+    for name in (EOS, "<pad>", "abc", "unk", "", "x" * 1000):
         with pytest.raises(InvalidRequestError, match="target_language"):
             language_id(tokenizer, name, "target_language")
     assert with_source(tokenizer, [english, 7, 8, eos], french) == [french, 7, 8, eos]
