@@ -116,6 +116,75 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
         return id_fault("input", self.input_ids, vocab_size) or id_fault("prompt", self.token_ids, vocab_size)
 
 
-RequestInput = TokensInput | EncoderInput
+class AudioShape(msgspec.Struct, array_like=True, frozen=True):
+    """What an encoder of sound reads.
+
+    Attributes:
+        sample_rate: Samples of a second.
+        max_samples: Most of one input.
+        steps: How samples become the encoder's positions, as convolutions: (size, stride, padding) of each.
+        is_padded: Whether every input is as long as the longest one, with silence behind it.
+    """
+
+    sample_rate: int
+    max_samples: int
+    steps: tuple[tuple[int, int, int], ...]
+    is_padded: bool
+
+    def num_positions(self, num_samples: int) -> int:
+        """Positions of the encoder's result; below 1 for too few samples."""
+        length = self.max_samples if self.is_padded else num_samples
+        for size, stride, padding in self.steps:
+            length = (length + 2 * padding - size) // stride + 1
+        return length
+
+
+class AudioInput(msgspec.Struct, tag="audio", frozen=True):
+    """Sound for the encoder, and the beginning of what the decoder writes about it.
+
+    Attributes:
+        samples: 16 bits each, little endian, of one channel, at the model's rate.
+        num_positions: See `AudioShape`.
+        token_ids: What the decoder begins with; at least one.
+    """
+
+    samples: bytes
+    num_positions: int
+    token_ids: list[int]
+    token_types: ClassVar[list[int]] = []
+
+    @property
+    def input_length(self) -> int:
+        """See `TokensInput`."""
+        return self.num_positions
+
+    @property
+    def spans(self) -> list[TokenSpan]:
+        """The input, as in `EncoderInput`."""
+        return [TokenSpan(0, self.num_positions, hashlib.blake2b(self.samples, digest_size=16).digest())]
+
+    @property
+    def least(self) -> "AudioInput":
+        """See `TokensInput`."""
+        return self
+
+    def num_slots(self, block_size: int) -> int:
+        """See `TokensInput`."""
+        return -(-self.num_positions // block_size) * block_size
+
+    def slots(self, block_size: int) -> list[int]:
+        """See `TokensInput`; sound has no ids."""
+        return [0] * self.num_slots(block_size) + self.token_ids
+
+    def fault(self, vocab_size: int, max_input: int = 0) -> str | None:
+        """See `TokensInput`."""
+        if not 1 <= self.num_positions <= max_input:
+            return f"the input must hold from 1 to {max_input} positions, got {self.num_positions}"
+        if not self.token_ids:
+            return "the decoder must begin with at least one token"
+        return id_fault("prompt", self.token_ids, vocab_size)
+
+
+RequestInput = TokensInput | EncoderInput | AudioInput
 """What a request may bring: a union of tagged structs. Each has the prompt's `token_ids`, `token_types` and
 `spans`, and finds its own `fault`."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from weft.engine.wire.inputs import RequestInput
+from weft.engine.wire.inputs import AudioShape, RequestInput
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.options import EngineOptions as EngineOptions
 from weft.engine.wire.params import FinishReason as FinishReason
@@ -118,6 +118,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     Attributes:
         max_input: Most tokens that its encoder reads; 0 for a model without one.
         max_own: Most tokens of the decoder of such a model, whatever the encoder reads.
+        audio: What the encoder reads where that is sound; None for tokens.
     """
 
     epoch: str
@@ -137,6 +138,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     kv_role: str = "none"
     max_input: int = 0
     max_own: int = 0
+    audio: AudioShape | None = None
 
     @property
     def max_prompt(self) -> int:

@@ -41,6 +41,24 @@ MAX_LOGPROB_TOKEN_IDS = 1024
 """Most ids whose log-probability is reported at every position."""
 
 
+class TimestampRule(msgspec.Struct, array_like=True, frozen=True):
+    """How an output about speech is divided by times (Radford et al., 2022, section 2.3, and the code beside it).
+
+    Times stand in pairs: the end of a segment, then the beginning of the next. No time is before an earlier one, and
+    none ends the segment that it begins. The output begins with a time. Where all times together are more probable
+    than any other id, the next id is one.
+
+    Attributes:
+        first_id: That of time 0; every id from here on is a time.
+        last_first_id: The latest that the output may begin with; None for any.
+        end_id: Ends the output, behind a time or a pair of them, or behind text.
+    """
+
+    first_id: int
+    last_first_id: int | None
+    end_id: int
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request samples. Every field is honoured by the engine.
 
@@ -59,10 +77,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         ignore_eos: The model's end-of-sequence ids do not end the output.
         logit_bias: Added to the logits, by token id.
         bad_words_token_ids: Token id sequences that must not be completed; each has at least one id.
+        begin_bans: Ids that the output cannot begin with.
         no_repeat_ngram_size: No so many tokens in a row occur twice in prompt and output; 0 bans nothing. The input of
             an encoder does not count.
         encoder_no_repeat_ngram_size: No so many in a row of the encoder's input, or of the prompt without an encoder,
             end with a token of the output; 0 bans nothing.
+        timestamps: None for outputs that are not divided by times.
         allowed_token_ids: Only these ids can be sampled; None means all.
         logprobs: Alternatives to report per output token; 0 reports the sampled id alone; None reports nothing.
         logprob_token_ids: Ids to report behind these alternatives, whatever their rank; needs logprobs.
@@ -86,8 +106,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    begin_bans: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
+    timestamps: TimestampRule | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
