@@ -301,6 +301,8 @@ class Settings(BaseModel):
     """Maximum waiting requests; beyond it the answer is 503."""
     max_body_bytes: Size = 32 << 20
     """Maximum bytes of a request body; beyond it the answer is 413."""
+    max_audio_s: float = Field(default=7200.0, gt=0)
+    """Maximum seconds of sound in a file that is to become text; beyond it the answer is 413."""
     header_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds for the headers of a request to arrive; beyond it the answer is 408."""
     body_pause_timeout_s: float = Field(default=60.0, gt=0)

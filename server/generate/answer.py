@@ -190,7 +190,7 @@ class Answer:
         """Record the end of a choice. If a stop string ended it, abort it in the engine."""
         assert isinstance(end, End)
         self._timer.finish_choice(index, end.reason, self._choices[index].num_output_tokens)
-        error = _failure(end.reason, output.message)
+        error = failure(end.reason, output.message)
         if error is not None:
             if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # caused by the request itself
                 _log.error("the engine gave a request up: %s: %s", end.reason.name, output.message)
@@ -199,7 +199,7 @@ class Answer:
             self._generations[prompt_index].abort(output.index)
 
 
-def _failure(reason: FinishReason, message: str | None) -> errors.ApiError | None:
+def failure(reason: FinishReason, message: str | None) -> errors.ApiError | None:
     """The error for an output that ended abnormally; None if it ended normally."""
     match reason:
         case FinishReason.TIMEOUT:

@@ -6,7 +6,7 @@ The app owns the object; there are no globals. A stream that is begun early send
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import islice
 from typing import Annotated, Any, Protocol
@@ -32,6 +32,8 @@ MAX_NAMES = 100
 MAX_NAME_CHARS = 256
 """Longest model name that is not a served one. Every chunk of a stream repeats the name."""
 
+MAX_DECODERS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
@@ -40,6 +42,7 @@ class ServerContext:
     Attributes:
         models: The served models by name. The first one serves requests that name none.
         created: Creation time of the models, in seconds since 1970.
+        decoders: Places for processes that decode sound.
     """
 
     models: Mapping[str, ServedModel]
@@ -50,6 +53,7 @@ class ServerContext:
     workers: Workers
     store: Store
     created: int
+    decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODERS))
 
     @property
     def default_model(self) -> ServedModel:

@@ -21,6 +21,7 @@ from weft.server.formats.trial import renderer
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.models.seq2seq import Seq2Seq, read_seq2seq
+from weft.server.models.whisper import Whisper, read_whisper
 from weft.server.sampling import NAMES, GenerationDefaults, sampling_fault
 from weft.server.settings import Settings
 from weft.server.text.template_files import TemplateFileError, read_object
@@ -92,6 +93,7 @@ class ServedModel:
         on_demand: Whether it may be not loaded, in which case its `engine_client` has it loaded.
         prompts: Texts that the checkpoint wants before those whose vectors are made.
         seq2seq: How it answers if it has an encoder; None without one.
+        whisper: How its decoder begins if it is a Whisper.
     """
 
     name: str
@@ -103,6 +105,7 @@ class ServedModel:
     prompts: VectorPrompts = NO_PROMPTS
     on_demand: bool = False
     seq2seq: Seq2Seq | None = None
+    whisper: Whisper | None = None
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -139,7 +142,8 @@ def served_model(
     formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
     tokenizer.call_texts = formats.tools.call_texts if formats.tools else ()
     name = settings.served_model_name[0]
-    return ServedModel(name, engine_client, tokenizer, formats, defaults, None, prompts, on_demand, seq2seq)
+    whisper = read_whisper(pathlib.Path(settings.model), tokenizer) if settings.model else None
+    return ServedModel(name, engine_client, tokenizer, formats, defaults, None, prompts, on_demand, seq2seq, whisper)
 
 
 class LiveModels(Mapping[str, ServedModel]):

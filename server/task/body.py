@@ -56,7 +56,7 @@ class BodyRoute(APIRoute):
             if self.takes_any_type:
                 _call_json(request)
             decoding = _DecodingRequest(request.scope, request.receive, data, model)
-            return await _while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
+            return await while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
 
         return handle_body
 
@@ -89,7 +89,7 @@ class _DecodingRequest(Request):
         return await workers.run_light(len(self._body), decode, self._model, self._body)
 
 
-async def _while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
+async def while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
     """Await the work; cancel it and return None if the client disconnects. The body must have been read.
 
     Raises:

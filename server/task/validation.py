@@ -283,6 +283,7 @@ _INSTEAD = {
     "embed": ": it makes vectors, at /v1/embeddings",
     "classify": ": it scores texts, at /v1/classify and /v1/rerank",
 }
+_TO_SPEECH = "this route needs a model that reads text, and {} turns speech into text, at /v1/audio/transcriptions"
 
 
 def require_task(model: ServedModel, *tasks: str) -> None:
@@ -297,3 +298,5 @@ def require_task(model: ServedModel, *tasks: str) -> None:
         message = f"this route needs a model for the task {wanted}, and the task of {model.name} is {own}"
         message += _INSTEAD.get(own, "")
         raise errors.UnsupportedValueError(message, param="model")
+    if model.engine_info.audio is not None:
+        raise errors.UnsupportedValueError(_TO_SPEECH.format(model.name), param="model")

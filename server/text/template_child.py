@@ -9,12 +9,12 @@ call that left it large. Its owner starts another then (see `template_process`).
 import gc
 import json
 import marshal
-import resource
 import signal
 import socket
 import sys
 from typing import Any, Final
 
+from weft.server.child_limits import address_bytes, bound_this_process
 from weft.server.text import template_calls as calls
 from weft.server.text.template_renderer import RefusedError, TemplateRenderer
 from weft.server.text.template_sandbox import TemplateSourceError
@@ -25,7 +25,6 @@ MAX_TEMPLATES: Final = 64
 """A process that has compiled more ends."""
 _SHARE_TO_END: Final = 4
 """A process that has kept one part in so many of its memory ends."""
-_PAGE_BYTES: Final = resource.getpagesize()
 
 
 def main(max_bytes: int) -> None:
@@ -34,17 +33,10 @@ def main(max_bytes: int) -> None:
     Args:
         max_bytes: By which this process may grow.
     """
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the owner decides when this ends
-        signal.signal(each, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _be_first_to_go()
-    start = _address_bytes()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = start + max_bytes if hard == resource.RLIM_INFINITY else min(start + max_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    start = bound_this_process(max_bytes)
     gc.set_threshold(100_000)  # a conversation is many objects, and none is garbage before it is rendered
     link, renderers = socket.socket(fileno=0), dict[int, TemplateRenderer]()
-    while len(renderers) <= MAX_TEMPLATES and _address_bytes() < start + max_bytes // _SHARE_TO_END:
+    while len(renderers) <= MAX_TEMPLATES and address_bytes() < start + max_bytes // _SHARE_TO_END:
         try:
             num_bytes, seconds = calls.CALL.unpack(calls.read_exactly(link, calls.CALL.size))
         except (EOFError, OSError):
@@ -86,24 +78,6 @@ def _answer(
     if len(text) > MAX_CHARS:
         return [calls.TOO_MUCH, f"it writes more than {MAX_CHARS} characters"], ""
     return [calls.DONE, renderer.notes], text
-
-
-def _be_first_to_go() -> None:
-    """Where the machine has no memory left, the kernel is to end this process before any other."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:
-        return
-
-
-def _address_bytes() -> int:
-    """The size of the address space; 0 if it is unknown."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * _PAGE_BYTES
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

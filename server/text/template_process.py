@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import marshal
-import os
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import threading
 import time
 from typing import Any, Final
 
+from weft.server.child_limits import child_environment
 from weft.server.text.template_calls import ANSWER, CALL, DONE, TOO_MUCH, read_exactly
 
 MAX_BYTES: Final = 1 << 30
@@ -30,8 +30,6 @@ _START_AFTER_S: Final = 0.05
 _WAIT_S: Final = 300.0
 """A process that was stopped, or gets no core, is ended after so long."""
 _MAX_ANSWER_BYTES: Final = 1 << 30
-_KEPT: Final = ("PATH", "HOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
-"""The environment of a process, with what is for Python; other variables may hold keys."""
 
 
 class TemplateLimitError(Exception):
@@ -59,7 +57,7 @@ class _Process:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={name: text for name, text in os.environ.items() if name in _KEPT or name.startswith("PYTHON")},
+                env=child_environment(),
                 start_new_session=True,
             )
 

@@ -105,6 +105,9 @@ class ByteTokenizer:
     def added_id(self, text: str) -> int | None:
         return self.added_ids.get(text)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= 256
+
     def template_source(self, has_tools: bool) -> str:
         return self.template
 

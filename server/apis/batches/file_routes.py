@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from weft.server import errors
 from weft.server.apis.batches import contents
-from weft.server.apis.batches.files import CompleteBody, Purpose, UploadBody, read_form
+from weft.server.apis.batches.files import CompleteBody, Purpose, UploadBody, store_form
 from weft.server.apis.openai.pages import json_answer, list_answer, read_page
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext
@@ -44,10 +44,11 @@ async def create_file(request: Request, context: Context) -> Response:
     """Store a file, sent as a multipart form."""
     id, store, tenant = contents.new_id("file-"), context.store, tenant_of(request)
     try:
-        form = await read_form(request, store, tenant, id, "file", context.settings.max_file_bytes)
+        stored = await store_form(request, store, tenant, id, "file", context.settings.max_file_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED)
-    unknown = sorted(form.fields.keys() - _FORM_FIELDS)
+    form, content = stored.form, stored.content
+    unknown = sorted((form.fields.keys() | form.lists.keys()) - _FORM_FIELDS)
     try:
         if unknown and context.settings.strict_params:
             raise errors.UnknownParameterError(f"unknown parameter: {errors.shown(unknown[0])}", param=unknown[0])
@@ -56,16 +57,16 @@ async def create_file(request: Request, context: Context) -> Response:
             wanted = " or ".join(get_args(Purpose))
             raise errors.InvalidRequestError(f"purpose must be {wanted}, got {errors.shown(purpose)}", param="purpose")
         expires_at = expiry(purpose, _expires_after(form.fields))
-        fields = {"bytes": form.content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
-        row = contents.file_row(id, tenant, form.content.checksum, **fields)
+        fields = {"bytes": content.size, "filename": form.filename, "purpose": purpose, "expires_at": expires_at}
+        row = contents.file_row(id, tenant, content.checksum, **fields)
 
         def keep(transaction: Transaction) -> None:
-            form.arrival.stored(transaction)
+            stored.arrival.stored(transaction)
             transaction.put(row)
 
         await store.write(keep)
     except BaseException:
-        await form.discard(store)
+        await stored.discard(store)
         raise
     return Response(row.data, headers=ignored_header(unknown), media_type="application/json")
 
@@ -181,10 +182,10 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
     upload = await store.read(lambda transaction: _pending_upload(transaction, upload_id, tenant))
     try:
         max_bytes = min(context.settings.max_file_bytes, upload["bytes"])
-        form = await read_form(request, store, tenant, id, "data", max_bytes)
+        stored = await store_form(request, store, tenant, id, "data", max_bytes)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED)
-    size, now = form.content.size, int(time.time())
+    size, now = stored.content.size, int(time.time())
     part = {"id": id, "object": "upload.part", "created_at": now, "upload_id": upload_id}
 
     def add(transaction: Transaction) -> None:
@@ -195,14 +196,14 @@ async def add_part(upload_id: str, request: Request, context: Context) -> Respon
             bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
             raise errors.InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
         data, expires = msgspec.json.encode(part), upload["expires_at"]
-        checksum = form.content.checksum
-        form.arrival.stored(transaction)
+        checksum = stored.content.checksum
+        stored.arrival.stored(transaction)
         transaction.put(Row("part", id, tenant, data, upload_id, now, expires, True, size + 1, checksum))
 
     try:
         await store.write(add)
     except BaseException:
-        await form.discard(store)
+        await stored.discard(store)
         raise
     return json_answer(part)
 

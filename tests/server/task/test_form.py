@@ -8,15 +8,8 @@ import pytest
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
-from weft.server.apis.batches.files import MAX_FIELDS, Form
 from weft.server.errors import ApiError, InvalidRequestError, MalformedBodyError
-
-
-class Kept:
-    """Content in memory."""
-
-    def __init__(self) -> None:
-        self.size = 0
+from weft.server.task.form import MAX_FIELDS, Form
 
 
 def part(name: str, data: bytes = b"", filename: str = "") -> bytes:
@@ -25,7 +18,7 @@ def part(name: str, data: bytes = b"", filename: str = "") -> bytes:
 
 
 def parsed(body: bytes) -> Form:
-    form = Form("file", Kept(), None, 1 << 20)  # type: ignore[arg-type]
+    form = Form("file", 1 << 20)
     parser = MultipartParser(b"b", form.callbacks)  # type: ignore[arg-type]
     for start in range(0, len(body), 1 << 16):
         parser.write(body[start : start + (1 << 16)])
@@ -38,6 +31,11 @@ def test_as_many_fields_as_the_bound_and_a_file() -> None:
     )
     assert form.is_whole and form.fields == {f"f{i}": str(i) for i in range(MAX_FIELDS)}
     assert (form.filename, form.take(0)) == ("n", b"x")
+
+
+def test_lists_are_fields_that_come_again() -> None:
+    form = parsed(part("a[]", b"1") + part("file", b"x", "n") + part("a[]", b"2") + b"--b--\r\n")
+    assert (form.fields, form.lists) == ({}, {"a[]": ["1", "2"]})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""How segments are written: subtitles, and OpenAI's JSON."""
+
+from collections.abc import Sequence
+
+from weft.server.speech.segments import Segment
+
+
+def srt(segments: Sequence[Segment]) -> str:
+    """SubRip, an entry for each segment."""
+    entries = [
+        f"{i}\n{_clock(each.start, ',')} --> {_clock(each.end, ',')}\n{_line(each)}\n\n"
+        for i, each in enumerate(segments, 1)
+    ]
+    return "".join(entries)
+
+
+def vtt(segments: Sequence[Segment]) -> str:
+    """WebVTT, a cue for each segment."""
+    cues = [f"{_clock(each.start, '.')} --> {_clock(each.end, '.')}\n{_line(each)}\n\n" for each in segments]
+    return "".join(["WEBVTT\n\n", *cues])
+
+
+def _clock(seconds: float, point: str) -> str:
+    whole, thousandths = divmod(round(1000 * seconds), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{point}{thousandths:03}"
+
+
+def _line(segment: Segment) -> str:
+    return segment.text.strip().replace("-->", "->")
+
+
+def verbose(segments: Sequence[Segment]) -> list[dict[str, object]]:
+    """The segments of verbose_json."""
+    return [
+        {
+            "id": i,
+            "seek": each.seek,
+            "start": round(each.start, 3),
+            "end": round(each.end, 3),
+            "text": each.text,
+            "tokens": list(each.tokens),
+            "temperature": each.temperature,
+            "avg_logprob": each.avg_logprob,
+            "compression_ratio": each.compression_ratio,
+            "no_speech_prob": each.no_speech_prob,
+        }
+        for i, each in enumerate(segments)
+    ]

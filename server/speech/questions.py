@@ -1,0 +1,99 @@
+"""Asks the engine about windows of one sound, and counts what it wrote."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.engine.wire.inputs import AudioInput, AudioShape
+from weft.engine.wire.messages import AddRequest, BeamOptions, EngineInfo, FinishReason, TokenLogprobs, TokensOutput
+from weft.engine.wire.params import SamplingParams
+from weft.server.generate.answer import failure
+from weft.server.http.metrics import RequestTimer
+from weft.server.models.engine_client import Generation
+from weft.server.models.served_model import ServedModel
+from weft.server.speech.sound import Sound
+
+
+@dataclass(slots=True)
+class Output:
+    """The ids that the engine wrote, each with its log-probability."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    is_ended: bool = False
+
+    @property
+    def text_ids(self) -> list[int]:
+        """Without the one that ended them."""
+        return self.token_ids[:-1] if self.is_ended else self.token_ids
+
+
+class Questions:
+    """The requests of one call. Whoever makes one closes it; then nothing of it is left in the engine.
+
+    Attributes:
+        num_positions: That the sound has for the encoder.
+        num_output: Tokens of all texts.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        info: EngineInfo,
+        shape: AudioShape,
+        sound: Sound,
+        timer: RequestTimer,
+        tenant: str,
+        deadline: float | None,
+    ) -> None:
+        self.model, self.info, self.shape, self.sound = model, info, shape, sound
+        per_position = 1
+        for _, stride, _ in self.shape.steps:
+            per_position *= stride
+        self.num_positions = -(-sound.num_samples // per_position)
+        self.num_output = 0
+        self._timer, self._tenant, self._deadline = timer, tenant, deadline
+        self._open: set[Generation] = set()
+        self._is_accepted = self._is_closed = False
+        self.reason = FinishReason.ABORT
+
+    async def ask(
+        self, samples: bytes, begin: Sequence[int], params: SamplingParams, beams: BeamOptions | None = None
+    ) -> Output:
+        """The output of a request about some samples.
+
+        Raises:
+            ApiError: The engine rejected it, or gave it up.
+        """
+        sound = AudioInput(samples, self.shape.num_positions(len(samples) // 2), list(begin))
+        add = AddRequest(
+            sound, params, tenant=self._tenant, deadline=self._deadline, adapter=self.model.adapter, beams=beams
+        )
+        made, generation = Output(), await self.model.engine_client.generate(add)
+        self._open.add(generation)
+        if not self._is_accepted:
+            self._is_accepted = True
+            self._timer.accept([self.num_positions])
+        try:
+            async for output in generation:
+                assert isinstance(output, TokensOutput), "no vector was asked for"
+                self._timer.note_output(0, output, time.monotonic())
+                made.token_ids += output.token_ids
+                made.logprobs += output.logprobs or ()
+                made.is_ended = output.stop_token_id is not None
+                if output.finish_reason is not None and (error := failure(output.finish_reason, output.message)):
+                    self.reason = output.finish_reason
+                    raise error
+        finally:
+            generation.close()
+            self._open.discard(generation)
+        return made
+
+    def close(self) -> None:
+        """End what still runs in the engine, and let go of the sound. Idempotent."""
+        for generation in self._open:
+            generation.close()
+        self.sound.file.close()
+        if self._is_accepted and not self._is_closed:
+            self._timer.finish_choice(0, self.reason, self.num_output)
+        self._is_closed = True
