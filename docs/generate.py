@@ -23,6 +23,8 @@ from docs.parameters import (
     DECISION_ROUTES,
     MESSAGES_REMARKS,
     MESSAGES_ROUTES,
+    SPEECH_REMARKS,
+    SPEECH_ROUTES,
     VECTOR_REMARKS,
     VECTOR_ROUTES,
 )
@@ -195,6 +197,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "llama-cpp-parameters": partial(render_parameters, LLAMA_CPP_ROUTES, LLAMA_CPP_REMARKS),
     "ollama-parameters": partial(render_parameters, OLLAMA_ROUTES, OLLAMA_REMARKS),
     "vector-parameters": partial(render_parameters, VECTOR_ROUTES, VECTOR_REMARKS),
+    "speech-parameters": partial(render_parameters, SPEECH_ROUTES, SPEECH_REMARKS),
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
     "folders": partial(render_folders, ROOT),

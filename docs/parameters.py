@@ -14,6 +14,8 @@ from weft.server.apis.responses.options import ACCEPTED as ACCEPTED_IN_RESPONSES
 from weft.server.apis.responses.options import REFUSED as REFUSED_IN_RESPONSES
 from weft.server.apis.responses.options import REFUSED_IN_COMPACT
 from weft.server.apis.responses.schema import CompactBody, ConversationBody, ConversationUpdate, ItemsBody, ResponseBody
+from weft.server.apis.speech.body import REFUSED as REFUSED_OF_SPEECH
+from weft.server.apis.speech.body import SpeechBody
 from weft.server.task.bodies import ChatCompletionBody, CompletionBody
 from weft.server.task.validation import ACCEPTED, REFUSED_EVERYWHERE
 from weft.server.task.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
@@ -179,6 +181,22 @@ VECTOR_REMARKS = {
     "instruction": "for a reranker with a chat template",
     "cache_salt": "only requests with the same salt share blocks",
     "user": "no effect yet: all callers share one queue",
+}
+
+
+SPEECH_ROUTES: Routes = (
+    ("/v1/audio/transcriptions", SpeechBody, REFUSED_OF_SPEECH),
+    ("/v1/audio/translations", SpeechBody, REFUSED_OF_SPEECH),
+)
+SPEECH_REMARKS = {
+    "language": "of the sound, by code or English name; detected if not given; Whisper only",
+    "prompt": "text that stands before the sound's, cut to its end; Whisper only",
+    "temperature": "0 to 1; 0, the default, is raised where a text repeats itself or is improbable",
+    "response_format": "`json`, `text`, `srt`, `vtt`, `verbose_json`",
+    "timestamp_granularities": "`segment`, with `verbose_json`; `word` is refused",
+    "include": "`logprobs`, with `json`",
+    "stream": "with `json` and `text`",
+    "chunking_strategy": "but for `auto`, which is what Weft does",
 }
 
 

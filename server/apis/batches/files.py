@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 
 from weft.server.apis.batches.contents import Arrival, Content, content_path, discard
+from weft.server.http.form import Form, read_form
 from weft.server.store.store import Store
-from weft.server.task.form import Form, read_form
 from weft.server.task.schema import Text, WireModel
 
 Purpose = Literal["batch", "user_data"]

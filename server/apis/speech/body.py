@@ -8,9 +8,9 @@ from pydantic import ConfigDict, ValidationError
 from weft.engine.wire.inputs import AudioShape
 from weft.engine.wire.messages import EngineInfo
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError, UnsupportedValueError
+from weft.server.http.form import Form
 from weft.server.models.served_model import ServedModel
 from weft.server.speech.windows import Wishes
-from weft.server.task.form import Form
 from weft.server.task.schema import Text, WireModel
 from weft.server.task.validation import NOTHING, Refused, as_invalid_request
 

@@ -14,6 +14,7 @@ from weft.server.apis.openai.render import DONE, stream_error
 from weft.server.apis.speech.body import REFUSED, SpeechBody, read_body, read_wishes
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext, early_headers_while_loading
+from weft.server.http.form import read_form
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import EventStream, encode_event
 from weft.server.models.whisper import LANGUAGES
@@ -23,7 +24,6 @@ from weft.server.speech.segments import Segment
 from weft.server.speech.sound import check_decoder, decode
 from weft.server.speech.windows import Wishes, segments
 from weft.server.task.body import CLIENT_CLOSED, while_wanted
-from weft.server.task.form import read_form
 from weft.server.task.request_options import deadline_of
 from weft.server.task.validation import ignored_fields, ignored_header
 

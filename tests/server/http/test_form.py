@@ -9,7 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
 from weft.server.errors import ApiError, InvalidRequestError, MalformedBodyError
-from weft.server.task.form import MAX_FIELDS, Form
+from weft.server.http.form import MAX_FIELDS, Form
 
 
 def part(name: str, data: bytes = b"", filename: str = "") -> bytes:
