@@ -23,6 +23,8 @@ Floats = npt.NDArray[np.float32]
 
 Bits = npt.NDArray[np.int32]
 
+Samples = npt.NDArray[np.int16]
+
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
@@ -94,6 +96,19 @@ class AskedLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class TimesBatch:
+    """Rows whose output is divided by times.
+
+    Attributes:
+        rows: (n,)
+        bounds: (n, 4) see `TimestampRule.bounds`.
+    """
+
+    rows: Ints
+    bounds: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How every row is sampled. A request contributes one row for each position it samples at.
 
@@ -109,6 +124,7 @@ class SamplingBatch:
         penalties: None when no row asks for a penalty.
         conditional_bans: None when there are none.
         asked_logprobs: None when no row asks for certain ids.
+        times: None when no row's output is divided by times.
         edited_rows: (e,) rows that report log-probabilities, and edits change these in the place of logits. None for
             none.
     """
@@ -128,6 +144,7 @@ class SamplingBatch:
     penalties: PenaltyBatch | None = None
     conditional_bans: ConditionalBans | None = None
     asked_logprobs: AskedLogprobs | None = None
+    times: TimesBatch | None = None
     edited_rows: Ints | None = None
 
 
@@ -166,10 +183,12 @@ class InputBatch:
     Attributes:
         lengths: (num_requests,) tokens of each request's input.
         num_slots: (num_requests,) leading tokens of the request that stand for it: the input, padded to whole blocks.
+        sounds: Of an encoder that hears, the inputs that it reads in this step, in the order of their requests.
     """
 
     lengths: Ints
     num_slots: Ints
+    sounds: tuple[Samples, ...] = ()
 
 
 class GraphKey(NamedTuple):

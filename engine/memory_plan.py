@@ -14,6 +14,7 @@ from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV,
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelFacts
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.inputs import NO_INPUT, InputLimits
 from weft.engine.wire.machine import MAX_CPU_CACHE_BYTES, cache_bytes, format_size
 
 logger = logging.getLogger(__name__)
@@ -61,18 +62,28 @@ class MemoryPlan:
         """Tokens that the KV cache holds; the null block holds none."""
         return (self.num_blocks - 1) * self.block_size
 
-    def input_limits(self, model: ModelFacts) -> tuple[int, int]:
-        """Most tokens that an encoder reads, and most of its decoder, so that both fit together; 0 without an encoder.
+    def input_limits(self, model: ModelFacts) -> InputLimits:
+        """What an encoder may read and its decoder write, so that both fit together.
 
         A context that was shortened is divided as the whole one is.
+
+        Raises:
+            ModelError: It has no room for the longest sound.
         """
         if not model.num_input_tokens:
-            return 0, 0
+            return NO_INPUT
         longest, own, size = model.num_input_tokens, model.max_position_embeddings, self.block_size
         num_blocks = -(-longest // size)
         if num_blocks * size + own > self.max_model_len:
+            if model.audio:
+                least = num_blocks * size + own
+                raise ModelError(
+                    f"max_model_len must be at least {least} for a model that hears, got {self.max_model_len}"
+                )
             num_blocks = max(self.max_model_len * num_blocks // (num_blocks * size + own), 1)
-        return min(longest, num_blocks * size), min(own, self.max_model_len - num_blocks * size)
+        return InputLimits(
+            min(longest, num_blocks * size), min(own, self.max_model_len - num_blocks * size), model.audio
+        )
 
     def num_requests(self, num_tokens: int) -> int:
         """Requests of num_tokens each that the KV cache holds at once, if they share no prefix."""

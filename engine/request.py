@@ -75,6 +75,7 @@ class Request:
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_types: Of the prompt's tokens; empty if all have type 0.
+        samples: Of sound, if that is the input.
         input_length: Tokens of an encoder's input, which the prompt begins with; 0 without an encoder.
         num_input_slots: The same with the padding behind them, which fills the last block. They are computed in one
             step.
@@ -127,6 +128,7 @@ class Request:
     token_types: list[int] = field(default_factory=list)
     input_length: int = 0
     num_input_slots: int = 0
+    samples: bytes = b""
     spans: list[TokenSpan] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = field(init=False, default=0)
@@ -210,7 +212,7 @@ class Request:
     def needs_known_ids(self) -> bool:
         """Whether the next id depends on the ids before it, so that none of them may be a placeholder."""
         is_led = self.grammar is not None or self.reasoning_budget is not None or self.continuation is not None
-        return is_led or self.edits.ban_repeats
+        return is_led or self.edits.ban_repeats or self.params.timestamps is not None
 
     @property
     def is_run(self) -> bool:
@@ -292,6 +294,7 @@ def make_request(
         prompt_token_ids=token_ids,
         token_types=add.input.token_types,
         input_length=add.input.input_length,
+        samples=add.input.samples,
         num_input_slots=add.input.num_slots(block_size),
         spans=add.input.spans,
         arrival=arrival,

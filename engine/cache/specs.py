@@ -49,6 +49,7 @@ class PagedKV:
         num_input_tokens: Most tokens of an encoder's input; 0 without an encoder. A request begins with its input,
             padded to whole blocks. What the layer keeps of these tokens are the encoder's keys and values, written
             once, in one step. The decoder's own tokens follow; among themselves they see no token of the input.
+        num_input_samples: Of sound, where that is what the longest input is; 0 for tokens.
     """
 
     can_rewind: ClassVar[bool] = True
@@ -65,6 +66,7 @@ class PagedKV:
     is_bidirectional: bool = False
     has_bias: bool = False
     num_input_tokens: int = 0
+    num_input_samples: int = 0
 
     @property
     def num_ahead(self) -> int:
@@ -135,7 +137,7 @@ class StateSpec:
     Attributes:
         can_rewind: See `PagedKV`.
         sliding_window: See `PagedKV`; a state is never given back early.
-        is_bidirectional, num_input_tokens: See `PagedKV`.
+        is_bidirectional, num_input_tokens, num_input_samples: See `PagedKV`.
         sees_all: See `PagedKV`; of states a token sees only the one after the token before it.
         shape: Shape of one request's state.
         dtype: Dtype of its values, whatever the model's is.
@@ -144,6 +146,7 @@ class StateSpec:
     can_rewind: ClassVar[bool] = False
     is_bidirectional: ClassVar[bool] = False
     num_input_tokens: ClassVar[int] = 0
+    num_input_samples: ClassVar[int] = 0
     sliding_window: ClassVar[None] = None
     sees_all: ClassVar[bool] = False
     shape: tuple[int, ...]
@@ -179,7 +182,8 @@ class ModuleCache:
     and a fork begins at its first token.
 
     Attributes:
-        can_rewind, is_bidirectional, num_input_tokens, sliding_window, sees_all: See `StateSpec` and `PagedKV`.
+        can_rewind, is_bidirectional, num_input_tokens, num_input_samples, sliding_window, sees_all: See `StateSpec` and
+            `PagedKV`.
         bytes_per_token: What an object takes for each token, over all layers.
         bytes_per_request: What it takes beside that.
     """
@@ -187,6 +191,7 @@ class ModuleCache:
     can_rewind: ClassVar[bool] = False
     is_bidirectional: ClassVar[bool] = False
     num_input_tokens: ClassVar[int] = 0
+    num_input_samples: ClassVar[int] = 0
     sliding_window: ClassVar[None] = None
     sees_all: ClassVar[bool] = True
     bytes_per_token: int

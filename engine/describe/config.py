@@ -22,6 +22,7 @@ from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
 from weft.engine.ranges import MAX_CONTEXT
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.inputs import AudioShape
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,11 @@ class ModelFacts:
     def num_input_tokens(self) -> int:
         """Most tokens that an encoder reads; 0 without one. Then max_position_embeddings is that of the decoder."""
         return 0
+
+    @property
+    def audio(self) -> AudioShape | None:
+        """What its encoder reads where that is sound; None for tokens."""
+        return None
 
     @property
     def feed_forward_values(self) -> int:
@@ -123,6 +129,12 @@ class ModelConfig(ModelFacts):
     @override
     def num_input_tokens(self) -> int:
         return self.encoder.num_positions if self.encoder else 0
+
+    @property
+    @override
+    def audio(self) -> AudioShape | None:
+        hearing = self.encoder.switches.hearing if self.encoder else None
+        return hearing.shape if hearing else None
 
     @property
     @override

@@ -404,6 +404,7 @@ class DecoderSpec(PartSpec):
         embedding_norm: Of the embeddings; None for none.
         logit_bias: (1, vocab_size), added to logits; None for none.
         encoder: Whose result the blocks read; None for none. It has no embedding if that is the decoder's.
+        front: Of an encoder that reads sound; None for an embedding.
     """
 
     embedding: WeightRef | None
@@ -416,6 +417,7 @@ class DecoderSpec(PartSpec):
     layer_embedding: WeightRef | None = None
     logit_bias: TensorRef | None = None
     encoder: "DecoderSpec | None" = None
+    front: PartSpec | None = None
 
     @property
     @override

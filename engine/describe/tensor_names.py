@@ -88,6 +88,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
             is_bidirectional=switches.is_bidirectional,
             has_bias=switches.bias is not None,
             num_input_tokens=config.num_input_tokens,
+            num_input_samples=config.audio.max_samples if config.audio else 0,
         ),
         rotation=config.distinct_ropes.index(rope),
         clip=switches.clip,
@@ -122,6 +123,7 @@ def _qkv(config: ModelConfig, names: tuple[str, ...], order: tuple[int, ...]) ->
         switches.qkv_bias,
         rows if rows != RowOrder() else None,
         switches.is_transposed,
+        biasless=() if switches.key_bias else names[1:2],
     )
 
 
@@ -157,7 +159,10 @@ def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> D
     has_bias, is_transposed = switches.mlp_bias, switches.is_transposed
     names = tuple(f"{layer}.{name}" for name in switches.names.gate_up)
     sizes = (inner, inner) if switches.is_gated else (inner,)
-    first = WeightRef(names, sizes, hidden, has_bias, is_transposed=is_transposed)
+    order = None
+    if switches.gate_is_last:
+        order = RowOrder(head=(*range(inner, 2 * inner), *range(inner)), num_heads=1)
+    first = WeightRef(names, sizes, hidden, has_bias, order, is_transposed)
     down = WeightRef((f"{layer}.{switches.names.down}",), (hidden,), inner, has_bias, is_transposed=is_transposed)
     return DenseSpec(first, config.activation, output_spec(config, down, post_norm))
 

@@ -108,10 +108,10 @@ def _t5(fields: Fields, *, form: str, is_scaled: bool, is_bias_shared: bool = Tr
 
 
 def _bart(fields: Fields, *, is_shared: bool = True, sinusoid: Sinusoid | None = None, **kind: bool) -> FamilySwitches:
-    """Both halves; `kind` is that of `_bart_half`."""
+    """Both halves; `kind` is that of `bart_half`."""
     halves = ("decoder", "encoder")
     decoder, encoder = (
-        _bart_half(fields, half, "model.shared" if is_shared else f"model.{half}.embed_tokens", sinusoid, **kind)
+        bart_half(fields, half, "model.shared" if is_shared else f"model.{half}.embed_tokens", sinusoid, **kind)
         for half in halves
     )
     parts = ["embed_tokens"] * is_shared + ["embed_positions"] * (sinusoid is not None)
@@ -119,7 +119,7 @@ def _bart(fields: Fields, *, is_shared: bool = True, sinusoid: Sinusoid | None =
     return replace(decoder, encoder=encoder, logit_bias="final_logits_bias", unused=unused)
 
 
-def _bart_half(
+def bart_half(
     fields: Fields,
     half: str,
     embedding: str,

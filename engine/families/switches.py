@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from weft.engine.fields import Fields
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.inputs import AudioShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,42 @@ class Sinusoid:
     is_of_fairseq: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution over time; padding is on both sides, and behind it come a bias, if there is one, and activation.
+
+    Attributes:
+        activation: gelu, tanh, or glu, which halves the outputs.
+        norm: Name of a norm over all values of an input, "" for none.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    size: int
+    stride: int
+    padding: int = 0
+    has_bias: bool = True
+    activation: str = "gelu"
+    norm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """How an encoder reads sound: features of samples, then convolutions.
+
+    Attributes:
+        extractor: The class of transformers that makes features, as preprocessor_config.json says.
+        shape: Its steps are those of features and convolutions.
+        scale: Multiplier of what the convolutions make.
+    """
+
+    extractor: str
+    shape: AudioShape
+    convolutions: tuple[Convolution, ...]
+    scale: float = 1.0
+
+
 class Fused(enum.Enum):
     """How a checkpoint stacks queries, keys and values in one matrix: by kind, by head, or by key-value head.
 
@@ -238,11 +275,13 @@ class FamilySwitches:
         encoder: Of the encoder that the decoder reads, see `with_cross_attention`; None for none.
         bias: Added to scores by distance; None for none.
         sinusoid: In the place of an embedding of positions; None for none.
+        hearing: Of an encoder that reads sound in the place of tokens; None for any other.
         logit_bias: Name of a vector that is added to logits, if the checkpoint has it; "" for none.
         norm: Kind of all norms of hidden states.
         norms: Where they are.
         has_final_norm: Whether there is one behind the last block.
         qkv_bias, o_bias, mlp_bias, head_bias: Whether these projections have a bias; o_bias None: as qkv_bias says.
+        key_bias: Whether that of keys has one where the others do.
         qk_norm: Norm of queries and keys; None for none.
         fused: How the checkpoint stacks queries, keys and values, if it has them in one matrix.
         is_transposed: Whether the checkpoint has its matrices as (inputs, outputs).
@@ -275,6 +314,7 @@ class FamilySwitches:
         attention_soft_cap, logit_soft_cap: Scores or logits become cap * tanh(x / cap); None means no cap.
         activation: Of the feed-forward layers; None means hidden_act of config.json, else SiLU.
         is_gated: Whether feed-forward layers have a gate.
+        gate_is_last: Whether the checkpoint has it behind the other half, in one matrix.
         ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
     """
 
@@ -284,11 +324,13 @@ class FamilySwitches:
     encoder: "FamilySwitches | None" = None
     bias: DistanceBias | None = None
     sinusoid: Sinusoid | None = None
+    hearing: Hearing | None = None
     logit_bias: str = ""
     norm: Norm = Norm.RMS
     norms: Norms = Norms.BEFORE
     has_final_norm: bool = True
     qkv_bias: bool = False
+    key_bias: bool = True
     o_bias: bool | None = None
     mlp_bias: bool = False
     head_bias: bool = False
@@ -325,6 +367,7 @@ class FamilySwitches:
     logit_soft_cap: float | None = None
     activation: str | None = None
     is_gated: bool = True
+    gate_is_last: bool = False
     ties_embeddings: bool = False
 
 

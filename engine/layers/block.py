@@ -358,8 +358,13 @@ class Decoder(Model):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
+        return self.forward_embedded(self.embedding(token_ids), positions, caches, rows)
+
+    def forward_embedded(
+        self, hidden: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`forward` of embeddings, (num_tokens, hidden_size)."""
         step = BlockStep(tuple(rotary.gather(positions) for rotary in self.rotaries), caches, rows)
-        hidden = self.embedding(token_ids)
         if self.positions is not None:
             hidden = hidden + self.positions(positions)
         hidden = run_blocks(self.blocks, self.embedding_norm(hidden), step)

@@ -13,8 +13,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from typing_extensions import override
 
+from weft.engine.batch import Samples
 from weft.engine.cache.specs import CacheSpec
 from weft.engine.layers.block import AttentionStep, Decoder, LoadedModel, StepCaches
+from weft.engine.layers.hearing import Front
 
 
 @runtime_checkable
@@ -40,6 +42,7 @@ class EncoderStep:
         own_positions: (num_own_tokens,) where they are behind the inputs.
         places: (num_tokens,) where a token of the step is among the decoder's.
         cross: What layers keep of the inputs.
+        sounds: The inputs, where these are not tokens.
     """
 
     inputs: torch.Tensor
@@ -49,6 +52,7 @@ class EncoderStep:
     own_positions: torch.Tensor
     places: torch.Tensor
     cross: CrossStep
+    sounds: tuple[Samples, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,11 @@ def sine_table(num_positions: int, size: int, first: int, is_of_fairseq: bool) -
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder(LoadedModel):
-    """A model of two halves. The encoder has no head and no caches."""
+    """A model of two halves. The encoder has no head and no caches; a front takes the place of its embedding."""
 
     encoder: Decoder
     decoder: Decoder
+    front: Front | None = None
 
     @property
     @override
@@ -111,7 +116,8 @@ class EncoderDecoder(LoadedModel):
         assert isinstance(caches, InputCaches)
         step = caches.encoder
         if len(step.inputs):
-            encoded = self.encoder.forward(token_ids[step.inputs], step.input_positions, StepCaches(step.texts))
+            hidden = self.front(step.sounds) if self.front else self.encoder.embedding(token_ids[step.inputs])
+            encoded = self.encoder.forward_embedded(hidden, step.input_positions, StepCaches(step.texts))
             caches.passed["encoded"] = (encoded,)
         own_rows = None if rows is None else step.places[rows]
         hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)

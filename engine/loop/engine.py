@@ -21,6 +21,7 @@ from weft.engine.sampling.scores import Pooler, VectorModel
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import BatchDrafter, Drafter, Speculator
+from weft.engine.wire.inputs import NO_INPUT, InputLimits
 from weft.engine.wire.messages import AddRequest, FinishReason, RejectReason
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Engine(Generic[Launched]):
         vocab_size: int,
         max_model_len: int,
         max_num_waiting: int,
-        input_limits: tuple[int, int] = (0, 0),
+        input_limits: InputLimits = NO_INPUT,
         eos_token_ids: tuple[int, ...] = (),
         max_loras: int = 0,
         lora_modules_to_save: int = 0,
@@ -61,7 +62,7 @@ class Engine(Generic[Launched]):
             executor: Computes batches.
             vocab_size: Token ids are from 0 to this, exclusive.
             max_model_len: Most tokens of a request.
-            input_limits: Most tokens that the model's encoder reads, and of its decoder; 0 for a model without one.
+            input_limits: On what the model's encoder reads.
             max_num_waiting: Most requests that wait; further ones are rejected.
             eos_token_ids: End an output unless the request ignores them.
             max_loras: Slots of the executor for adapters. A batch refers to them by index, from 1.
@@ -78,7 +79,7 @@ class Engine(Generic[Launched]):
         self._executor = executor
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._max_input, self._max_own = input_limits if input_limits[0] else (0, max_model_len)
+        self._limits, self._max_own = input_limits, input_limits.own if input_limits.longest else max_model_len
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
@@ -132,8 +133,11 @@ class Engine(Generic[Launched]):
             cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter),
             block_size=self.scheduler.kv.block_size,
         )
-        if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
-            message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+        params = add.sampling_params
+        if request.edits.leave_nothing(0, params.min_tokens, others=params.begin_bans):
+            message = (
+                "allowed_token_ids must leave an id that bad_words, begin_bans and min_tokens do not ban, got none"
+            )
             raise RejectedError(RejectReason.INVALID, message)
         request.runs_alone = runs_alone
         if add.beams is not None:
@@ -259,7 +263,7 @@ class Engine(Generic[Launched]):
 
     def _check(self, add: AddRequest) -> None:
         params, num_adapters = add.sampling_params, self.pending.adapters.num_slots
-        if fault := request_fault(add, self._vocab_size, num_adapters, self._vectors, self._max_input):
+        if fault := request_fault(add, self._vocab_size, num_adapters, self._vectors, self._limits):
             raise RejectedError(RejectReason.INVALID, fault)
         least = 1 if params.max_tokens is None else params.max_tokens
         num_prompt = add.input.num_slots(self.scheduler.kv.block_size) + len(add.input.token_ids)

@@ -147,8 +147,10 @@ def _append(request: Request, token_id: int, output: TokensOutput) -> None:
 
 def _leaves_nothing(request: Request, token_id: int) -> bool:
     """Whether an id was sampled only because all are banned."""
-    repeating = request.repeating_ids() if request.edits.ban_repeats else ()
+    repeating = request.repeating_ids() if request.edits.ban_repeats else set()
     num_output_tokens, edits = len(request.token_ids) - request.num_prompt_tokens, request.edits
+    if not num_output_tokens:
+        repeating.update(request.params.begin_bans)
     state = num_output_tokens, request.params.min_tokens, request.last_ids(edits.longest_word)
     return token_id in repeating or edits.leave_nothing(*state, repeating)
 
@@ -196,6 +198,7 @@ class ForcedTokens:
 def _needs_rows(request: Request) -> bool:
     """Whether even forced ids must be sampled."""
     params, reasoning = request.params, request.reasoning
-    is_restricted = any((params.allowed_token_ids, params.bad_words_token_ids, request.edits.ban_repeats))
+    bans = params.allowed_token_ids, params.bad_words_token_ids, request.edits.ban_repeats, params.begin_bans
+    is_restricted = any(bans) or params.timestamps is not None
     may_have_to_end = reasoning is not None and not reasoning.has_ended
     return is_restricted or may_have_to_end or params.logprobs is not None

@@ -19,7 +19,7 @@ from weft.engine.request import Request, RequestStatus
 from weft.engine.sampling.scores import VectorModel, pooling_fault
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.inputs import id_fault
+from weft.engine.wire.inputs import NO_INPUT, InputLimits, id_fault
 from weft.engine.wire.messages import AddRequest, RejectReason
 from weft.engine.wire.options import ADAPTER_S, Adapter, AdapterUse, find_adapter, read_through
 from weft.engine.wire.waiting_threads import WaitingThreads
@@ -37,7 +37,11 @@ class RejectedError(Exception):
 
 
 def request_fault(
-    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, max_input: int = 0
+    add: AddRequest,
+    vocab_size: int,
+    num_adapter_slots: int,
+    vectors: VectorModel | None,
+    limits: InputLimits = NO_INPUT,
 ) -> str | None:
     """The first fault of a request, fit for the caller; None when there is none. O(ids listed).
 
@@ -45,17 +49,17 @@ def request_fault(
     sampling parameters are not checked here: `SamplingParams` does that when it is made. Nor is anything that depends
     on the state of the engine.
     """
-    faults = _faults(add, vocab_size, num_adapter_slots, vectors, max_input)
+    faults = _faults(add, vocab_size, num_adapter_slots, vectors, limits)
     return next((fault for fault in faults if fault is not None), None)
 
 
 def _faults(
-    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, max_input: int
+    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, limits: InputLimits
 ) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
-    if add.input.input_length and not max_input:
+    if add.input.input_length and not limits.longest:
         yield "this model has no encoder"
-    yield add.input.fault(vocab_size, max_input)
+    yield add.input.fault(vocab_size, limits)
     if add.input.input_length and params.prompt_logprobs is not None:
         yield "prompt_logprobs is not supported by a model with an encoder"
     if add.num_choices < 1:
@@ -77,6 +81,8 @@ def _faults(
     yield id_fault("stop_token_ids", params.stop_token_ids, vocab_size)
     yield id_fault("allowed_token_ids", allowed, vocab_size)
     yield id_fault("logprob_token_ids", params.logprob_token_ids, vocab_size)
+    yield id_fault("begin_bans", params.begin_bans, vocab_size)
+    yield id_fault("timestamps", params.timestamps.ids if params.timestamps else (), vocab_size)
     yield id_fault("bad_words", [i for word in params.bad_words_token_ids for i in word], vocab_size)
     yield id_fault("reasoning_budget", (budget.end_token_id,) if budget is not None else (), vocab_size)
 

@@ -32,6 +32,7 @@ from weft.engine.layers.wrapped_linear import LinearWithEpilogue, added, scaled,
 from weft.engine.models.cut import ONLY_STAGE, Stage, shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
 from weft.engine.parts.decoder import decoder_spec
+from weft.engine.parts.hearing import FrontSpec
 from weft.engine.parts.layer_inputs import beside
 from weft.engine.weights import methods
 from weft.engine.weights.groups import Groups
@@ -99,6 +100,8 @@ def load_weights(
             rotaries = make_rotaries(config.encoder, max_model_len, dtype, device)
             encoder = build_decoder(spec.encoder, config.encoder, kernels, reader, rotaries, dtype)
             model = _join((encoder, decoder), (config.encoder, config), dtype, device)
+            if isinstance(front := spec.encoder.front, FrontSpec):
+                model = replace(model, front=front.build(reader, None if load_format == "dummy" else folder))
     if stage.is_first and stage.rank == 0:  # which reads some of every tensor that others of its stage read
         source.close()
     return model
@@ -116,7 +119,7 @@ def _join(
             positions = partial(F.embedding, weight=table.to(device, dtype))
         embedding = halves[1].embedding if half.embedding is unchanged else half.embedding
         joined.append(replace(half, embedding=embedding, positions=positions))
-    return EncoderDecoder(*joined)
+    return EncoderDecoder(joined[0], joined[1])
 
 
 def lacks_head(folder: Path, config: ModelConfig) -> bool:

@@ -110,7 +110,13 @@ def _cross_spec(config: ModelConfig, layer: str, index: int) -> CrossSpec:
     output_bias = has_bias if switches.o_bias is None else switches.o_bias
     return CrossSpec(
         WeightRef((queries,), (size,), config.hidden_size, has_bias),
-        WeightRef((keys, values), (kv_size, kv_size), encoder.hidden_size, has_bias),
+        WeightRef(
+            (keys, values),
+            (kv_size, kv_size),
+            encoder.hidden_size,
+            has_bias,
+            biasless=() if switches.key_bias else (keys,),
+        ),
         output_spec(
             config, WeightRef((f"{layer}.{names.cross_output}",), (config.hidden_size,), size, output_bias), None
         ),

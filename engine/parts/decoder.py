@@ -22,6 +22,7 @@ from weft.engine.describe.tensor_names import (
 )
 from weft.engine.families.switches import Halves, Norms
 from weft.engine.parts.cross_attention import with_cross_attention
+from weft.engine.parts.hearing import hearing_spec
 from weft.engine.weights.reader import TensorRef, WeightRef
 
 for _module in pkgutil.iter_modules(parts.__path__):
@@ -42,7 +43,7 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
     if names.token_types:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
     spec = specs.DecoderSpec(
-        embedding=WeightRef((names.embedding,), vocabulary, hidden),
+        embedding=None if switches.hearing else WeightRef((names.embedding,), vocabulary, hidden),
         blocks=tuple(_block(config, index) for index in range(config.num_layers)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
@@ -52,6 +53,7 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
         logit_bias=TensorRef(switches.logit_bias, (1, *vocabulary), dtype=torch.float32)
         if switches.logit_bias
         else None,
+        front=hearing_spec(switches.hearing) if switches.hearing else None,
     )
     if config.encoder is not None:
         return with_cross_attention(config, spec, decoder_spec(config.encoder))

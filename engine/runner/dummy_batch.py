@@ -22,7 +22,8 @@ def dummy_batch(
 ) -> Batch:
     """Prompts of num_tokens zeros in all, of which the last num_rows are sampled greedily; block ids start at 1.
 
-    Where there is an encoder, all but the last block of each is its input, up to the most that it reads.
+    Where there is an encoder, all but the last block of each is its input, up to the most that it reads. Sound is the
+    longest one, or none where that is too long.
 
     Args:
         specs: One entry per cache group.
@@ -47,7 +48,11 @@ def dummy_batch(
     lengths = np.diff(np.append(starts, num_tokens))
     longest_input = max((spec.num_input_tokens for spec in specs), default=0)
     num_slots = np.minimum(lengths - 1, longest_input + block_size - 1) // block_size * block_size
-    inputs = InputBatch(np.minimum(num_slots, longest_input), num_slots) if longest_input else None
+    num_samples = max((spec.num_input_samples for spec in specs), default=0)
+    if num_samples:
+        num_slots *= num_slots >= longest_input
+    sounds = (np.zeros(num_samples, np.int16),) * np.count_nonzero(num_slots) if num_samples and not num_cached else ()
+    inputs = InputBatch(np.minimum(num_slots, longest_input), num_slots, sounds) if longest_input else None
     states = GroupBatch(none, 1 + np.arange(len(starts))[:, None], no_copies)
     return Batch(
         token_ids=np.zeros(num_tokens, np.int64),

@@ -129,6 +129,7 @@ def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:
     allowed = params.allowed_token_ids
     ban_repeats = bool(params.no_repeat_ngram_size or params.encoder_no_repeat_ngram_size)
     penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1.0
+    in_step = params.begin_bans, params.timestamps
     return LogitEdits(
         bias_ids=np.array([*params.logit_bias, *single], np.int64),
         bias_values=np.array([*params.logit_bias.values(), *[-np.inf] * len(single)], np.float32),
@@ -138,7 +139,7 @@ def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:
         words=words,
         longest_word=max(map(len, words), default=0),
         ban_repeats=ban_repeats,
-        are_any=any((params.logit_bias, single, words, allowed, params.min_tokens, ban_repeats, *penalties)),
+        are_any=any((params.logit_bias, single, words, allowed, params.min_tokens, ban_repeats, *penalties, *in_step)),
     )
 
 
@@ -201,6 +202,7 @@ def edit_logits(
     2. Bias: added; -inf bans.
     3. Allowed ids: every other id of the row becomes -inf. Bans among the allowed ids stay.
     4. Conditional bans: -inf where the previous step sampled a certain id.
+    5. Times, of what is left (`TimestampRule`).
 
     Args:
         logits: (num_rows, vocab_size) float32, contiguous.
@@ -222,6 +224,9 @@ def edit_logits(
         _keep_only_allowed(logits, batch)
     if batch.conditional_bans is not None:
         _apply_conditional_bans(logits, batch.conditional_bans, previous_token_ids)
+    if batch.times is not None:
+        for row, bounds in zip(batch.times.rows.tolist(), batch.times.bounds.tolist(), strict=True):
+            _divide_by_times(logits[row], *bounds)
     if batch.edited_rows is not None and logprobs is not None:
         logprobs[entries] = logits[edited]
 
@@ -241,6 +246,13 @@ def _apply_conditional_bans(logits: Tensor, bans: ConditionalBans, previous_toke
     is_met = previous_token_ids[to_device(bans.source_rows, device)] == to_device(bans.required_ids, device)
     values = torch.zeros(is_met.shape, device=device).masked_fill_(is_met, float("-inf"))
     _add(logits, bans.rows, bans.ids, values)
+
+
+def _divide_by_times(row: Tensor, text: int, text_end: int, time: int, time_end: int) -> None:
+    row[:text] = row[text_end:time] = row[time_end:] = float("-inf")
+    if text_end:
+        times = row[text_end:].float().logsumexp(0)
+        row[:text_end].masked_fill_(times > row[:text_end].max(), float("-inf"))
 
 
 def _add(logits: Tensor, rows: Ints, ids: Ints, values: Tensor) -> None:

@@ -124,7 +124,7 @@ class GreedySampler(GraphSampler):
 
 def is_plain(batch: SamplingBatch) -> bool:
     """Whether no logit is edited and only ids are reported. Grammar masks are not part of a batch."""
-    others = (batch.penalties, batch.conditional_bans, batch.asked_logprobs)
+    others = (batch.penalties, batch.conditional_bans, batch.asked_logprobs, batch.times)
     is_edited = len(batch.bias_rows) or len(batch.allowed_rows) or any(other is not None for other in others)
     return not is_edited and bool((batch.num_logprobs < 0).all())
 

@@ -59,7 +59,9 @@ def build_batch(
 
 def _inputs(requests: list[ScheduledRequest]) -> batch.InputBatch:
     return batch.InputBatch(
-        _ints([s.request.input_length for s in requests]), _ints([s.request.num_input_slots for s in requests])
+        _ints([s.request.input_length for s in requests]),
+        _ints([s.request.num_input_slots for s in requests]),
+        tuple(np.frombuffer(s.request.samples, np.int16) for s in requests if s.request.samples and not s.start),
     )
 
 
@@ -175,6 +177,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
+        times=_times(rows),
         edited_rows=_ints(edited) if edited else None,
     )
 
@@ -182,6 +185,18 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
 def _asked_logprobs(rows: list[tuple[ScheduledRequest, int]]) -> batch.AskedLogprobs | None:
     asked = [(row, i) for row, (s, _) in enumerate(rows) for i in s.request.params.logprob_token_ids]
     return batch.AskedLogprobs(_ints([row for row, _ in asked]), _ints([i for _, i in asked])) if asked else None
+
+
+def _times(rows: list[tuple[ScheduledRequest, int]]) -> batch.TimesBatch | None:
+    divided = [row for row, (s, _) in enumerate(rows) if s.request.params.timestamps]
+    if not divided:
+        return None
+    bounds = []
+    for scheduled, offset in map(rows.__getitem__, divided):
+        request, drafts = scheduled.request, scheduled.draft_token_ids[:offset]
+        assert request.params.timestamps
+        bounds.append(request.params.timestamps.bounds([*request.token_ids[request.num_prompt_tokens :], *drafts]))
+    return batch.TimesBatch(_ints(divided), np.array(bounds))
 
 
 def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
@@ -226,6 +241,8 @@ class _Edits:
                 self._ban_end(row, word, context, source_row)
         if edits.ban_repeats:
             self._bans += [(row, token_id) for token_id in request.repeating_ids(drafts)]
+        if request.params.begin_bans and scheduled.num_context_tokens + offset == request.num_prompt_tokens:
+            self._bans += [(row, token_id) for token_id in request.params.begin_bans]
 
     def bias(self) -> tuple[Ints, Ints, Floats]:
         """Rows, ids and values of the sparse addition."""

@@ -300,7 +300,7 @@ def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
 def _info(
     epoch: str, model_config: ModelFacts, config: EngineConfig, plan: MemoryPlan, attention: str, num_threads: int
 ) -> EngineInfo:
-    max_input, max_own = plan.input_limits(model_config)
+    limits = plan.input_limits(model_config)
     return EngineInfo(
         epoch=epoch,
         architecture=model_config.architecture,
@@ -314,8 +314,9 @@ def _info(
         num_blocks=plan.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_input=max_input,
-        max_own=max_own,
+        max_input=limits.longest,
+        max_own=limits.own,
+        audio=limits.audio,
     )
 
 

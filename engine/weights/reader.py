@@ -85,6 +85,7 @@ class WeightRef:
         sizes: Outputs of each projection.
         in_features: Inputs, the same for all.
         has_bias: Whether each projection has a bias.
+        biasless: Names of those that have none all the same.
         order: Where the checkpoint has the rows of the stacked matrix, the whole one; None if they are in order.
         is_transposed: Whether the checkpoint has (in_features, out_features).
         scales: Factors on the outputs of each projection, folded into weights and biases; empty for 1.
@@ -99,6 +100,7 @@ class WeightRef:
     is_transposed: bool = False
     scales: tuple[float, ...] = ()
     share: Share | None = None
+    biasless: tuple[str, ...] = ()
 
     @property
     def out_features(self) -> int:
@@ -334,7 +336,10 @@ class DenseReader(WeightReader):
         bias = self._empty(ref.out_features)
         for name, places, picked, size in self._projections(ref, names):
             target = bias[places] if isinstance(places, slice) else self._empty(len(places))
-            self._fill(name + suffix, target, item, Part((size,), (picked,)) if ref.share else None)
+            if name in ref.biasless:
+                target.zero_()
+            else:
+                self._fill(name + suffix, target, item, Part((size,), (picked,)) if ref.share else None)
             if not isinstance(places, slice):
                 bias[places] = target
         return self._finished(bias, ref)

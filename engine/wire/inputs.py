@@ -17,6 +17,46 @@ def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | No
     return None
 
 
+class AudioShape(msgspec.Struct, array_like=True, frozen=True):
+    """What an encoder of sound reads.
+
+    Attributes:
+        sample_rate: Samples of a second.
+        max_samples: Most of one input.
+        steps: How samples become the encoder's positions, as convolutions: (size, stride, padding) of each.
+        is_padded: Whether every input is as long as the longest one, with silence behind it.
+    """
+
+    sample_rate: int
+    max_samples: int
+    steps: tuple[tuple[int, int, int], ...]
+    is_padded: bool
+
+    def num_positions(self, num_samples: int) -> int:
+        """Positions of the encoder's result; below 1 for too few samples."""
+        length = self.max_samples if self.is_padded else num_samples
+        for size, stride, padding in self.steps:
+            length = (length + 2 * padding - size) // stride + 1
+        return length
+
+
+class InputLimits(msgspec.Struct, array_like=True, frozen=True):
+    """What a model with an encoder reads.
+
+    Attributes:
+        longest: Most tokens, or positions, of an input; 0 for a model without an encoder.
+        own: Most tokens of its decoder.
+        audio: See `EngineInfo`.
+    """
+
+    longest: int = 0
+    own: int = 0
+    audio: AudioShape | None = None
+
+
+NO_INPUT = InputLimits()
+
+
 class TokenSpan(msgspec.Struct, array_like=True, frozen=True):
     """Tokens of a prompt that stand for something else, which the digest tells apart where the tokens are equal."""
 
@@ -32,9 +72,11 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         token_types: One for each token, such as the side of a pair; empty if all have type 0. Only encoders read it.
         spans: In their order; none reaches into another.
         input_length: Tokens for an encoder.
+        samples: Sound for an encoder.
     """
 
     input_length: ClassVar[int] = 0
+    samples: ClassVar[bytes] = b""
     token_ids: list[int]
     token_types: list[int] = []
     spans: list[TokenSpan] = []
@@ -52,13 +94,13 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         """The ids that the cache has places for."""
         return self.token_ids
 
-    def fault(self, vocab_size: int, max_input: int = 0) -> str | None:
+    def fault(self, vocab_size: int, limits: InputLimits = NO_INPUT) -> str | None:
         """What is wrong with it for a model of vocab_size ids; None when nothing is.
 
         Args:
-            max_input: Most tokens that the model's encoder reads; 0 for a model without one.
+            limits: On what the model's encoder reads.
         """
-        if max_input:
+        if limits.longest:
             return "a model with an encoder needs an input"
         if not self.token_ids:
             return "the prompt must hold at least one token"
@@ -81,6 +123,7 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
     input_ids: list[int]
     token_ids: list[int]
     token_types: ClassVar[list[int]] = []
+    samples: ClassVar[bytes] = b""
 
     @property
     def input_length(self) -> int:
@@ -107,36 +150,15 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
         padding = self.num_slots(block_size) - len(self.input_ids)
         return self.input_ids + self.input_ids[-1:] * padding + self.token_ids
 
-    def fault(self, vocab_size: int, max_input: int = 0) -> str | None:
+    def fault(self, vocab_size: int, limits: InputLimits = NO_INPUT) -> str | None:
         """See `TokensInput`."""
-        if not 1 <= len(self.input_ids) <= max_input:
-            return f"the input must hold from 1 to {max_input} tokens, got {len(self.input_ids)}"
+        if limits.audio:
+            return "the input of this model must be sound"
+        if not 1 <= len(self.input_ids) <= limits.longest:
+            return f"the input must hold from 1 to {limits.longest} tokens, got {len(self.input_ids)}"
         if not self.token_ids:
             return "the decoder must begin with at least one token"
         return id_fault("input", self.input_ids, vocab_size) or id_fault("prompt", self.token_ids, vocab_size)
-
-
-class AudioShape(msgspec.Struct, array_like=True, frozen=True):
-    """What an encoder of sound reads.
-
-    Attributes:
-        sample_rate: Samples of a second.
-        max_samples: Most of one input.
-        steps: How samples become the encoder's positions, as convolutions: (size, stride, padding) of each.
-        is_padded: Whether every input is as long as the longest one, with silence behind it.
-    """
-
-    sample_rate: int
-    max_samples: int
-    steps: tuple[tuple[int, int, int], ...]
-    is_padded: bool
-
-    def num_positions(self, num_samples: int) -> int:
-        """Positions of the encoder's result; below 1 for too few samples."""
-        length = self.max_samples if self.is_padded else num_samples
-        for size, stride, padding in self.steps:
-            length = (length + 2 * padding - size) // stride + 1
-        return length
 
 
 class AudioInput(msgspec.Struct, tag="audio", frozen=True):
@@ -176,10 +198,17 @@ class AudioInput(msgspec.Struct, tag="audio", frozen=True):
         """See `TokensInput`; sound has no ids."""
         return [0] * self.num_slots(block_size) + self.token_ids
 
-    def fault(self, vocab_size: int, max_input: int = 0) -> str | None:
+    def fault(self, vocab_size: int, limits: InputLimits = NO_INPUT) -> str | None:
         """See `TokensInput`."""
-        if not 1 <= self.num_positions <= max_input:
-            return f"the input must hold from 1 to {max_input} positions, got {self.num_positions}"
+        if limits.audio is None:
+            return "this model does not hear"
+        num_samples, longest = len(self.samples) // 2, limits.audio.max_samples
+        if len(self.samples) % 2 or num_samples > longest or limits.audio.num_positions(num_samples) < 1:
+            return (
+                f"the input must be sound of at most {longest} samples and not too few, got {len(self.samples)} bytes"
+            )
+        if self.num_positions != (expected := limits.audio.num_positions(num_samples)):
+            return f"{num_samples} samples take {expected} positions, got {self.num_positions}"
         if not self.token_ids:
             return "the decoder must begin with at least one token"
         return id_fault("prompt", self.token_ids, vocab_size)

@@ -41,6 +41,10 @@ MAX_LOGPROB_TOKEN_IDS = 1024
 """Most ids whose log-probability is reported at every position."""
 
 
+NO_END = 1 << 40
+"""More ids than any vocabulary has."""
+
+
 class TimestampRule(msgspec.Struct, array_like=True, frozen=True):
     """How an output about speech is divided by times (Radford et al., 2022, section 2.3, and the code beside it).
 
@@ -57,6 +61,25 @@ class TimestampRule(msgspec.Struct, array_like=True, frozen=True):
     first_id: int
     last_first_id: int | None
     end_id: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Every id that it names."""
+        return self.first_id, self.end_id, *(() if self.last_first_id is None else (self.last_first_id,))
+
+    def bounds(self, token_ids: list[int]) -> tuple[int, int, int, int]:
+        """Which ids may follow an output: text from the first number to the second, times from the third to the last.
+
+        The second and the last are exclusive.
+        """
+        if not token_ids:
+            last = NO_END if self.last_first_id is None else self.last_first_id + 1
+            return self.first_id, self.first_id, self.first_id, last
+        was_time, was_pair = token_ids[-1] >= self.first_id, len(token_ids) < 2 or token_ids[-2] >= self.first_id
+        if was_time and was_pair:
+            return 0, self.first_id, NO_END, NO_END
+        last_time = next((i for i in reversed(token_ids) if i >= self.first_id), self.first_id - 1)
+        return self.end_id if was_time else 0, self.first_id, last_time + (not was_time), NO_END
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -69,6 +69,50 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Kind of model and config, by name."""
 
 
+_WHISPER = _BART | {
+    "num_mel_bins": 20,
+    "max_source_positions": 50,
+    "max_target_positions": 64,
+    "pad_token_id": VOCAB_SIZE - 1,
+    "bos_token_id": VOCAB_SIZE - 1,
+    "eos_token_id": VOCAB_SIZE - 1,
+    "scale_embedding": False,
+}
+_SPEECH2TEXT = _BART | {
+    "input_feat_per_channel": 20,
+    "conv_channels": 32,
+    "max_source_positions": 180,
+    "max_target_positions": 64,
+}
+_MOONSHINE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "encoder_num_hidden_layers": 3,
+    "decoder_num_hidden_layers": 2,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 2,
+}
+SPEECH: dict[str, tuple[str, dict[str, Any]]] = {
+    "whisper": ("Whisper", _WHISPER),
+    "whisper-scaled": ("Whisper", _WHISPER | {"scale_embedding": True, "encoder_attention_heads": 8}),
+    "speech2text": ("Speech2Text", _SPEECH2TEXT),
+    "speech2text-deep": ("Speech2Text", _SPEECH2TEXT | {"num_conv_layers": 3, "conv_kernel_sizes": [5, 3, 5]}),
+    "moonshine": ("Moonshine", _MOONSHINE),
+    "moonshine-bias": ("Moonshine", _MOONSHINE | {"attention_bias": True, "encoder_hidden_act": "gelu_new"}),
+}
+"""As `MODELS`, of those that hear."""
+
+EXTRACTORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Whisper": ("WhisperFeatureExtractor", {"feature_size": 20, "chunk_length": 1}),
+    "Speech2Text": ("Speech2TextFeatureExtractor", {"feature_size": 20, "num_mel_bins": 20}),
+    "Moonshine": ("Wav2Vec2FeatureExtractor", {"do_normalize": False}),
+}
+"""What makes the features of each kind."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """Inputs, what the decoder begins with, and what transformers writes."""
@@ -82,7 +126,7 @@ class Answers:
 
 def write_model(name: str, folder: Path, gain: float = 1.0, **changes: Any) -> Any:
     """Write a checkpoint and return the model: `changes` of the config, and `gain` times the matrices."""
-    kind, config = MODELS[name]
+    kind, config = (MODELS | SPEECH)[name]
     config = config | changes
     head = "MarianMTModel" if kind == "Marian" else f"{kind}ForConditionalGeneration"
     torch.manual_seed(0)
@@ -104,7 +148,15 @@ def write_model(name: str, folder: Path, gain: float = 1.0, **changes: Any) -> A
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.normal_(0, 0.2)
     model.save_pretrained(folder)
+    if kind in EXTRACTORS:
+        extractor(kind).save_pretrained(folder)
     return model
+
+
+def extractor(kind: str) -> Any:
+    """What transformers makes features with."""
+    name, settings = EXTRACTORS[kind]
+    return getattr(transformers, name)(**settings)
 
 
 def answer(model: Any, input_ids: list[int], prompt: list[int], **options: Any) -> Any:

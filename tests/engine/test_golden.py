@@ -30,7 +30,7 @@ from weft.engine.request import Request
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel
-from weft.engine.wire.inputs import TokensInput
+from weft.engine.wire.inputs import InputLimits, TokensInput
 from weft.engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from weft.engine.wire.params import SamplingParams
 
@@ -181,7 +181,7 @@ def build_engine(
         vocab_size=config.vocab_size,
         max_model_len=min(256, (num_blocks - 1) * block_size),
         max_num_waiting=100,
-        input_limits=(max_input, config.max_position_embeddings),
+        input_limits=InputLimits(max_input, config.max_position_embeddings, config.audio),
         eos_token_ids=config.eos_token_ids,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]

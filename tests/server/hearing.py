@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tests.server.conftest import EOS, Asked, FakeEngine, FakeGeneration, Site
-from weft.engine.wire.inputs import AudioInput, AudioShape
+from weft.engine.wire.inputs import AudioInput, AudioShape, InputLimits
 from weft.engine.wire.messages import AddRequest, FinishReason, TokenLogprobs, TokensOutput
 
 START, ENGLISH, GERMAN, TRANSLATE, TRANSCRIBE, PREVIOUS, SILENCE, NO_TIMES, TIME = range(258, 267)
@@ -44,14 +44,14 @@ class Hearing(FakeEngine):
     def __init__(self, writes: Writes, shape: AudioShape = SHAPE) -> None:
         super().__init__()
         assert self.info is not None
-        self.most = shape.num_positions(shape.max_samples)
+        self.shape, self.most = shape, shape.num_positions(shape.max_samples)
         known = {"vocab_size": 2000, "audio": shape, "max_input": self.most, "max_own": MAX_OWN}
         self.info = msgspec.structs.replace(self.info, **known)
         self.writes, self.silence = writes, 0.01
 
     async def generate(self, request: AddRequest) -> FakeGeneration:
         assert isinstance(request.input, AudioInput)
-        fault, params = request.input.fault(2000, self.most), request.sampling_params
+        fault, params = request.input.fault(2000, InputLimits(self.most, MAX_OWN, self.shape)), request.sampling_params
         assert fault is None, fault
         ids, logprob = ([GERMAN], -0.1) if params.max_tokens == 1 else self.writes(request)
         if params.max_tokens != 1:

@@ -84,6 +84,7 @@ class EncoderCaches:
             own_positions,
             own_places,
             InputCross(writing, reading),
+            batch.inputs.sounds,
         )
         return InputCaches(attention, encoder=encoder)
 

@@ -47,6 +47,7 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
         return [self.token_id] * self.times
 
     input_length: ClassVar[int] = 0
+    samples: ClassVar[bytes] = b""
 
     def num_slots(self, block_size: int) -> int:
         return 0
@@ -54,7 +55,7 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
     def slots(self, block_size: int) -> list[int]:
         return self.token_ids
 
-    def fault(self, vocab_size: int, max_input: int) -> str | None:
+    def fault(self, vocab_size: int, limits: object) -> str | None:
         return None if self.times > 0 else f"times must be at least 1, got {self.times}"
 
 
