@@ -85,7 +85,7 @@ class _Windows:
             samples = sound.read(seek * frames.hop, self._asked.shape.max_samples)
             made, num_done = await self._window(samples, seek, num_frames)
             yield made
-            seek += num_done if wishes.has_times and num_done > 0 else num_frames
+            seek += num_done if num_done > 0 else num_frames
 
     async def _window(self, samples: bytes, seek: int, num_frames: int) -> tuple[list[Segment], int]:
         """The segments of a window, and where behind its beginning the next one begins."""
@@ -106,7 +106,8 @@ class _Windows:
                 return [], num_frames
             if mean >= MIN_LOGPROB and ratio <= MAX_COMPRESSION:
                 break
-        slices, num_done = divide(text_ids, whisper.first_time, num_frames, self._frames.stride)
+        divided_from = whisper.first_time if wishes.has_times else asked.info.vocab_size
+        slices, num_done = divide(text_ids, divided_from, num_frames, self._frames.stride)
         begin_s, position_s = self._frames.seconds(seek), self._frames.seconds(self._frames.stride)
         facts = temperature, mean, ratio, silence or 0.0
         made = []
