@@ -35,31 +35,47 @@ LANGUAGES = {code: name.replace("_", " ") for code, name in re.findall(r"(\w+)=(
 """The languages of all Whisper models, by code."""
 
 
+class Stated(msgspec.Struct, frozen=True):
+    """The fields of both files that count, as transformers names them."""
+
+    decoder_start_token_id: int
+    no_timestamps_token_id: int | None = None
+    is_multilingual: bool | None = None
+    language: str | None = None
+    lang_to_id: dict[str, int] = {}
+    task_to_id: dict[str, int] = {}
+    forced_decoder_ids: list[tuple[int, int | None]] | None = None
+    prev_sot_token_id: int | None = None
+    max_initial_timestamp_index: int | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Whisper:
     """How the decoder of a checkpoint begins.
 
     Attributes:
-        start: The first token behind a prompt.
         languages: By code; none for a model of English alone.
         tasks: `transcribe` and `translate`; none for a model of English alone.
         no_times: Asks for an output without times. The one before it stands for silence, those behind it are times.
         previous: What a prompt begins with; None if there is no such token.
         language: That of the checkpoint, by code; None: it is to be detected.
-        last_first: As in `TimestampRule`, counted from the first time.
     """
 
-    start: int
+    stated: Stated
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
     no_times: int
     previous: int | None
     language: str | None
-    last_first: int | None
-    begin_bans: tuple[int, ...]
-    banned: tuple[tuple[int, ...], ...]
-    max_length: int | None
-    max_new_tokens: int | None
+
+    @property
+    def start(self) -> int:
+        """The first token behind a prompt."""
+        return self.stated.decoder_start_token_id
 
     @property
     def first_time(self) -> int:
@@ -89,17 +105,19 @@ class Whisper:
             max_own: Most tokens of the decoder.
             end_id: Ends an output.
         """
+        stated, banned = self.stated, [*(self.stated.suppress_tokens or ()), *([self.no_times] if has_times else ())]
         most = max_own
-        if self.max_new_tokens is not None:
-            most = num_begun + self.max_new_tokens
-        elif self.max_length is not None:
-            most = self.max_length + min(max_own // 2 - 1, num_begun)
-        last = None if self.last_first is None else self.first_time + self.last_first
+        if stated.max_new_tokens is not None:
+            most = num_begun + stated.max_new_tokens
+        elif stated.max_length is not None:
+            most = stated.max_length + min(max_own // 2 - 1, num_begun)
+        last = stated.max_initial_timestamp_index
+        last = None if last is None else self.first_time + last
         return SamplingParams(
             max_tokens=max(min(most, max_own) - num_begun, 1),
             temperature=0.0,
-            bad_words_token_ids=(*self.banned, (self.no_times,)) if has_times else self.banned,
-            begin_bans=self.begin_bans,
+            bad_words_token_ids=tuple((token_id,) for token_id in banned),
+            begin_bans=tuple(stated.begin_suppress_tokens or ()),
             timestamps=TimestampRule(self.first_time, last, end_id) if has_times else None,
             logprobs=0,
         )
@@ -137,24 +155,6 @@ def _code(known: Iterable[str], language: str) -> str | None:
     return next((code for code in known if name in (code, LANGUAGES.get(code))), None)
 
 
-class _Stated(msgspec.Struct):
-    """The fields of both files that count, as transformers names them."""
-
-    decoder_start_token_id: int
-    no_timestamps_token_id: int | None = None
-    is_multilingual: bool | None = None
-    language: str | None = None
-    lang_to_id: dict[str, int] = {}
-    task_to_id: dict[str, int] = {}
-    forced_decoder_ids: list[tuple[int, int | None]] | None = None
-    prev_sot_token_id: int | None = None
-    max_initial_timestamp_index: int | None = None
-    suppress_tokens: list[int] | None = None
-    begin_suppress_tokens: list[int] | None = None
-    max_length: int | None = None
-    max_new_tokens: int | None = None
-
-
 def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
     """Read the files of a checkpoint; None if it is no Whisper, or if they cannot be read."""
     try:
@@ -162,7 +162,7 @@ def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
             return None
         own = read_object(checkpoint / "generation_config.json")
         stated = msgspec.convert(
-            {each: value for file in (config, own) for each, value in file.items() if value is not None}, _Stated
+            {each: value for file in (config, own) for each, value in file.items() if value is not None}, Stated
         )
     except (TemplateFileError, msgspec.ValidationError) as exc:
         _log.warning("%s: what it says of its answers is not used: %s", checkpoint, exc)
@@ -179,19 +179,9 @@ def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
     if stated.is_multilingual is False or forced.get(1) == no_times:
         languages, tasks = {}, {}
     given = next((code for code, id in languages.items() if id == forced.get(1)), None)
-    return Whisper(
-        start=stated.decoder_start_token_id,
-        languages=languages,
-        tasks=tasks,
-        no_times=no_times,
-        previous=stated.prev_sot_token_id or tokenizer.added_id("<|startofprev|>"),
-        language=_code(languages, stated.language) if stated.language else given,
-        last_first=stated.max_initial_timestamp_index,
-        begin_bans=tuple(stated.begin_suppress_tokens or ()),
-        banned=tuple((token_id,) for token_id in stated.suppress_tokens or ()),
-        max_length=stated.max_length,
-        max_new_tokens=stated.max_new_tokens,
-    )
+    language = _code(languages, stated.language) if stated.language else given
+    previous = stated.prev_sot_token_id or tokenizer.added_id("<|startofprev|>")
+    return Whisper(stated, languages, tasks, no_times, previous, language)
 
 
 def _known(ids: Mapping[str, int | None]) -> dict[str, int]:

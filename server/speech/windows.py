@@ -9,6 +9,7 @@ alone. The windows of other models lie side by side, and several are in the engi
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -61,8 +62,9 @@ async def segments(asked: Questions, wishes: Wishes) -> AsyncGenerator[list[Segm
     """
     whisper = asked.model.whisper
     made = _side_by_side(asked, wishes) if whisper is None else _Windows(asked, wishes, whisper).segments()
-    async for each in made:
-        yield [segment for segment in each if segment.text.strip()]
+    async with aclosing(made) as windows:
+        async for each in windows:
+            yield [segment for segment in each if segment.text.strip()]
     asked.reason = FinishReason.STOP
 
 

@@ -41,7 +41,7 @@ def test_files_of_today(tmp_path: Path) -> None:
     assert whisper.languages == {"en": ENGLISH, "de": GERMAN}
     assert whisper.begin("de", "translate", has_times=True) == [START, GERMAN, TRANSLATE]
     assert whisper.begin("de", "transcribe", has_times=False) == [START, GERMAN, TRANSCRIBE, NO_TIMES]
-    assert (whisper.language, whisper.previous, whisper.last_first) == (None, PREVIOUS, 5)
+    assert (whisper.language, whisper.previous) == (None, PREVIOUS)
 
 
 def test_old_files_whose_languages_stand_among_the_tokens(tmp_path: Path) -> None:
