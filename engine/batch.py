@@ -96,19 +96,6 @@ class AskedLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class TimesBatch:
-    """Rows whose output is divided by times.
-
-    Attributes:
-        rows: (n,)
-        bounds: (n, 4) see `TimestampRule.bounds`.
-    """
-
-    rows: Ints
-    bounds: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How every row is sampled. A request contributes one row for each position it samples at.
 
@@ -124,7 +111,7 @@ class SamplingBatch:
         penalties: None when no row asks for a penalty.
         conditional_bans: None when there are none.
         asked_logprobs: None when no row asks for certain ids.
-        times: None when no row's output is divided by times.
+        times: (t, 5) rows whose output is divided by times, each with its `TimestampRule.bounds`; None for none.
         edited_rows: (e,) rows that report log-probabilities, and edits change these in the place of logits. None for
             none.
     """
@@ -144,7 +131,7 @@ class SamplingBatch:
     penalties: PenaltyBatch | None = None
     conditional_bans: ConditionalBans | None = None
     asked_logprobs: AskedLogprobs | None = None
-    times: TimesBatch | None = None
+    times: Ints | None = None
     edited_rows: Ints | None = None
 
 

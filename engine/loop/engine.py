@@ -133,8 +133,7 @@ class Engine(Generic[Launched]):
             cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter),
             block_size=self.scheduler.kv.block_size,
         )
-        params = add.sampling_params
-        if request.edits.leave_nothing(0, params.min_tokens, others=params.begin_bans):
+        if request.edits.leave_nothing(0, request.params.min_tokens, others=request.params.begin_bans):
             message = (
                 "allowed_token_ids must leave an id that bad_words, begin_bans and min_tokens do not ban, got none"
             )

@@ -198,7 +198,7 @@ class ForcedTokens:
 def _needs_rows(request: Request) -> bool:
     """Whether even forced ids must be sampled."""
     params, reasoning = request.params, request.reasoning
-    bans = params.allowed_token_ids, params.bad_words_token_ids, request.edits.ban_repeats, params.begin_bans
-    is_restricted = any(bans) or params.timestamps is not None
+    bans = params.allowed_token_ids, params.bad_words_token_ids, request.edits.ban_repeats
+    is_restricted = any((*bans, params.begin_bans, params.timestamps))
     may_have_to_end = reasoning is not None and not reasoning.has_ended
     return is_restricted or may_have_to_end or params.logprobs is not None

@@ -225,7 +225,7 @@ def edit_logits(
     if batch.conditional_bans is not None:
         _apply_conditional_bans(logits, batch.conditional_bans, previous_token_ids)
     if batch.times is not None:
-        for row, bounds in zip(batch.times.rows.tolist(), batch.times.bounds.tolist(), strict=True):
+        for row, *bounds in batch.times.tolist():
             _divide_by_times(logits[row], *bounds)
     if batch.edited_rows is not None and logprobs is not None:
         logprobs[entries] = logits[edited]

@@ -16,6 +16,7 @@ from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
+from weft.engine.schedule.encoded_requests import input_batch, time_bounds
 from weft.engine.schedule.pooled_requests import pool_batch
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
@@ -51,17 +52,9 @@ def build_batch(
         scores=_scores(requests, query_start_locs),
         token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
         pooling=pool_batch(requests, query_start_locs),
-        inputs=_inputs(requests) if any(spec.num_input_tokens for spec in specs) else None,
+        inputs=input_batch(requests) if any(spec.num_input_tokens for spec in specs) else None,
         table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
-    )
-
-
-def _inputs(requests: list[ScheduledRequest]) -> batch.InputBatch:
-    return batch.InputBatch(
-        _ints([s.request.input_length for s in requests]),
-        _ints([s.request.num_input_slots for s in requests]),
-        tuple(np.frombuffer(s.request.samples, np.int16) for s in requests if s.request.samples and not s.start),
     )
 
 
@@ -177,7 +170,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
-        times=_times(rows),
+        times=time_bounds(rows),
         edited_rows=_ints(edited) if edited else None,
     )
 
@@ -185,18 +178,6 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
 def _asked_logprobs(rows: list[tuple[ScheduledRequest, int]]) -> batch.AskedLogprobs | None:
     asked = [(row, i) for row, (s, _) in enumerate(rows) for i in s.request.params.logprob_token_ids]
     return batch.AskedLogprobs(_ints([row for row, _ in asked]), _ints([i for _, i in asked])) if asked else None
-
-
-def _times(rows: list[tuple[ScheduledRequest, int]]) -> batch.TimesBatch | None:
-    divided = [row for row, (s, _) in enumerate(rows) if s.request.params.timestamps]
-    if not divided:
-        return None
-    bounds = []
-    for scheduled, offset in map(rows.__getitem__, divided):
-        request, drafts = scheduled.request, scheduled.draft_token_ids[:offset]
-        assert request.params.timestamps
-        bounds.append(request.params.timestamps.bounds([*request.token_ids[request.num_prompt_tokens :], *drafts]))
-    return batch.TimesBatch(_ints(divided), np.array(bounds))
 
 
 def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:

@@ -203,7 +203,7 @@ def test_a_draft_model_that_fails_leaves_the_other_drafters_alone(caplog: pytest
 
 # --- what is rejected --------------------------------------------------------------------------------------------
 
-NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words, begin_bans and min_tokens do not ban, got none"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import torch
 from tests.engine.encoder_decoder_models import Answers, answers, write_model
 from tests.engine.test_encoder_decoder import ask, ids
 from tests.engine.test_golden import run
+from tests.engine.test_speech import ask as hear
+from tests.engine.test_speech import heard
 from weft.engine.cache.offload import OffloadTier
 from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.cpu import library
@@ -120,3 +122,17 @@ def test_native_kernels_are_close(root: Path, tmp_path: Path, name: str, kv_cach
         for entry, row in zip(output.logprobs, rows, strict=False):
             differences = (torch.tensor(entry.top_logprobs) - row[entry.top_token_ids]).abs()
             assert differences.max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["whisper", "speech2text", "moonshine"])
+def test_a_model_that_hears_starts(root: Path, name: str) -> None:
+    """Memory is measured with the longest sound, for which a shorter context has no room."""
+    expected = heard(root, name)
+    started = begin(expected.folder, block_size=16, max_num_seqs=2, kv_cache_memory=64 << 20)
+    assert started.info.audio == expected.shape
+    assert started.info.max_input == expected.shape.num_positions(expected.shape.max_samples)
+    pairs = zip(expected.sounds, expected.prompts, strict=True)
+    found = run(started.engine, [hear(expected.shape, *pair, number) for number, pair in enumerate(pairs)])
+    assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
+    with pytest.raises(ModelError, match="max_model_len must be at least"):
+        begin(expected.folder, block_size=16, max_num_seqs=2, max_model_len=40)
