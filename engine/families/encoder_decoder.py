@@ -283,14 +283,10 @@ def speech_to_text(fields: Fields) -> FamilySwitches:
     sinusoid = Sinusoid(fields.integer("pad_token_id", 1) + 1, is_of_fairseq=True)
     encoder = _half(fields, "encoder", sinusoid, hearing=hearing)
     positions = {"max_position_embeddings": shape.num_positions(max_samples)}
-    encoder = replace(encoder, sizes={**encoder.sizes, **positions}, activation=_sound_activation(fields, "relu"))
-    decoder = _half(fields, "decoder", sinusoid, encoder=encoder, embedding_scale=scale)
-    unused = "model.encoder.embed_positions.", "model.decoder.embed_positions.", "lm_head."
-    return replace(decoder, activation=_sound_activation(fields, "relu"), unused=unused)
-
-
-def _sound_activation(fields: Fields, usual: str) -> str:
-    return fields.optional_text("activation_function") or usual
+    activation = fields.optional_text("activation_function") or "relu"
+    encoder = replace(encoder, sizes={**encoder.sizes, **positions}, activation=activation)
+    decoder = _half(fields, "decoder", sinusoid, encoder=encoder, embedding_scale=scale, activation=activation)
+    return replace(decoder, unused=("model.encoder.embed_positions.", "model.decoder.embed_positions."))
 
 
 @family("MoonshineForConditionalGeneration")

@@ -99,7 +99,10 @@ SPEECH: dict[str, tuple[str, dict[str, Any]]] = {
     "whisper": ("Whisper", _WHISPER),
     "whisper-scaled": ("Whisper", _WHISPER | {"scale_embedding": True, "encoder_attention_heads": 8}),
     "speech2text": ("Speech2Text", _SPEECH2TEXT),
-    "speech2text-deep": ("Speech2Text", _SPEECH2TEXT | {"num_conv_layers": 3, "conv_kernel_sizes": [5, 3, 5]}),
+    "speech2text-deep": (
+        "Speech2Text",
+        _SPEECH2TEXT | {"num_conv_layers": 3, "conv_kernel_sizes": [5, 3, 5], "tie_word_embeddings": False},
+    ),
     "moonshine": ("Moonshine", _MOONSHINE),
     "moonshine-bias": ("Moonshine", _MOONSHINE | {"attention_bias": True, "encoder_hidden_act": "gelu_new"}),
 }
