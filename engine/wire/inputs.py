@@ -1,6 +1,7 @@
 """What a request may bring: the ids of a prompt, or what an encoder reads. Imports neither torch nor the server."""
 
 import hashlib
+import math
 from array import array
 from collections.abc import Collection
 from itertools import pairwise
@@ -31,6 +32,11 @@ class AudioShape(msgspec.Struct, array_like=True, frozen=True):
     max_samples: int
     steps: tuple[tuple[int, int, int], ...]
     is_padded: bool
+
+    @property
+    def samples_per_position(self) -> int:
+        """Of the encoder's result."""
+        return math.prod(stride for _, stride, _ in self.steps)
 
     def num_positions(self, num_samples: int) -> int:
         """Positions of the encoder's result; below 1 for too few samples."""

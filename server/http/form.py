@@ -12,7 +12,7 @@ from weft.server.errors import BodyTooLargeError, InvalidRequestError, Malformed
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it logs what clients send; they are told the fault
 
 MAX_FIELDS = 16
-MAX_FIELD_BYTES = 4096
+MAX_FIELD_BYTES = 1 << 16
 PIECE_BYTES = 1 << 20
 """The file is written in pieces of about this size."""
 

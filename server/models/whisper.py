@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,14 +32,19 @@ sd=sindhi gu=gujarati am=amharic yi=yiddish lo=lao uz=uzbek fo=faroese ht=haitia
 nn=nynorsk mt=maltese sa=sanskrit lb=luxembourgish my=myanmar bo=tibetan tl=tagalog mg=malagasy as=assamese tt=tatar
 haw=hawaiian ln=lingala ha=hausa ba=bashkir jw=javanese su=sundanese yue=cantonese
 """
+_OTHER_NAMES = """
+my=burmese ca=valencian nl=flemish ht=haitian lb=letzeburgesch ps=pushto pa=panjabi ro=moldavian ro=moldovan
+si=sinhalese es=castilian zh=mandarin jw=jv
+"""
 LANGUAGES = {code: name.replace("_", " ") for code, name in re.findall(r"(\w+)=(\w+)", _NAMES)}
 """The languages of all Whisper models, by code."""
+_OTHERS = {name: code for code, name in re.findall(r"(\w+)=(\w+)", _OTHER_NAMES)}
 
 
 class Stated(msgspec.Struct, frozen=True):
     """The fields of both files that count, as transformers names them."""
 
-    decoder_start_token_id: int
+    decoder_start_token_id: int | None = None
     no_timestamps_token_id: int | None = None
     is_multilingual: bool | None = None
     language: str | None = None
@@ -58,6 +64,7 @@ class Whisper:
     """How the decoder of a checkpoint begins.
 
     Attributes:
+        start: The first token behind a prompt.
         languages: By code; none for a model of English alone.
         tasks: `transcribe` and `translate`; none for a model of English alone.
         no_times: Asks for an output without times. The one before it stands for silence, those behind it are times.
@@ -66,16 +73,12 @@ class Whisper:
     """
 
     stated: Stated
+    start: int
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
     no_times: int
     previous: int | None
     language: str | None
-
-    @property
-    def start(self) -> int:
-        """The first token behind a prompt."""
-        return self.stated.decoder_start_token_id
 
     @property
     def first_time(self) -> int:
@@ -152,23 +155,22 @@ class Whisper:
 
 def _code(known: Iterable[str], language: str) -> str | None:
     name = language.lower().strip("<|>")
-    return next((code for code in known if name in (code, LANGUAGES.get(code))), None)
+    return next((code for code in known if name in (code, LANGUAGES.get(code)) or _OTHERS.get(name) == code), None)
 
 
 def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
-    """Read the files of a checkpoint; None if it is no Whisper, or if they cannot be read."""
+    """Read the files of a checkpoint; None if it is no Whisper, or if they do not say how its decoder begins."""
     try:
         if (config := read_object(checkpoint / "config.json")).get("model_type") != "whisper":
             return None
         own = read_object(checkpoint / "generation_config.json")
-        stated = msgspec.convert(
-            {each: value for file in (config, own) for each, value in file.items() if value is not None}, Stated
-        )
-    except (TemplateFileError, msgspec.ValidationError) as exc:
+    except TemplateFileError as exc:
         _log.warning("%s: what it says of its answers is not used: %s", checkpoint, exc)
         return None
+    stated = _stated({each: value for file in (config, own) for each, value in file.items() if value is not None})
+    start = stated.decoder_start_token_id or tokenizer.added_id("<|startoftranscript|>")
     no_times = stated.no_timestamps_token_id or tokenizer.added_id("<|notimestamps|>")
-    if no_times is None:
+    if start is None or no_times is None:
         return None
     forced = dict(stated.forced_decoder_ids or ())
     found = {code: tokenizer.added_id(f"<|{code}|>") for code in LANGUAGES}
@@ -178,10 +180,19 @@ def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
     )
     if stated.is_multilingual is False or forced.get(1) == no_times:
         languages, tasks = {}, {}
-    given = next((code for code, id in languages.items() if id == forced.get(1)), None)
-    language = _code(languages, stated.language) if stated.language else given
+    language = _code(languages, stated.language) if stated.language else None  # as transformers, if a task is given
     previous = stated.prev_sot_token_id or tokenizer.added_id("<|startofprev|>")
-    return Whisper(stated, languages, tasks, no_times, previous, language)
+    return Whisper(stated, start, languages, tasks, no_times, previous, language)
+
+
+def _stated(fields: Mapping[str, object]) -> Stated:
+    read: dict[str, Any] = {}
+    for each in msgspec.structs.fields(Stated):
+        try:
+            read |= {each.name: msgspec.convert(fields[each.name], each.type)} if each.name in fields else {}
+        except msgspec.ValidationError as exc:
+            _log.warning("the checkpoint's %s is not used: %s", each.name, exc)
+    return Stated(**read)
 
 
 def _known(ids: Mapping[str, int | None]) -> dict[str, int]:

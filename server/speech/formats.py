@@ -1,6 +1,7 @@
 """How segments are written: subtitles, and OpenAI's JSON."""
 
 from collections.abc import Sequence
+from xml.sax.saxutils import escape
 
 from weft.server.speech.segments import Segment
 
@@ -16,7 +17,7 @@ def srt(segments: Sequence[Segment]) -> str:
 
 def vtt(segments: Sequence[Segment]) -> str:
     """WebVTT, a cue for each segment."""
-    cues = [f"{_clock(each.start, '.')} --> {_clock(each.end, '.')}\n{_line(each)}\n\n" for each in segments]
+    cues = [f"{_clock(each.start, '.')} --> {_clock(each.end, '.')}\n{escape(_line(each))}\n\n" for each in segments]
     return "".join(["WEBVTT\n\n", *cues])
 
 
@@ -26,7 +27,7 @@ def _clock(seconds: float, point: str) -> str:
 
 
 def _line(segment: Segment) -> str:
-    return segment.text.strip().replace("-->", "->")
+    return " ".join(segment.text.split()).replace("-->", "->")
 
 
 def verbose(segments: Sequence[Segment]) -> list[dict[str, object]]:
@@ -34,15 +35,15 @@ def verbose(segments: Sequence[Segment]) -> list[dict[str, object]]:
     return [
         {
             "id": i,
-            "seek": each.seek,
+            "seek": each.window.seek,
             "start": round(each.start, 3),
             "end": round(each.end, 3),
             "text": each.text,
             "tokens": list(each.tokens),
-            "temperature": each.temperature,
-            "avg_logprob": each.avg_logprob,
-            "compression_ratio": each.compression_ratio,
-            "no_speech_prob": each.no_speech_prob,
+            "temperature": each.window.temperature,
+            "avg_logprob": each.window.avg_logprob,
+            "compression_ratio": each.window.compression_ratio,
+            "no_speech_prob": each.window.no_speech_prob,
         }
         for i, each in enumerate(segments)
     ]

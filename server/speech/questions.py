@@ -1,5 +1,6 @@
 """Asks the engine about windows of one sound, and counts what it wrote."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,11 +8,14 @@ from dataclasses import dataclass, field
 from weft.engine.wire.inputs import AudioInput, AudioShape
 from weft.engine.wire.messages import AddRequest, BeamOptions, EngineInfo, FinishReason, TokenLogprobs, TokensOutput
 from weft.engine.wire.params import SamplingParams
+from weft.server.errors import QueueFullError
 from weft.server.generate.answer import failure
 from weft.server.http.metrics import RequestTimer
 from weft.server.models.engine_client import Generation
 from weft.server.models.served_model import ServedModel
 from weft.server.speech.sound import Sound
+
+RETRY_S = 0.2
 
 
 @dataclass(slots=True)
@@ -47,10 +51,7 @@ class Questions:
         deadline: float | None,
     ) -> None:
         self.model, self.info, self.shape, self.sound = model, info, shape, sound
-        per_position = 1
-        for _, stride, _ in self.shape.steps:
-            per_position *= stride
-        self.num_positions = -(-sound.num_samples // per_position)
+        self.num_positions = -(-sound.num_samples // shape.samples_per_position)
         self.num_output = 0
         self._timer, self._tenant, self._deadline = timer, tenant, deadline
         self._open: set[Generation] = set()
@@ -69,7 +70,7 @@ class Questions:
         add = AddRequest(
             sound, params, tenant=self._tenant, deadline=self._deadline, adapter=self.model.adapter, beams=beams
         )
-        made, generation = Output(), await self.model.engine_client.generate(add)
+        made, generation = Output(), await self._accepted(add)
         self._open.add(generation)
         if not self._is_accepted:
             self._is_accepted = True
@@ -88,6 +89,16 @@ class Questions:
             generation.close()
             self._open.discard(generation)
         return made
+
+    async def _accepted(self, add: AddRequest) -> Generation:
+        """Once a request of the call was accepted, a full queue does not throw the others' work away: it waits."""
+        while True:
+            try:
+                return await self.model.engine_client.generate(add)
+            except QueueFullError:
+                if not self._is_accepted or (self._deadline is not None and time.monotonic() > self._deadline):
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     def close(self) -> None:
         """End what still runs in the engine, and let go of the sound. Idempotent."""

@@ -12,26 +12,36 @@ from weft.engine.wire.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What OpenAI's verbose_json says of a window.
+
+    Attributes:
+        seek: Where it begins, in hundredths of a second.
+    """
+
+    seek: int
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A part of the text. Times are in seconds.
 
     Attributes:
-        seek: Where its window begins, in frames.
         tokens: With the times around it.
         spoken: The tokens of its text, with their log-probabilities.
-        avg_logprob, compression_ratio, no_speech_prob: Of its window.
+        window: The facts of its window.
     """
 
-    seek: int
     start: float
     end: float
     text: str
     tokens: Sequence[int]
     spoken: Sequence[tuple[int, float]]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
+    window: Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,8 @@ class Frames:
     @classmethod
     def of(cls, shape: AudioShape) -> "Frames":
         """Those of a model that reads this."""
-        hop, stride = shape.steps[0][1], 1
-        for _, each, _ in shape.steps[1:]:
-            stride *= each
-        return cls(hop, stride, shape.max_samples // hop, shape.sample_rate)
+        hop = shape.steps[0][1]
+        return cls(hop, shape.samples_per_position // hop, shape.max_samples // hop, shape.sample_rate)
 
     def seconds(self, frames: int) -> float:
         """How long so many frames are."""

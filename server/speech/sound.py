@@ -16,7 +16,13 @@ from typing import IO, Final
 import msgspec
 
 from weft.server.child_limits import child_environment
-from weft.server.errors import ApiError, BodyTooLargeError, InvalidRequestError, UnsupportedParameterError
+from weft.server.errors import (
+    ApiError,
+    BodyTooLargeError,
+    InternalError,
+    InvalidRequestError,
+    UnsupportedParameterError,
+)
 
 DECODE_S: Final = 300.0
 """A process that takes longer is ended."""
@@ -45,6 +51,7 @@ class _Report(msgspec.Struct):
     samples: int = 0
     fault: str | None = None
     is_too_long: bool = False
+    is_ours: bool = False
 
 
 def check_decoder() -> None:
@@ -65,12 +72,15 @@ async def decode(source: IO[bytes], rate: int, max_s: float, places: asyncio.Sem
 
     Raises:
         InvalidRequestError: It is damaged, holds no sound or exceeds a bound; 413 if it is too long.
+        InternalError: There is no room for the sound.
     """
     source.seek(0)
     target = tempfile.TemporaryFile()  # noqa: SIM115
     try:
         async with places:
             report = await _decoded(source, target, rate, max_s)
+        if report.is_ours:
+            raise InternalError(f"file: {report.fault}", param="file")
         if report.fault is not None:
             raise _error(report.fault, is_too_long=report.is_too_long)
         if report.samples < 1:

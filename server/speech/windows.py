@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from weft.engine.wire.messages import FinishReason
 from weft.engine.wire.params import SamplingParams
-from weft.server.errors import InvalidRequestError
-from weft.server.models.seq2seq import Seq2Seq
+from weft.server.errors import InvalidRequestError, UnsupportedValueError
+from weft.server.models.seq2seq import Encoded
 from weft.server.models.whisper import Whisper
 from weft.server.speech.questions import Output, Questions
-from weft.server.speech.segments import Frames, Segment, Slice, compression_ratio, divide, mean_logprob
+from weft.server.speech.segments import Facts, Frames, Segment, Slice, compression_ratio, divide, mean_logprob
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in turn where the caller asks for none."""
@@ -95,10 +95,11 @@ class _Windows:
         begin = [*wishes.prompt_ids, *whisper.begin(wishes.language, wishes.task, has_times=wishes.has_times)]
         end_id = min(asked.info.eos_token_ids, default=0)
         params = whisper.params(len(begin), asked.info.max_own, end_id, has_times=wishes.has_times)
+        beams = asked.model.seq2seq.beams(begin[-1:], 1) if asked.model.seq2seq else None
         silence: float | None = None
         for temperature in (wishes.temperature,) if wishes.temperature else TEMPERATURES:
             params = replace(params, temperature=temperature, seed=wishes.seed)
-            output = await asked.ask(samples, begin, params)
+            output = await asked.ask(samples, begin, params, None if temperature else beams)
             asked.num_output += len(output.token_ids)
             mean, text_ids = mean_logprob(output.logprobs), output.text_ids
             ratio = compression_ratio(_text(asked, text_ids, whisper.first_time))
@@ -111,11 +112,11 @@ class _Windows:
         divided_from = whisper.first_time if wishes.has_times else asked.info.vocab_size
         slices, num_done = divide(text_ids, divided_from, num_frames, self._frames.stride)
         begin_s, position_s = self._frames.seconds(seek), self._frames.seconds(self._frames.stride)
-        facts = temperature, mean, ratio, silence or 0.0
+        facts = Facts(seek, temperature, mean, ratio, silence or 0.0)
         made = []
         for each in slices:
             times = begin_s + each.start * position_s, begin_s + each.end * position_s
-            made.append(_segment(asked, output, each, whisper.first_time, seek, times, facts))
+            made.append(_segment(asked, output, each, whisper.first_time, times, facts))
         return made, num_done
 
     async def _language(self) -> str:
@@ -134,20 +135,19 @@ class _Windows:
 
 
 async def _side_by_side(asked: Questions, wishes: Wishes) -> AsyncGenerator[list[Segment], None]:
-    """Windows without times, each one segment."""
-    sound, shape, stated = asked.sound, asked.shape, asked.model.seq2seq or Seq2Seq((0,))
-    starts = [
-        start
-        for start in range(0, sound.num_samples, shape.max_samples)
-        if shape.num_positions(min(shape.max_samples, sound.num_samples - start)) > 0
-    ]
-    if not starts:
+    """Windows without times, of one length, each one segment."""
+    sound, shape, stated = asked.sound, asked.shape, asked.model.seq2seq
+    if stated is None:
+        message = f"the files of {asked.model.name} do not say how its decoder begins"
+        raise UnsupportedValueError(message, param="model")
+    length = -(-sound.num_samples // -(-sound.num_samples // shape.max_samples))
+    if shape.num_positions(length) < 1:
         raise InvalidRequestError(f"file: it is too short for this model, {sound.seconds:g} s", param="file")
-    room = asked.info.room(0, len(stated.begin))
-    longest = room if stated.max_length is None else max(min(stated.max_length - len(stated.begin), room), 1)
+    encoded, room = Encoded(stated.begin, stated=stated), asked.info.room(0, len(stated.begin))
+    longest = room if encoded.max_tokens is None else min(encoded.max_tokens, room)
     params = SamplingParams(
         max_tokens=longest,
-        min_tokens=min(max(stated.min_length - len(stated.begin), 0), longest),
+        min_tokens=min(encoded.min_tokens, longest),
         temperature=wishes.temperature,
         seed=wishes.seed,
         bad_words_token_ids=stated.banned,
@@ -157,16 +157,17 @@ async def _side_by_side(asked: Questions, wishes: Wishes) -> AsyncGenerator[list
     beams = None if wishes.temperature else stated.beams(stated.begin, 1)
 
     async def one(start: int) -> Segment:
-        output = await asked.ask(sound.read(start, shape.max_samples), stated.begin, params, beams)
+        output = await asked.ask(sound.read(start, length), stated.begin, params, beams)
         asked.num_output += len(output.token_ids)
-        end = min(start + shape.max_samples, sound.num_samples)
+        end = min(start + length, sound.num_samples)
         whole, no_time = Slice(0, len(output.text_ids), 0, 0), asked.info.vocab_size
         ratio = compression_ratio(_text(asked, output.text_ids, no_time))
-        facts = wishes.temperature, mean_logprob(output.logprobs), ratio, 0.0
-        return _segment(asked, output, whole, no_time, start, (start / sound.rate, end / sound.rate), facts)
+        facts = Facts(100 * start // sound.rate, wishes.temperature, mean_logprob(output.logprobs), ratio)
+        return _segment(asked, output, whole, no_time, (start / sound.rate, end / sound.rate), facts)
 
-    for first in range(0, len(starts), MAX_WINDOWS):
-        tasks = [asyncio.create_task(one(start)) for start in starts[first : first + MAX_WINDOWS]]
+    for first in range(0, sound.num_samples, MAX_WINDOWS * length):
+        starts = range(first, min(first + MAX_WINDOWS * length, sound.num_samples), length)
+        tasks = [asyncio.create_task(one(start)) for start in starts]
         try:
             for task in tasks:
                 yield [await task]
@@ -181,11 +182,10 @@ def _segment(
     output: Output,
     part: Slice,
     first_time: int,
-    seek: int,
     times: tuple[float, float],
-    facts: tuple[float, float, float, float],
+    facts: Facts,
 ) -> Segment:
-    """A part of an output; see `Segment` for the others."""
+    """A part of an output, spoken between these times."""
     span = slice(part.first, part.last)
     tokens = output.token_ids[span]
     logprobs = [each.logprob for each in output.logprobs[span]]
@@ -194,7 +194,7 @@ def _segment(
     text = _text(asked, tokens, first_time)
     if asked.model.whisper is None:  # else the text has the space between two segments, where the language has one
         text = f" {text.strip()}"
-    return Segment(seek, *times, text, tokens, spoken, *facts)
+    return Segment(*times, text, tokens, spoken, facts)
 
 
 def _spoken(asked: Questions, token_ids: Sequence[int], first_time: int) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.engine.encoder_decoder_models import NUM_OUTPUT_TOKENS, SPEECH, VOCAB_SIZE, extractor, write_model
 from tests.engine.test_encoder_decoder import WAYS, ids
@@ -20,7 +21,7 @@ from weft.engine.batch import Samples
 from weft.engine.describe.config import load_model_config
 from weft.engine.loop.pending import RejectedError
 from weft.engine.wire.inputs import AudioInput, AudioShape, EncoderInput
-from weft.engine.wire.messages import AddRequest
+from weft.engine.wire.messages import AddRequest, BeamOptions
 from weft.engine.wire.params import SamplingParams, TimestampRule
 
 MIN_GAP = 2e-3
@@ -167,10 +168,11 @@ def test_times_are_those_of_transformers(root: Path, way: int) -> None:
     options.pop("num_choices", 1)
     model = transformers.WhisperForConditionalGeneration.from_pretrained(expected.folder, dtype=torch.float32).eval()
     begin_bans, banned, prompt = (VOCAB_SIZE - 35, VOCAB_SIZE - 41), RULE.first_id - 1, [5, 7]
-    outputs = []
+    outputs, searched = [], []
     for samples in expected.sounds:
         made = extractor("Whisper")(samples.astype(np.float32) / 32768, sampling_rate=16_000, return_tensors="pt")
-        rules = [
+        rules: Any = [
+            transformers.SuppressTokensLogitsProcessor([banned]),
             transformers.SuppressTokensAtBeginLogitsProcessor(begin_bans, len(prompt)),
             transformers.WhisperTimeStampLogitsProcessor(_Rules(), len(prompt)),
         ]
@@ -182,7 +184,17 @@ def test_times_are_those_of_transformers(root: Path, way: int) -> None:
                 for rule in rules:
                     scores = rule(now, scores)
                 written.append(int(scores.argmax()))
+            found = transformers.GenerationMixin.generate(
+                model,
+                made["input_features"],
+                decoder_input_ids=torch.tensor([prompt]),
+                logits_processor=rules,
+                generation_config=transformers.GenerationConfig(
+                    num_beams=3, max_new_tokens=20, eos_token_id=RULE.end_id, pad_token_id=0
+                ),
+            )
         outputs.append(written[len(prompt) :])
+        searched.append(found[0].tolist()[len(prompt) :])
     assert sum(i >= RULE.first_id for output in outputs for i in output) > len(outputs)
     assert any(i < RULE.first_id for output in outputs for i in output)
     engine = build_engine(expected.folder, **options)
@@ -190,6 +202,11 @@ def test_times_are_those_of_transformers(root: Path, way: int) -> None:
     more |= {"max_tokens": 20, "stop_token_ids": (RULE.end_id,), "ignore_eos": True}
     results = run(engine, [ask(expected.shape, s, prompt, n, **more) for n, s in enumerate(expected.sounds)])
     assert [ids(results[number, 0]) for number in range(len(outputs))] == outputs
+    asked = [ask(expected.shape, s, prompt, n, **more) for n, s in enumerate(expected.sounds)]
+    asked = [structs.replace(each, beams=BeamOptions(width=3)) for each in asked]
+    results = run(build_engine(expected.folder, **options), asked)
+    assert [ids(results[number, 0]) for number in range(len(outputs))] == searched
+    assert searched != outputs
 
 
 @pytest.mark.parametrize("last", [None, RULE.last_first_id])

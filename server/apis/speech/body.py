@@ -1,5 +1,6 @@
 """The form of the routes that turn speech into text, and what it asks for, checked against the model."""
 
+import re
 import secrets
 from typing import Literal
 
@@ -18,6 +19,8 @@ REFUSED: Refused = {
     "chunking_strategy": (None, "auto"),
     **dict.fromkeys(("keywords", "languages", "known_speaker_names", "known_speaker_references"), NOTHING),
 }
+_LISTS = ("timestamp_granularities", "include")
+_INDEXED = re.compile(r"[^\[]+\[\d+\]")
 
 
 class SpeechBody(WireModel):
@@ -41,11 +44,7 @@ def read_body(form: Form) -> SpeechBody:
     Raises:
         InvalidRequestError: A field is wrong, or is not allowed with another one.
     """
-    lists = {name.removesuffix("[]"): values for name, values in form.lists.items()}
-    fields: dict[str, object] = {**{name.partition("[")[0]: text for name, text in form.fields.items()}, **lists}
-    for name in ("timestamp_granularities", "include"):
-        if isinstance(fields.get(name), str):
-            fields[name] = [fields[name]]
+    fields = _fields(form)
     try:
         body = SpeechBody.model_validate(fields)
     except ValidationError as exc:
@@ -68,6 +67,19 @@ def read_body(form: Form) -> SpeechBody:
     return body
 
 
+def _fields(form: Form) -> dict[str, object]:
+    """The texts by name. A name is a list's if it ends with [] or a number in brackets; empty texts say nothing."""
+    texts: dict[str, str] = {}
+    lists = {name.removesuffix("[]"): list(values) for name, values in form.lists.items()}
+    for name, text in form.fields.items():
+        base = name.partition("[")[0]
+        if name in _LISTS or _INDEXED.fullmatch(name):
+            lists.setdefault(base, []).append(text)
+        elif text:
+            texts[base if base == "chunking_strategy" else name] = text
+    return {**texts, **lists}
+
+
 def read_wishes(body: SpeechBody, model: ServedModel, info: EngineInfo, task: str) -> tuple[AudioShape, Wishes]:
     """What a model hears, and what a body asks of it.
 
@@ -82,13 +94,19 @@ def read_wishes(body: SpeechBody, model: ServedModel, info: EngineInfo, task: st
     wishes = Wishes(task, temperature=temperature, seed=secrets.randbits(64) if temperature else 0)
     if task == "translate" and (whisper is None or task not in whisper.tasks):
         raise UnsupportedValueError(f"{model.name} does not translate, it only transcribes", param="model")
+    if whisper is None and shape.is_padded:
+        message = f"the files of {model.name} do not say how the decoder of a Whisper begins"
+        raise UnsupportedValueError(message, param="model")
     if whisper is None:
         for name in ("language", "prompt"):
             if getattr(body, name):
                 message = f"{name} is only allowed for a model of the Whisper family, and {model.name} is none"
                 raise UnsupportedParameterError(message, param=name)
         return shape, wishes
-    wishes.language = whisper.code_of(body.language) if body.language else None
+    if body.language:
+        wishes.language = whisper.code_of(body.language)
+    elif not whisper.languages:
+        wishes.language = "en"
     if body.prompt and body.prompt.strip():
         wishes.prompt_ids = whisper.prompt_ids(body.prompt, model.tokenizer, info.max_own // 2 - 1)
     wishes.has_times = body.response_format in ("srt", "vtt", "verbose_json")

@@ -1,5 +1,6 @@
 """POST /v1/audio/transcriptions and /v1/audio/translations: a file of sound becomes text, streamed or whole."""
 
+import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from weft.server.apis.openai.render import DONE, stream_error
 from weft.server.apis.speech.body import REFUSED, SpeechBody, read_body, read_wishes
 from weft.server.http.auth import tenant_of
-from weft.server.http.context import Context, ServerContext, early_headers_while_loading
+from weft.server.http.context import Context, ServerContext, with_early_headers
 from weft.server.http.form import read_form
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import EventStream, encode_event
@@ -46,7 +47,7 @@ async def _speech(request: Request, context: ServerContext, task: str) -> Respon
     file = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing of it is ever left
 
     async def write(data: bytes) -> None:
-        file.write(data)
+        await asyncio.to_thread(file.write, data)
 
     try:
         form = await read_form(request, "file", context.settings.max_body_bytes, write)
@@ -59,12 +60,13 @@ async def _speech(request: Request, context: ServerContext, task: str) -> Respon
         file.close()
         raise
     work = _answer(body, file, request, context, task)
-    answer = early_headers_while_loading(work, body, context, stream_error)
+    answer = with_early_headers(work, stream_error, context.settings.sse_ping_s) if body.stream else work
     return await while_wanted(request, answer) or Response(status_code=CLIENT_CLOSED)
 
 
 async def _answer(body: SpeechBody, file: IO[bytes], request: Request, context: ServerContext, task: str) -> Response:
     settings, is_stream = context.settings, bool(body.stream)
+    deadline = deadline_of(request, is_stream=is_stream, ping_s=settings.sse_ping_s)
     with file:
         ignored = ignored_fields(body, REFUSED, strict=settings.strict_params)
         model = await context.check_model(request, body.model)
@@ -74,7 +76,6 @@ async def _answer(body: SpeechBody, file: IO[bytes], request: Request, context: 
         check_decoder()
         sound = await decode(file, shape.sample_rate, settings.max_audio_s, context.decoders)
     timer = RequestTimer(metrics, request.state.arrival_time, 1)
-    deadline = deadline_of(request, is_stream=is_stream, ping_s=settings.sse_ping_s)
     asked = Questions(model, info, shape, sound, timer, tenant_of(request), deadline)
     written, headers = _Written(asked, wishes, body), ignored_header(ignored)
     if is_stream:

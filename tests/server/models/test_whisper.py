@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from tests.server.conftest import EOS, ByteTokenizer
 from tests.server.hearing import (
@@ -21,7 +22,7 @@ from tests.server.hearing import (
 )
 from weft.engine.wire.params import TimestampRule
 from weft.server.errors import InvalidRequestError, UnsupportedValueError
-from weft.server.models.whisper import LANGUAGES, Whisper, read_whisper
+from weft.server.models.whisper import _OTHERS, LANGUAGES, Whisper, read_whisper
 
 TOKENS = {"<|en|>": ENGLISH, "<|de|>": GERMAN, "<|transcribe|>": TRANSCRIBE, "<|translate|>": TRANSLATE}
 TOKENS |= {"<|notimestamps|>": NO_TIMES, "<|startofprev|>": PREVIOUS}
@@ -45,11 +46,11 @@ def test_files_of_today(tmp_path: Path) -> None:
 
 
 def test_old_files_whose_languages_stand_among_the_tokens(tmp_path: Path) -> None:
-    """They force what the decoder begins with; None is to be detected."""
-    for first, language in ((None, None), (GERMAN, "de")):
+    """They force what the decoder begins with, which transformers leaves out where a task is given, as here always."""
+    for first in (None, GERMAN):
         whisper = read(tmp_path, {}, forced_decoder_ids=[[1, first], [2, TRANSCRIBE], [3, NO_TIMES]])
         assert whisper is not None
-        assert (whisper.language, whisper.no_times, whisper.previous) == (language, NO_TIMES, PREVIOUS)
+        assert (whisper.language, whisper.no_times, whisper.previous) == (None, NO_TIMES, PREVIOUS)
         assert whisper.begin("en", "transcribe", has_times=False) == [START, ENGLISH, TRANSCRIBE, NO_TIMES]
 
 
@@ -68,6 +69,7 @@ def test_languages_by_code_and_name(tmp_path: Path) -> None:
     whisper = read(tmp_path, {**GENERATION, "language": "<|de|>"})
     assert whisper is not None and whisper.language == "de"
     assert [whisper.code_of(name) for name in ("de", "DE", "german", "<|en|>")] == ["de", "de", "de", "en"]
+    assert {_OTHERS[name] for name in TO_LANGUAGE_CODE if name not in LANGUAGES.values()} <= set(LANGUAGES)
     with pytest.raises(InvalidRequestError, match="must be one of de, en, got 'french'"):
         whisper.code_of("french")
     assert (len(LANGUAGES), LANGUAGES["ht"], LANGUAGES["yue"]) == (100, "haitian creole", "cantonese")
@@ -87,8 +89,7 @@ def test_languages_by_code_and_name(tmp_path: Path) -> None:
 def test_outputs_are_as_long_as_those_of_transformers(
     said: dict[str, Any], num_begun: int, most: int, tmp_path: Path
 ) -> None:
-    generation = {name: value for name, value in GENERATION.items() if name != "max_length"}
-    whisper = read(tmp_path, {**generation, **said})
+    whisper = read(tmp_path, {**without("max_length"), **said})
     assert whisper is not None
     params = whisper.params(num_begun, 448, EOS, has_times=False)
     assert (params.max_tokens, params.timestamps, params.bad_words_token_ids) == (most, None, ((7,), (8,)))
@@ -115,4 +116,14 @@ def test_prompts(tmp_path: Path) -> None:
 
 def test_other_models_and_broken_files(tmp_path: Path) -> None:
     assert read(tmp_path, GENERATION, model_type="moonshine") is None
-    assert read(tmp_path, {**GENERATION, "lang_to_id": 3}) is None
+    assert read(tmp_path, {**GENERATION, "lang_to_id": 3, "language": ["de"]}) == read(tmp_path, without("lang_to_id"))
+    assert read(tmp_path, GENERATION, decoder_start_token_id="x") is None
+    TOKENS.pop("<|notimestamps|>")
+    try:
+        assert read(tmp_path, without("no_timestamps_token_id")) is None
+    finally:
+        TOKENS["<|notimestamps|>"] = NO_TIMES
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in GENERATION.items() if key != name}

@@ -1,26 +1,27 @@
 """Subtitles against what is written by hand."""
 
 from weft.server.speech.formats import srt, verbose, vtt
-from weft.server.speech.segments import Segment
+from weft.server.speech.segments import Facts, Segment
 
 
 def segment(start: float, end: float, text: str) -> Segment:
-    return Segment(300, start, end, text, [1, 2], [(1, -0.5)], 0.2, -0.5, 1.5, 0.1)
+    return Segment(start, end, text, [1, 2], [(1, -0.5)], Facts(300, 0.2, -0.5, 1.5, 0.1))
 
 
-SEGMENTS = [segment(0, 2.5, " Hello --> there,"), segment(3599.9996, 36610.04, " you.\n")]
+SEGMENTS = [segment(0, 2.5, " Hello --> <b>\n\nthere,"), segment(3599.9996, 36610.04, " you.\n")]
 
 
 def test_srt() -> None:
     assert srt(SEGMENTS) == (
-        "1\n00:00:00,000 --> 00:00:02,500\nHello -> there,\n\n2\n01:00:00,000 --> 10:10:10,040\nyou.\n\n"
+        "1\n00:00:00,000 --> 00:00:02,500\nHello -> <b> there,\n\n2\n01:00:00,000 --> 10:10:10,040\nyou.\n\n"
     )
     assert srt([]) == ""
 
 
 def test_vtt() -> None:
     assert vtt(SEGMENTS) == (
-        "WEBVTT\n\n00:00:00.000 --> 00:00:02.500\nHello -> there,\n\n01:00:00.000 --> 10:10:10.040\nyou.\n\n"
+        "WEBVTT\n\n00:00:00.000 --> 00:00:02.500\nHello -&gt; &lt;b&gt; there,\n\n"
+        "01:00:00.000 --> 10:10:10.040\nyou.\n\n"
     )
     assert vtt([]) == "WEBVTT\n\n"
 

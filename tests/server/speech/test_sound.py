@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import sys
 import tempfile
 import zipfile
 from array import array
@@ -98,6 +99,25 @@ def test_sound_at_the_models_rate_is_not_changed() -> None:
     assert len(samples_of(data, rate=8000)) == 4000
 
 
+def damaged(data: bytes) -> bytes:
+    return data[: len(data) // 2] + b"\0" * 300 + data[len(data) // 2 + 300 :]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        damaged(tone("mp3", "libmp3lame", 44100, "s16p", 4)),
+        damaged(tone("ipod", "aac", 44100, "fltp", 4)),
+        tone("mp3", "libmp3lame", 44100, "s16p", 2) + b"junk" * 1000 + tone("mp3", "libmp3lame", 44100, "s16p", 2),
+        tone("mp3", "libmp3lame", 44100, "s16p", 2) + tone("mp3", "libmp3lame", 16000, "s16p", 2),
+        tone("flac", "flac", 48000, "s16", 8)[:-9000],
+    ],
+)
+def test_damage_costs_only_what_is_damaged(data: bytes) -> None:
+    """As for FFmpeg's own command; a file whose rate changes, as in joined ones, is read on."""
+    assert 3.5 < len(samples_of(data)) / 16000 < 8.2
+
+
 def zipped() -> bytes:
     with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
         archive.writestr("a.wav", wav(0.1))
@@ -151,6 +171,7 @@ def test_what_was_recorded_without_its_length() -> None:
         ("exit 3", "died of it"),
         ("echo {", "died of it"),
         ("exec sleep 60", "0.5 s"),
+        (f"exec {sys.executable} -P -m weft.server.speech.sound_child 5 $5 $6 5>/dev/full", "No space left"),
     ],
 )
 def test_processes_that_do_not_answer(

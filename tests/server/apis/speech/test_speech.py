@@ -31,9 +31,12 @@ from tests.server.hearing import (
 )
 from weft.engine.wire.inputs import AudioShape
 from weft.engine.wire.params import TimestampRule
+from weft.server.errors import QueueFullError
+from weft.server.speech import questions
 
 PLAIN = {"model_type": "moonshine", "is_encoder_decoder": True, "decoder_start_token_id": 1}
 UNPADDED = AudioShape(16000, 16000, ((127, 64, 0), (7, 3, 0)), False)
+UNTIMED = "timestamp_granularities", "unsupported_parameter"
 BAN_TIMES = ((7,), (8,))
 
 
@@ -121,6 +124,16 @@ def test_improbable_and_repeated_texts_are_made_anew(site: Any) -> None:
     assert [each.params.temperature for each in site.engine.texts] == [0.3]
 
 
+def test_the_search_of_the_checkpoint(tmp_path: Path) -> None:
+    """Without one where an output is made anew."""
+    logprobs = iter([-2.0, -0.5])
+    site = hearing_site(
+        tmp_path, lambda request: (list(b"x"), next(logprobs)), generation=GENERATION | {"num_beams": 3}
+    )
+    say(site, language="en")
+    assert [each.request.beams and each.request.beams.width for each in site.engine.texts] == [3, None]
+
+
 def test_silence_is_left_out(site: Any) -> None:
     site.engine.silence, site.engine.writes = 0.7, saying(" Thank you.", -1.2)
     assert say(site, language="en", prompt="Hi").json["text"] == ""
@@ -188,19 +201,19 @@ def test_a_failure_within_a_stream(site: Any) -> None:
         ({"temperature": "warm"}, "temperature", "invalid_type"),
         ({"temperature": "nan"}, "temperature", "invalid_value"),
         ({"response_format": "diarized_json"}, "response_format", "invalid_value"),
-        (
-            {"timestamp_granularities[]": ["word"], "response_format": "verbose_json"},
-            *("timestamp_granularities", "unsupported_parameter"),
-        ),
+        ({"timestamp_granularities[]": ["word"], "response_format": "verbose_json"}, *UNTIMED),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "invalid_value"),
         ({"include[]": "words"}, "include[0]", "invalid_value"),
         ({"include[]": "logprobs", "response_format": "text"}, "include", "invalid_value"),
+        ({"timestamp_granularities[0]": "word"}, *UNTIMED),
+        ({"timestamp_granularities": "word", "timestamp_granularities[]": "segment"}, *UNTIMED),
+        ({"language[]": "en"}, "language", "invalid_type"),
         ({"stream": "true", "response_format": "srt"}, "stream", "invalid_value"),
         ({"stream": "maybe"}, "stream", "invalid_type"),
         ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy", "unsupported_parameter"),
         ({"known_speaker_names[]": ["Ada"]}, "known_speaker_names", "unsupported_parameter"),
         ({"language": "xx"}, "language", "invalid_value"),
-        ({"prompt": "x" * 5000}, "prompt", "invalid_value"),
+        ({"prompt": "x" * 70000}, "prompt", "invalid_value"),
         ({"model": "other"}, "model", "model_not_found"),
     ],
 )
@@ -230,9 +243,9 @@ def test_files_that_are_refused(site: Any, tmp_path: Path) -> None:
 
 
 def test_unknown_fields_are_reported_or_refused(site: Any, tmp_path: Path) -> None:
-    fields = {"chunking_strategy": "auto", "user": "me", "other[]": ["1", "2"]}
-    reply = say(site, language="en", **fields)
-    assert set(reply.headers["x-ignored-params"].split(",")) == {"user", "other"}
+    fields = {"chunking_strategy": "auto", "user": "me", "other[]": ["1", "2"], "temperature[x]": "9"}
+    reply = say(site, language="en", **fields, prompt="", temperature="", stream="")  # as forms of browsers send them
+    assert set(reply.headers["x-ignored-params"].split(",")) == {"user", "other", "temperature[x]"}
     strict = hearing_site(tmp_path, saying("x"), strict_params=True)
     assert say(strict, **fields).error["code"] == "unknown_parameter"
 
@@ -286,21 +299,43 @@ class TestModelsWithoutTimes:
         return hearing_site(tmp_path, saying(" Hi"), UNPADDED, PLAIN, {"max_length": 20})
 
     def test_windows(self, site: Any) -> None:
-        outputs = {32000: " one", 16000: " two"}
-        site.engine.writes = lambda request: (list(outputs[len(request.input.samples)].encode()), -3.0)
+        outputs = iter([" one", " two"] * 2)
+        site.engine.writes = lambda request: (list(next(outputs).encode()), -3.0)
         data = wav(1.5)
         assert say(site, data).json["text"] == "one two"
-        assert [each.request.input.num_positions for each in site.engine.asked] == [81, 40]
+        assert [each.request.input.num_positions for each in site.engine.asked] == [60, 60]
         assert {each.params.max_tokens for each in site.engine.asked} == {19}
         assert {tuple(each.prompt_token_ids) for each in site.engine.asked} == {(1,)}
         assert say(site, data, response_format="srt").text == (
-            "1\n00:00:00,000 --> 00:00:01,000\none\n\n2\n00:00:01,000 --> 00:00:01,500\ntwo\n\n"
+            "1\n00:00:00,000 --> 00:00:00,750\none\n\n2\n00:00:00,750 --> 00:00:01,500\ntwo\n\n"
         )
 
     def test_many_windows_stay_in_order(self, site: Any) -> None:
         site.engine.writes = lambda request: (list(b" %d" % len(request.input.samples)), -0.1)
-        assert say(site, wav(20.02), response_format="text").text == "32000 " * 19 + "32000\n"  # too little is left
-        assert len(site.engine.asked) == 20
+        assert say(site, wav(20.02), response_format="text").text == "30508 " * 20 + "30480\n"
+        segments = say(site, wav(20.02), response_format="verbose_json").json["segments"]
+        assert [each["seek"] for each in segments[:3]] == [0, 95, 190]
+
+    def test_a_queue_that_is_full_is_waited_for(self, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """But not by the first request, before anything was done."""
+        monkeypatch.setattr(questions, "RETRY_S", 0.001)
+        generate, times = site.engine.generate, iter([False, True, True, False])
+
+        async def full(request: Any) -> Any:
+            if next(times):
+                raise QueueFullError("too many")
+            return await generate(request)
+
+        site.engine.generate = full
+        assert say(site, wav(1.5)).json["text"] == "Hi Hi"
+        times = iter([True])
+        assert say(site, wav(1.5)).error["code"] == "queue_full"
+
+    def test_a_whisper_whose_files_say_nothing(self, tmp_path: Path) -> None:
+        site = hearing_site(tmp_path, saying(" Hi"), config={"model_type": "whisper"}, generation={})
+        reply = say(site)
+        assert (reply.error["param"], reply.error["code"]) == ("model", "unsupported_value")
+        assert "how the decoder of a Whisper begins" in reply.error["message"]
 
     @pytest.mark.parametrize("field", ["language", "prompt"])
     def test_refused(self, site: Any, field: str) -> None:
