@@ -350,12 +350,12 @@ def set_num_threads(kernels: LayerKernels | None, caches: Caches, sampling: Samp
     kernels is None if transformers' module has its own.
 
     If layers and attention are Weft's own, torch gets one thread for the little that it still does. Its threads spin
-    for about 20 ms after each operation, on the cores that Weft's threads need.
+    for about 20 ms after each operation, on the cores that Weft's threads need. But an encoder attends by torch.
     """
     are_native = isinstance(kernels, CpuKernels), isinstance(caches.attention, NativeBackend)
     if (any(are_native) or isinstance(sampling.pick_ids, NativeSampler)) and (native := library.load()):
         native.set_num_threads(number)
-    torch.set_num_threads(1 if all(are_native) else number)
+    torch.set_num_threads(1 if all(are_native) and not caches.encoder else number)
 
 
 def is_dependent(config: EngineConfig) -> bool:

@@ -41,6 +41,7 @@ class Front:
     features: Features
     convolutions: tuple[ConvolutionLayer, ...]
     scale: float
+    dtype: torch.dtype
 
     def __call__(self, sounds: Sequence[Samples]) -> torch.Tensor:
         """As above."""
@@ -51,4 +52,4 @@ class Front:
         values = self.features(samples).to(weight.device, weight.dtype)
         for convolution in self.convolutions:
             values = convolution(values)
-        return values.T * self.scale
+        return (values.T * self.scale).to(self.dtype)

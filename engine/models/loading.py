@@ -101,7 +101,7 @@ def load_weights(
             encoder = build_decoder(spec.encoder, config.encoder, kernels, reader, rotaries, dtype)
             model = _join((encoder, decoder), (config.encoder, config), dtype, device)
             if isinstance(front := spec.encoder.front, FrontSpec):
-                model = replace(model, front=front.build(reader, None if load_format == "dummy" else folder))
+                model = replace(model, front=front.build(reader, None if load_format == "dummy" else folder, dtype))
     if stage.is_first and stage.rank == 0:  # which reads some of every tensor that others of its stage read
         source.close()
     return model
