@@ -37,6 +37,10 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
         ({"bos_token_id": 5}, Seq2Seq((5,))),
         ({"max_new_tokens": 9, "max_length": 20, "min_new_tokens": 2}, Seq2Seq((0,), 10, 3)),
         ({"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [3]}, Seq2Seq((0,), banned=((7,), (8, 9), (3,)))),
+        (
+            {"begin_suppress_tokens": [3], "forced_eos_token_id": 2, "renormalize_logits": True},
+            Seq2Seq((0,), begin_bans=(3,), forced_end_id=2, renormalizes=True),
+        ),
         ({"do_sample": True, "num_beams": 4}, Seq2Seq((0,), is_sampled=True)),
         ({"min_length": 0, "max_length": 1}, Seq2Seq((0,), 1)),
     ],
