@@ -112,8 +112,8 @@ class SamplingBatch:
         conditional_bans: None when there are none.
         asked_logprobs: None when no row asks for certain ids.
         times: (t, 5) rows whose output is divided by times, each with its `TimestampRule.bounds`; None for none.
-        edited_rows: (e,) rows that report log-probabilities, and edits change these in the place of logits. None for
-            none.
+        edited_rows: (e, 2) rows that report log-probabilities, and edits change these in the place of logits; and
+            whether these then sum to 1 again. None for none.
     """
 
     temperatures: Floats

@@ -268,7 +268,10 @@ class Request:
             return wire.FinishReason.STOP
         if self.grammar is not None and self.grammar.is_stopped:
             return wire.FinishReason.STOP  # nothing but the end can follow, whatever min_tokens and ignore_eos say
-        return wire.FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+        is_full = len(self.token_ids) >= self.max_num_tokens
+        if is_full and self.params.forced_end_id is not None and self.grammar is None:
+            self.token_ids[-1] = self.params.forced_end_id
+        return wire.FinishReason.LENGTH if is_full else None
 
 
 def make_request(

@@ -8,9 +8,9 @@ new kind of cache, such as the keys of an encoder, is one more class here and a 
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ class PagedKV:
         num_kv_heads: Heads of K and of V.
         head_dim: Values per head.
         sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
+            Behind an encoder's input these are the decoder's own; the input is seen whole.
         scale: Factor on the scores; None means head_dim ** -0.5.
         soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before the mask; None for no cap.
         latent_dim: Values of a latent, a part of head_dim; None if values are kept apart from keys.
@@ -87,8 +88,13 @@ class PagedKV:
 
     @property
     def sees_all(self) -> bool:
-        """Whether a token sees all tokens before it."""
-        return self.sliding_window is None and self.span is None
+        """Whether a token sees all tokens before it, or the input before them: then no block is given back early."""
+        return (self.sliding_window is None or self.num_input_tokens > 0) and self.span is None
+
+    def part(self, has_inputs: bool) -> Self:
+        """As a step sees it that has only what is behind the inputs, or, without inputs, only those."""
+        window = self.sliding_window if has_inputs else None
+        return replace(self, sliding_window=window, num_input_tokens=0) if self.num_input_tokens else self
 
     @property
     def is_plain(self) -> bool:
@@ -97,10 +103,12 @@ class PagedKV:
         return self.latent_dim is None and is_causal and not (self.slopes or self.has_sinks or self.has_bias)
 
     def first_seen(self, position: _PositionT) -> _PositionT:
-        """The first position that the token at a position sees; for one or an array of them."""
+        """The first position that the token at a position sees; for one or an array of them. An input is all seen."""
         if self.span is not None:
             return position - position % self.span
-        return position * 0 if self.sliding_window is None else _positive(position - self.sliding_window + 1)
+        if self.sliding_window is None or self.num_input_tokens:
+            return position * 0
+        return _positive(position - self.sliding_window + 1)
 
     @property
     def score_scale(self) -> float:

@@ -1,4 +1,4 @@
-"""Models of an encoder and a decoder that reads it: T5, and BART with what descends from it.
+"""Models of an encoder and a decoder that reads it: T5, BART with what descends from it, and T5Gemma.
 
 T5 (Raffel et al., 2020) has RMSNorm, scores that are not scaled, and a learned bias by distance in the place of
 positions. BART (Lewis et al., 2020) has LayerNorm, biases and an embedding of positions.
@@ -9,6 +9,7 @@ Some encoders hear: Whisper's (Radford et al., 2022), Moonshine's (Jeffries et a
 
 from dataclasses import replace
 
+from weft.engine.families.gemma import gemma2
 from weft.engine.families.switches import (
     Convolution,
     DistanceBias,
@@ -223,6 +224,36 @@ def m2m_100(fields: Fields) -> FamilySwitches:
     """Pegasus with sines of fairseq, whose positions begin behind that of padding; NLLB is one."""
     sinusoid = Sinusoid(fields.integer("pad_token_id", 1) + 1, is_of_fairseq=True)
     return replace(_bart(fields, is_after=False, sinusoid=sinusoid), logit_bias="")
+
+
+@family("T5GemmaForConditionalGeneration")
+def t5gemma(fields: Fields) -> FamilySwitches:
+    """Gemma 2 in both halves (Zhang et al., 2025), each with sizes of its own; the encoder's windows are one wider."""
+    decoder, encoder = (_t5gemma_half(fields, half) for half in ("decoder", "encoder"))
+    if decoder.sizes["vocab_size"] != encoder.sizes["vocab_size"]:
+        raise UseModule("vocabularies of two sizes are not supported")
+    windows = tuple(window and window + 1 for window in encoder.sliding_windows)
+    return replace(decoder, encoder=replace(encoder, is_bidirectional=True, sliding_windows=windows))
+
+
+def _t5gemma_half(fields: Fields, half: str) -> FamilySwitches:
+    own, section = f"model.{half}", fields.section(half)
+    names = TensorNames(
+        embedding=f"{own}.embed_tokens",
+        layers=f"{own}.layers",
+        norm=f"{own}.norm",
+        head="lm_head.out_proj",
+        mixer_norm="pre_self_attn_layernorm",
+        mixer_post_norm="post_self_attn_layernorm",
+        feed_forward_norm="pre_feedforward_layernorm",
+        cross_norm="pre_cross_attn_layernorm",
+        cross_post_norm="post_cross_attn_layernorm",
+        cross_qkv=tuple(f"cross_attn.{name}_proj" for name in "qkv"),
+        cross_output="cross_attn.o_proj",
+    )
+    sizes = {name: section.raw(name) for name in section.names()}
+    sizes |= {name: fields.raw(name) for name in ("dtype", "tie_word_embeddings") if fields.has(name)}
+    return replace(gemma2(section), names=names, sizes=sizes)
 
 
 _RATE = 16_000

@@ -29,7 +29,7 @@ class TensorNames:
         qkv: One name if the checkpoint has the three stacked.
         gate_up: One name if the checkpoint has both stacked, or if there is no gate.
         bias: Of `DistanceBias`.
-        cross_norm, cross_qkv, cross_output: Of attention to an encoder.
+        cross_norm, cross_post_norm, cross_qkv, cross_output: Of attention to an encoder.
     """
 
     embedding: str = "model.embed_tokens"
@@ -51,6 +51,7 @@ class TensorNames:
     down: str = "mlp.down_proj"
     bias: str = ""
     cross_norm: str = ""
+    cross_post_norm: str = ""
     cross_qkv: tuple[str, ...] = ()
     cross_output: str = ""
 

@@ -203,14 +203,14 @@ def make_caches(
     """
     check_cache(groups, config)
     states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
-    with_input = [group.spec for group in paged_groups(groups) if group.spec.num_input_tokens]
+    has_input = any(group.spec.num_input_tokens for group in groups)
     is_of_module = any(isinstance(group.spec, ModuleCache) for group in groups)
     return Caches(
         ContextBackend(num_blocks)
         if is_of_module
         else make_backend(paged_groups(groups), num_blocks, config, num_heads, scales),
         StateCache(states, num_states or config.max_num_seqs, config.device) if states else None,
-        next((EncoderCaches(config.block_size, spec.scale, config.device) for spec in with_input), None),
+        EncoderCaches(config.block_size, config.device) if has_input else None,
     )
 
 

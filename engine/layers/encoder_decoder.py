@@ -7,6 +7,7 @@ shares, moves or evicts blocks knows no encoder.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -37,7 +38,7 @@ class EncoderStep:
     Attributes:
         inputs: (num_input_tokens,) indices of the tokens that the encoder reads; padding is left out.
         input_positions: (num_input_tokens,)
-        texts: Attention within the inputs.
+        texts: Makes attention within the inputs, for what the encoder's caches would be.
         own: (num_own_tokens,) indices of the decoder's tokens.
         own_positions: (num_own_tokens,) where they are behind the inputs.
         places: (num_tokens,) where a token of the step is among the decoder's.
@@ -47,7 +48,7 @@ class EncoderStep:
 
     inputs: torch.Tensor
     input_positions: torch.Tensor
-    texts: AttentionStep
+    texts: Callable[[tuple[CacheSpec, ...]], AttentionStep]
     own: torch.Tensor
     own_positions: torch.Tensor
     places: torch.Tensor
@@ -117,7 +118,8 @@ class EncoderDecoder(LoadedModel):
         step = caches.encoder
         if len(step.inputs):
             hidden = self.front(step.sounds) if self.front else self.encoder.embedding(token_ids[step.inputs])
-            encoded = self.encoder.forward_embedded(hidden, step.input_positions, StepCaches(step.texts))
+            texts = StepCaches(step.texts(self.encoder.cache_specs))
+            encoded = self.encoder.forward_embedded(hidden, step.input_positions, texts)
             caches.passed["encoded"] = (encoded,)
         own_rows = None if rows is None else step.places[rows]
         hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)

@@ -91,9 +91,16 @@ class Beams:
     """
 
     def __init__(
-        self, width: int, max_tokens: int, stop_ids: frozenset[int], options: BeamOptions, num_logprobs: int = 0
+        self,
+        width: int,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        options: BeamOptions,
+        num_logprobs: int = 0,
+        forced_end_id: int | None = None,
     ) -> None:
         """Start with one empty beam. width and max_tokens are at least 1. num_logprobs alternatives are kept per id."""
+        self._forced_end_id = forced_end_id
         self.live = [Beam()]
         self._width = width
         self._max_tokens = max_tokens
@@ -108,6 +115,8 @@ class Beams:
         `rows` has one entry per live beam: its most probable next ids, the best first. Banned ones are at -inf.
         An entry holds at least 2 * width ids, width and one for each stop id, and num_logprobs, or all of them.
         """
+        if self._forced_end_id is not None and self.live[0].num_tokens + 1 == self._max_tokens:
+            rows = [TokenLogprobs(0.0, [self._forced_end_id], [0.0])] * len(rows)
         continuations = [
             (beam.logprob + more, source, place)
             for source, (beam, row) in enumerate(zip(self.live, rows, strict=True))
@@ -169,7 +178,9 @@ class BeamSearch(Continuation):
         self._num_logprobs = request.params.logprobs
         self._stop_ids = request.stop_ids
         max_tokens = request.max_num_tokens - request.num_prompt_tokens
-        self._beams = Beams(width, max_tokens, self._stop_ids, options, self._num_logprobs or 0)
+        forced = request.params.forced_end_id
+        self._last = None if forced is None else max_tokens
+        self._beams = Beams(width, max_tokens, self._stop_ids, options, self._num_logprobs or 0, forced)
         self._names = itertools.count(num_choices)  # no choice has these names, so no caller can abort a beam
         self._requests = [request]  # one per live beam
         request.key = request.key._replace(choice=next(self._names))
@@ -228,7 +239,7 @@ class BeamSearch(Continuation):
         return [(connection, output) for output in outputs]
 
     def _choice(self, index: int, beam: Beam) -> TokensOutput:
-        is_stop = beam.token_id in self._stop_ids
+        is_stop = beam.token_id in self._stop_ids and beam.num_tokens != self._last
         output = self._output(index, FinishReason.STOP if is_stop else FinishReason.LENGTH)
         output.token_ids = beam.token_ids
         output.stop_token_id = beam.token_id if is_stop else None

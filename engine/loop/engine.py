@@ -134,10 +134,8 @@ class Engine(Generic[Launched]):
             block_size=self.scheduler.kv.block_size,
         )
         if request.edits.leave_nothing(0, request.params.min_tokens, others=request.params.begin_bans):
-            message = (
-                "allowed_token_ids must leave an id that bad_words, begin_bans and min_tokens do not ban, got none"
-            )
-            raise RejectedError(RejectReason.INVALID, message)
+            fault = "allowed_token_ids must leave an id that bad_words, begin_bans and min_tokens do not ban, got none"
+            raise RejectedError(RejectReason.INVALID, fault)
         request.runs_alone = runs_alone
         if add.beams is not None:
             request.continuation = BeamSearch(self.scheduler, request, add.num_choices, add.beams)

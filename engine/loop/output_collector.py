@@ -95,17 +95,15 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
         rows = range(scheduled.first_row, scheduled.first_row + scheduled.num_rows)
         token_ids = result.token_ids[rows.start : rows.stop]
         num_accepted = _num_accepted_drafts(scheduled.draft_token_ids, token_ids)
-        if (
-            request.status is RequestStatus.RUNNING
-            and request.num_preemptions == scheduled.num_preemptions
-            and scheduled.draft_token_ids
-        ):
+        is_here = request.status is RequestStatus.RUNNING and request.num_preemptions == scheduled.num_preemptions
+        if is_here and scheduled.draft_token_ids:
             scheduler.kv.accept(request, scheduled.start, scheduled.num_context_tokens + num_accepted)
         logprobs: list[TokenLogprobs] = []
         for row in rows[: num_accepted + 1]:
             _append(request, result.token_ids[row], output)
             if output.message is None and row in result.logprobs:
-                logprobs.append(result.logprobs[row])
+                is_sampled = output.token_ids[-1] == result.token_ids[row]
+                logprobs.append(result.logprobs[row] if is_sampled else TokenLogprobs(0.0, [], []))
             if output.finish_reason is not None:
                 break
         else:
@@ -139,8 +137,8 @@ def _append(request: Request, token_id: int, output: TokensOutput) -> None:
     if output.message is not None:
         output.finish_reason = FinishReason.DEAD_END
         return
-    output.token_ids.append(token_id)
     output.finish_reason = request.append(token_id)
+    output.token_ids.append(request.token_ids[-1])  # another one if the end is forced
     if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
 

@@ -82,6 +82,7 @@ def _faults(
     yield id_fault("allowed_token_ids", allowed, vocab_size)
     yield id_fault("logprob_token_ids", params.logprob_token_ids, vocab_size)
     yield id_fault("begin_bans", params.begin_bans, vocab_size)
+    yield id_fault("forced_end_id", () if params.forced_end_id is None else (params.forced_end_id,), vocab_size)
     yield id_fault("timestamps", params.timestamps.ids if params.timestamps else (), vocab_size)
     yield id_fault("bad_words", [i for word in params.bad_words_token_ids for i in word], vocab_size)
     yield id_fault("reasoning_budget", (budget.end_token_id,) if budget is not None else (), vocab_size)

@@ -118,7 +118,9 @@ def _cross_spec(config: ModelConfig, layer: str, index: int) -> CrossSpec:
             biasless=() if switches.key_bias else (keys,),
         ),
         output_spec(
-            config, WeightRef((f"{layer}.{names.cross_output}",), (config.hidden_size,), size, output_bias), None
+            config,
+            WeightRef((f"{layer}.{names.cross_output}",), (config.hidden_size,), size, output_bias),
+            norm_spec(config, f"{layer}.{names.cross_post_norm}") if names.cross_post_norm else None,
         ),
         dim,
         index,

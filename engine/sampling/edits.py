@@ -209,12 +209,12 @@ def edit_logits(
         previous_token_ids: (num_previous_rows,) int64, ids that the previous step sampled; None if no row needs them.
         apply_penalties: Computes step 1.
         reported: The rows that report log-probabilities, ascending, and these, (n, vocab_size). Those of the batch's
-            `edited_rows` take the place of their logits, and are edited.
+            `edited_rows` take the place of their logits, and are edited; some then sum to 1 again.
     """
     rows, logprobs = reported
     if batch.edited_rows is not None and logprobs is not None:
-        entries = to_device(np.searchsorted(rows, batch.edited_rows), logits.device)
-        edited = to_device(batch.edited_rows, logits.device)
+        entries = to_device(np.searchsorted(rows, batch.edited_rows[:, 0]), logits.device)
+        edited, renormalized = to_device(batch.edited_rows, logits.device).unbind(1)
         logits[edited] = logprobs[entries]
     if batch.penalties is not None:
         apply_penalties(logits, batch.penalties, previous_token_ids)
@@ -228,7 +228,8 @@ def edit_logits(
         for row, *bounds in batch.times.tolist():
             _divide_by_times(logits[row], *bounds)
     if batch.edited_rows is not None and logprobs is not None:
-        logprobs[entries] = logits[edited]
+        changed = logits[edited]
+        logprobs[entries] = torch.where(renormalized[:, None] > 0, changed.log_softmax(-1), changed)
 
 
 def _keep_only_allowed(logits: Tensor, batch: SamplingBatch) -> None:

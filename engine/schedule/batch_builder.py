@@ -153,7 +153,8 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties.add(row, scheduled, offset, source_row)
     bias_rows, bias_ids, bias_values = edits.bias()
     allowed_rows, allowed_entries, allowed_ids = edits.allowed()
-    edited = [row for row, (s, _) in enumerate(rows) if s.request.continuation and s.request.edits.are_any]
+    searched = [(row, s.request) for row, (s, _) in enumerate(rows) if s.request.continuation]
+    edited = [(row, request.params.renormalizes) for row, request in searched if request.edits.are_any]
     return batch.SamplingBatch(
         temperatures=np.array([p.temperature for p in params], np.float32),
         top_ks=_ints([p.top_k for p in params]),
@@ -171,7 +172,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
         times=time_bounds(rows),
-        edited_rows=_ints(edited) if edited else None,
+        edited_rows=np.array(edited, np.int64) if edited else None,
     )
 
 

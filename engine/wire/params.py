@@ -66,6 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             an encoder does not count.
         encoder_no_repeat_ngram_size: No so many in a row of the encoder's input, or of the prompt without an encoder,
             end with a token of the output; 0 bans nothing.
+        forced_end_id: The last of max_tokens, whatever was sampled; None for none.
+        renormalizes: Whether log-probabilities that a beam search compares sum to 1 again once logits are edited.
         timestamps: None for outputs that are not divided by times.
         allowed_token_ids: Only these ids can be sampled; None means all.
         logprobs: Alternatives to report per output token; 0 reports the sampled id alone; None reports nothing.
@@ -93,6 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     begin_bans: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
+    forced_end_id: int | None = None
+    renormalizes: bool = False
     timestamps: TimestampRule | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
@@ -110,10 +114,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not 0.0 < self.repetition_penalty <= 100.0:
-            raise ValueError(
-                f"repetition_penalty must be greater than 0 and at most 100, got {self.repetition_penalty}"
-            )
+        if not 0.0 < (penalty := self.repetition_penalty) <= 100.0:
+            raise ValueError(f"repetition_penalty must be greater than 0 and at most 100, got {penalty}")
         _check("seed", self.seed, 0, 2**64 - 1)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)
@@ -127,10 +129,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         elif self.logprob_token_ids:
             raise ValueError("logprob_token_ids is only allowed with logprobs")
-        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
-            raise ValueError(
-                f"logprob_token_ids must hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got {len(self.logprob_token_ids)}"
-            )
+        if (count := len(self.logprob_token_ids)) > MAX_LOGPROB_TOKEN_IDS:
+            raise ValueError(f"logprob_token_ids must hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got {count}")
         if self.prompt_logprobs is not None:
             _check("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 

@@ -33,6 +33,9 @@ class Seq2Seq:
         begin: What its decoder begins with.
         max_length, min_length: Of what the decoder begins with and the answer together; None for no bound.
         banned: Sequences of ids that no answer has.
+        begin_bans: Ids that no answer begins with.
+        forced_end_id: The last id of an answer that would be longer; None for any.
+        renormalizes: See `SamplingParams`.
         num_beams: Of a search; 1 for none.
         is_sampled: Whether ids are sampled, rather than the most probable ones taken.
     """
@@ -43,6 +46,9 @@ class Seq2Seq:
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
     banned: tuple[tuple[int, ...], ...] = ()
+    begin_bans: tuple[int, ...] = ()
+    forced_end_id: int | None = None
+    renormalizes: bool = False
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -103,6 +109,7 @@ class _Stated(msgspec.Struct):
     decoder_start_token_id: int | None = None
     bos_token_id: int | None = None
     forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
     max_length: int | None = None
     max_new_tokens: int | None = None
     min_length: int | None = None
@@ -111,6 +118,8 @@ class _Stated(msgspec.Struct):
     encoder_no_repeat_ngram_size: int | None = None
     bad_words_ids: list[tuple[int, ...]] | None = None
     suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    renormalize_logits: bool | None = None
     num_beams: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -139,6 +148,9 @@ def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
         no_repeat_ngram_size=stated.no_repeat_ngram_size or 0,
         encoder_no_repeat_ngram_size=stated.encoder_no_repeat_ngram_size or 0,
         banned=(*(stated.bad_words_ids or ()), *((token_id,) for token_id in stated.suppress_tokens or ())),
+        begin_bans=tuple(stated.begin_suppress_tokens or ()),
+        forced_end_id=stated.forced_eos_token_id,
+        renormalizes=bool(stated.renormalize_logits),
         num_beams=1 if stated.do_sample else min(stated.num_beams or 1, MAX_BEAMS),
         length_penalty=1.0 if stated.length_penalty is None else stated.length_penalty,
         early_stopping=stated.early_stopping or False,

@@ -131,7 +131,6 @@ def served_model(
     """
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
     seq2seq = read_seq2seq(pathlib.Path(settings.model)) if settings.model else None
-    tokenizer.is_of_encoder = seq2seq is not None
     if seq2seq and not seq2seq.is_sampled:
         defaults = replace(defaults, temperature=0.0)
     defaults = defaults.with_stated(settings.default_sampling)
@@ -139,6 +138,7 @@ def served_model(
         _log.info("requests that do not say are sampled with %s", defaults)
     prompts = read_vector_prompts(pathlib.Path(settings.model)) if settings.model else NO_PROMPTS
     template = tokenizer.template_source(has_tools=True)
+    tokenizer.is_of_encoder = seq2seq is not None and not template
     formats = choose_formats(template, settings.tool_format, tokenizer.added_id, renderer(tokenizer))
     tokenizer.call_texts = formats.tools.call_texts if formats.tools else ()
     name = settings.served_model_name[0]

@@ -152,6 +152,9 @@ async def _side_by_side(asked: Questions, wishes: Wishes) -> AsyncGenerator[list
         seed=wishes.seed,
         bad_words_token_ids=stated.banned,
         no_repeat_ngram_size=stated.no_repeat_ngram_size,
+        begin_bans=stated.begin_bans,
+        forced_end_id=stated.forced_end_id,
+        renormalizes=stated.renormalizes,
         logprobs=0,
     )
     beams = None if wishes.temperature else stated.beams(stated.begin, 1)

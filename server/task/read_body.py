@@ -125,6 +125,7 @@ def build_sampling_params(
     """
     info, defaults = model.engine_info, model.defaults
     allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
+    stops = _known_ids("stop_token_ids", body.stop_token_ids, info)
     top_k = _first(body.top_k, defaults.top_k, 0)
     least = encoded.min_tokens if max_tokens is None else min(encoded.min_tokens, max_tokens)
     try:
@@ -140,10 +141,11 @@ def build_sampling_params(
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
             no_repeat_ngram_size=_first(body.no_repeat_ngram_size, encoded.stated.no_repeat_ngram_size),
             encoder_no_repeat_ngram_size=encoded.stated.encoder_no_repeat_ngram_size,
+            begin_bans=encoded.stated.begin_bans,
+            forced_end_id=encoded.stated.forced_end_id,
+            renormalizes=encoded.stated.renormalizes,
             seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
-            stop_token_ids=tuple(
-                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))
-            ),
+            stop_token_ids=tuple(dict.fromkeys((*stops, *extra_stop_ids))),
             ignore_eos=bool(body.ignore_eos),
             logit_bias=_logit_bias(body.logit_bias or {}, info),
             bad_words_token_ids=(*_bad_words(body.bad_words or [], model.tokenizer), *encoded.stated.banned),

@@ -46,7 +46,8 @@ class TextTokenizer(Protocol):
     """A vocabulary with its chat template.
 
     `call_texts` is set once, when the format of calls is known, for a template that shows none: opening, before,
-    middle, after, between, closing, as in a `Layout`. `is_of_encoder` is set once, where an encoder reads the texts.
+    middle, after, between, closing, as in a `Layout`. `is_of_encoder` is set once, where an encoder reads the texts and
+    no template renders them.
     """
 
     call_texts: Sequence[str]

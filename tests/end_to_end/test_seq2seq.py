@@ -22,6 +22,9 @@ STATED = {
     "no_repeat_ngram_size": 2,
     "bad_words_ids": [[14], [20, 21]],
     "suppress_tokens": [16],
+    "begin_suppress_tokens": [*range(4, 16)],
+    "forced_eos_token_id": 1,
+    "renormalize_logits": True,
 }
 
 

@@ -49,6 +49,28 @@ _BART: dict[str, Any] = {
     "scale_embedding": True,
 }
 _MARIAN = _BART | {"pad_token_id": VOCAB_SIZE - 1, "decoder_start_token_id": VOCAB_SIZE - 1}
+_GEMMA: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": LONGEST_INPUT,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 9,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 20.0,
+}
+_T5GEMMA: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "encoder": _GEMMA,
+    "decoder": _GEMMA | {"hidden_size": 64, "num_hidden_layers": 2, "sliding_window": 5},
+    "decoder_start_token_id": 2,
+    "attn_implementation": "eager",
+    "tie_word_embeddings": False,
+}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", _T5),
@@ -65,6 +87,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "pegasus": ("Pegasus", _BART),
     "m2m_100": ("M2M100", _BART),
     "blenderbot": ("Blenderbot", _BART),
+    "t5gemma": ("T5Gemma", _T5GEMMA),
+    "t5gemma-uncapped": (
+        "T5Gemma",
+        _T5GEMMA
+        | {
+            "encoder": _GEMMA | {"attn_logit_softcapping": None, "head_dim": 16, "attention_bias": True},
+            "decoder": _GEMMA
+            | {"num_attention_heads": 2, "final_logit_softcapping": None, "attention_bias": True}
+            | {"layer_types": ["full_attention", "full_attention", "sliding_attention"], "rms_norm_eps": 1e-3},
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 """Kind of model and config, by name."""
 
@@ -144,7 +178,7 @@ def write_model(name: str, folder: Path, gain: float = 1.0, **changes: Any) -> A
                 is_embedding = "embed" in key or "shared" in key
                 weight.normal_(0, of_scores if is_score else 0.3 if is_embedding else _OF_OTHERS).mul_(gain)
             elif "norm" in key and "weight" in key:
-                weight.uniform_(0.5, 1.5)
+                weight.uniform_(0.5, 1.5).sub_(int(kind == "T5Gemma"))
             else:
                 weight.normal_(0, 0.1)
         model.tie_weights()

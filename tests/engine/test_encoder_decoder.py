@@ -13,6 +13,7 @@ from tests.engine.encoder_decoder_models import (
     MODELS,
     NUM_OUTPUT_TOKENS,
     VOCAB_SIZE,
+    answer,
     answers,
 )
 from tests.engine.test_golden import PreemptingScheduler, build_engine, run
@@ -160,6 +161,23 @@ def test_no_bad_word_begins_in_the_input(root: Path) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_beginning_and_end_are_ruled_as_in_transformers(root: Path, overlap: bool) -> None:
+    """The last id is forced even where the output may not end yet."""
+    expected = answers(root, "bart")
+    engine = build_engine(expected.folder, overlap=overlap)
+    for input_ids, prompt, (first, *_) in zip(expected.inputs, expected.prompts, expected.outputs, strict=True):
+        stated: dict[str, Any] = {"begin_suppress_tokens": [first], "forced_eos_token_id": 2, "min_new_tokens": 5}
+        found = answer(expected.model, input_ids, prompt, num_beams=1, max_new_tokens=5, **stated)[0, len(prompt) :]
+        rules: dict[str, Any] = {"begin_bans": (first,), "forced_end_id": 2, "min_tokens": 5, "max_tokens": 5}
+        output = run(engine, [ask(input_ids, prompt, logprobs=1, **rules)])[0, 0]
+        assert isinstance(output, TokensOutput) and output.logprobs and len(output.logprobs) == 5
+        assert (ids(output), output.finish_reason) == (found.tolist(), FinishReason.LENGTH)
+        assert output.logprobs[-1].logprob == 0.0
+        free = run(engine, [ask(input_ids, prompt, **rules | {"min_tokens": 0})])[0, 0]
+        assert 2 in ids(free)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.usefixtures("cheap_drafts")
 def test_drafts_change_nothing(root: Path, overlap: bool) -> None:
     """They are looked up in the input, too."""
@@ -177,6 +195,7 @@ def test_drafts_change_nothing(root: Path, overlap: bool) -> None:
         (ask([5] * (LONGEST_INPUT + 1), [2]), f"the input must hold from 1 to {LONGEST_INPUT} tokens, got 101"),
         (ask([], [2]), "the input must hold from 1"),
         (ask([5], []), "the decoder must begin with at least one token"),
+        (ask([5], [2], forced_end_id=VOCAB_SIZE), "forced_end_id must hold token ids from 0"),
         (ask([VOCAB_SIZE], [2]), "input must hold token ids from 0"),
         (ask([5], [2] * 95), "but 111 in the prompt and 12 of output"),
         (ask([5], [2], prompt_logprobs=0), "prompt_logprobs is not supported by a model with an encoder"),

@@ -166,7 +166,7 @@ def build_engine(
     config, model = load(folder)
     groups = group_layers(model.cache_specs)
     paged, max_input = paged_groups(groups), config.num_input_tokens
-    encoder = EncoderCaches(block_size, paged[0].spec.scale, CPU) if max_input else None
+    encoder = EncoderCaches(block_size, CPU) if max_input else None
     caches = Caches(SdpaBackend(paged, num_blocks, block_size, torch.float32, CPU), encoder=encoder)
     scheduler = scheduler_type(
         KVCacheManager(num_blocks, block_size, [group.spec for group in groups]),

@@ -138,7 +138,7 @@ class NativeBackend(AttentionBackend):
         group, group_batch = next(
             pair for pair in zip(self._groups, batch.groups, strict=True) if layer in pair[0].layers
         )
-        spec = group.spec
+        spec = group.spec.part(batch.inputs is not None)
         given = (batch.query_start_locs, batch.seq_lens, group_batch.block_tables, group_batch.slot_mapping)
         arrays = tuple(np.ascontiguousarray(array, np.int64) for array in given)
         slopes = np.array(spec.slopes, np.float32)

@@ -6,13 +6,14 @@ one token for each, at the end of the input. So no backend knows of encoders.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.device import to_device
-from weft.engine.kernels.torch.sdpa import TextsStep, texts_by_length
+from weft.engine.kernels.torch.sdpa import TextsStep
 from weft.engine.layers.block import AttentionBackend
 from weft.engine.layers.encoder_decoder import CrossStep, EncoderStep, InputCaches
 
@@ -38,14 +39,9 @@ class InputCross(CrossStep):
 
 @dataclass(frozen=True, slots=True)
 class EncoderCaches:
-    """Begins the steps of a model with an encoder.
-
-    Attributes:
-        scale: Factor on the scores of the encoder, see `PagedKV`.
-    """
+    """Begins the steps of a model with an encoder."""
 
     block_size: int
-    scale: float | None
     device: torch.device
 
     def begin(self, backend: AttentionBackend, batch: Batch) -> InputCaches:
@@ -73,13 +69,12 @@ class EncoderCaches:
         writing = _step(backend, batch, read, starts, lengths[begun], begun) if len(read) else None
         ends = np.maximum(lengths[requests], 1)
         reading = _step(backend, batch, own, np.arange(len(own) + 1), ends, requests)
-        texts = texts_by_length(starts[:-1], lengths[begun], None, self.device)
         arrays = (read, batch.positions[read], own, positions, places)
         inputs, input_positions, own_tokens, own_positions, own_places = (to_device(a, self.device) for a in arrays)
         encoder = EncoderStep(
             inputs,
             input_positions,
-            TextsStep(texts, self.scale),
+            partial(TextsStep, starts[:-1], lengths[begun], self.device),
             own_tokens,
             own_positions,
             own_places,
@@ -116,6 +111,7 @@ def _step(
             query_start_locs=starts,
             seq_lens=seq_lens,
             groups=groups,
+            inputs=None,
         )
     )
     assert isinstance(step, CrossStep)

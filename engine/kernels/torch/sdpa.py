@@ -10,7 +10,7 @@ reads: nothing is cached, and nothing is padded. There is one call for all texts
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.batch import Batch, GroupBatch, Ints
-from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV
 from weft.engine.layers.block import AttentionStep
 
 
@@ -39,7 +39,7 @@ class EqualTexts:
 def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[EqualTexts, ...] | None:
     """The texts of a step by length; None if a request is not whole, or its tokens see others in another way."""
     starts, lengths = batch.query_start_locs[:-1], np.diff(batch.query_start_locs)
-    if not spec.is_bidirectional or spec.soft_cap or spec.slopes or spec.has_sinks or spec.latent_dim is not None:
+    if not spec.is_bidirectional or spec.slopes or spec.has_sinks or spec.latent_dim is not None:
         return None
     if not np.array_equal(lengths, batch.seq_lens):
         return None
@@ -60,38 +60,52 @@ def texts_by_length(starts: Ints, lengths: Ints, window: int | None, device: tor
 
 
 def attend_to_texts(
+    spec: PagedKV,
     texts: tuple[EqualTexts, ...],
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    scale: float | None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend among the tokens of each text; shapes as in `AttentionStep.attend`, scale as in `PagedKV`."""
+    """Attend among the tokens of each text; shapes as in `AttentionStep.attend`."""
     if len(texts) == 1:  # all tokens, in their order
         shape = texts[0].tokens.shape
         heads = [part.view(*shape, *part.shape[1:]) for part in (queries, keys, values)]
-        return _attend_equal(heads, texts[0].is_seen, scale, bias).flatten(0, 1)
+        return _attend_equal(spec, heads, texts[0].is_seen, bias).flatten(0, 1)
     attended = queries.new_empty(*queries.shape[:2], values.shape[2])
     for each in texts:
-        attended[each.tokens] = _attend_equal(
-            [part[each.tokens] for part in (queries, keys, values)], each.is_seen, scale, bias
-        )
+        heads = [part[each.tokens] for part in (queries, keys, values)]
+        attended[each.tokens] = _attend_equal(spec, heads, each.is_seen, bias)
     return attended
 
 
 def _attend_equal(
-    heads: list[torch.Tensor], is_seen: torch.Tensor | None, scale: float | None, bias: torch.Tensor | None
+    spec: PagedKV, heads: list[torch.Tensor], is_seen: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Queries, keys and values (num_texts, length, their heads, head_dim) -> as the queries."""
+    if spec.soft_cap is not None:
+        return _attend_capped(spec, heads, is_seen)
     queries, keys, values = (part.transpose(1, 2) for part in heads)
     if bias is not None:
         places = torch.arange(queries.shape[2], device=bias.device)
         biases = _at_distances(bias, places - places[:, None]).to(queries.dtype)
         is_seen = biases if is_seen is None else biases.masked_fill(~is_seen, float("-inf"))
     has_groups = queries.shape[1] != keys.shape[1]
-    attended = F.scaled_dot_product_attention(queries, keys, values, is_seen, scale=scale, enable_gqa=has_groups)
+    attended = F.scaled_dot_product_attention(queries, keys, values, is_seen, scale=spec.scale, enable_gqa=has_groups)
     return attended.transpose(1, 2)
+
+
+def _attend_capped(spec: PagedKV, heads: list[torch.Tensor], is_seen: torch.Tensor | None) -> torch.Tensor:
+    """`_attend_equal` by the formula, since the fused kernel knows no soft cap."""
+    queries, keys, values = heads
+    num_texts, length = queries.shape[:2]
+    if is_seen is None:
+        is_seen = torch.ones(1, 1, dtype=torch.bool, device=queries.device).expand(length, length)
+    attended, num_queries = torch.empty_like(queries), max(1, _SCORES_AT_ONCE // (num_texts * length))
+    for first in range(0, length, num_queries):
+        part = slice(first, first + num_queries)
+        attended[:, part] = attend(queries[:, part], keys, values, is_seen[None, part], spec)
+    return attended
 
 
 def _at_distances(bias: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
@@ -102,10 +116,18 @@ def _at_distances(bias: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TextsStep(AttentionStep):
-    """Attention of an encoder, among the tokens of each text; nothing is kept."""
+    """Attention of an encoder, among the tokens of each text; nothing is kept.
 
-    texts: tuple[EqualTexts, ...]
-    scale: float | None
+    Attributes:
+        starts, lengths: See `texts_by_length`.
+        specs: What differs between its layers.
+    """
+
+    starts: Ints
+    lengths: Ints
+    device: torch.device
+    specs: tuple[CacheSpec, ...]
+    texts: dict[int, tuple[EqualTexts, ...]] = field(default_factory=dict)
 
     @override
     def cache(self, layer: int) -> None:
@@ -121,7 +143,11 @@ class TextsStep(AttentionStep):
         sinks: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return attend_to_texts(self.texts, queries, keys, values, self.scale, bias)
+        spec = self.specs[layer]
+        assert isinstance(spec, PagedKV)
+        if layer not in self.texts:
+            self.texts[layer] = texts_by_length(self.starts, self.lengths, spec.sliding_window, self.device)
+        return attend_to_texts(spec, self.texts[layer], queries, keys, values, bias)
 
 
 _QUERIES_AT_ONCE = 256
@@ -216,9 +242,10 @@ class SdpaBackend:
             for layer in group.layers if len(group_batch.block_copies) else ():
                 for cache in (self._keys[layer], self._values[layer])[: group.spec.num_sides]:
                     self._copy_blocks(cache, group_batch.block_copies)
-            texts = equal_texts(batch, group.spec, self._device)
-            parts = tuple(self._parts(batch, group_batch, group.spec)) if texts is None else ()
-            plan = _GroupPlan(group.spec, self._to_device(group_batch.slot_mapping), parts, texts)
+            spec = group.spec.part(batch.inputs is not None)
+            texts = equal_texts(batch, spec, self._device)
+            parts = tuple(self._parts(batch, group_batch, spec)) if texts is None else ()
+            plan = _GroupPlan(spec, self._to_device(group_batch.slot_mapping), parts, texts)
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self._keys, self._values, plans)
 
@@ -294,7 +321,7 @@ class SdpaStep:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         plan = self._plans[layer]
         if plan.texts is not None:
-            return attend_to_texts(plan.texts, queries, keys, values, plan.spec.scale)
+            return attend_to_texts(plan.spec, plan.texts, queries, keys, values)
         self.write(layer, keys, values)
         return self.read(layer, queries, sinks, bias)
 

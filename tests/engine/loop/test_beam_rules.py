@@ -79,6 +79,13 @@ RULES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"bad_words_token_ids": ((70,), (71, 72), (90,))}, {"bad_words_ids": [[70], [71, 72], [90]]}),
     ({"logit_bias": {70: 2.5, 75: -3.0, 80: 1.0}}, {"sequence_bias": [[[70], 2.5], [[75], -3.0], [[80], 1.0]]}),
     ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
+    ({"begin_bans": tuple(range(60, 110))}, {"begin_suppress_tokens": list(range(60, 110))}),
+    ({"forced_end_id": 20}, {"forced_eos_token_id": 20}),
+    ({"forced_end_id": 20, "min_tokens": 14}, {"forced_eos_token_id": 20, "min_new_tokens": 14}),
+    (
+        {"renormalizes": True, "repetition_penalty": 1.7, "no_repeat_ngram_size": 1},
+        {"renormalize_logits": True, "repetition_penalty": 1.7, "no_repeat_ngram_size": 1},
+    ),
     (
         {"min_tokens": 6, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2},
         {"min_new_tokens": 6, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2},

@@ -138,7 +138,7 @@ def test_ids_of_other_kinds_are_those_of_transformers(
     check_ids(write(name, tmp_path), num_ranks)
 
 
-@pytest.mark.parametrize("name", ["t5", "bart-heads"])
+@pytest.mark.parametrize("name", ["t5", "bart-heads", "t5gemma"])
 def test_encoders_answer_as_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The bias of logits was added to those of some ids."""
     monkeypatch.setattr(subprocess, "Popen", ForkedRank)

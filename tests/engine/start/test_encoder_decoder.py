@@ -37,7 +37,7 @@ def check(started: Started, expected: Answers) -> None:
     assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
 
 
-@pytest.mark.parametrize("name", ["t5-gated", "mbart", "marian-two-embeddings"])
+@pytest.mark.parametrize("name", ["t5-gated", "mbart", "marian-two-embeddings", "t5gemma", "t5gemma-uncapped"])
 def test_the_memory_of_both_halves_is_planned(tmp_path: Path, name: str) -> None:
     """An encoder's own embedding was left out."""
     write_model(name, tmp_path)
@@ -98,9 +98,9 @@ def test_marian_writes_text(root: Path) -> None:
 
 @pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("name", ["t5", "umt5", "bart", "m2m_100"])
+@pytest.mark.parametrize("name", ["t5", "umt5", "bart", "m2m_100", "t5gemma"])
 def test_native_kernels_are_close(root: Path, tmp_path: Path, name: str, kv_cache_dtype: str) -> None:
-    wide = {"d_model": 128} | ({"d_kv": 32} if "5" in name else {})
+    wide = {} if name == "t5gemma" else {"d_model": 128} | ({"d_kv": 32} if "5" in name else {})
     model = write_model(name, tmp_path, gain=0.4, **wide).bfloat16()
     model.save_pretrained(tmp_path)
     started = begin(tmp_path, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)

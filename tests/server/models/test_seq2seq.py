@@ -2,13 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.seq2seq_checkpoints import ENGLISH, EOS, FRENCH, letters
 from weft.engine.wire.messages import BeamOptions
 from weft.server.errors import InvalidRequestError
+from weft.server.generate.prompts import encode_now
 from weft.server.models.seq2seq import Encoded, Seq2Seq, language_id, read_seq2seq, with_source
+from weft.server.models.served_model import served_model
+from weft.server.task.task import Chat
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.text_tokenizer import TokenRoom
 from weft.server.text.tokenizer import Tokenizer
 
 
@@ -37,6 +43,10 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
         ({"bos_token_id": 5}, Seq2Seq((5,))),
         ({"max_new_tokens": 9, "max_length": 20, "min_new_tokens": 2}, Seq2Seq((0,), 10, 3)),
         ({"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [3]}, Seq2Seq((0,), banned=((7,), (8, 9), (3,)))),
+        (
+            {"begin_suppress_tokens": [3], "forced_eos_token_id": 2, "renormalize_logits": True},
+            Seq2Seq((0,), begin_bans=(3,), forced_end_id=2, renormalizes=True),
+        ),
         ({"do_sample": True, "num_beams": 4}, Seq2Seq((0,), is_sampled=True)),
         ({"min_length": 0, "max_length": 1}, Seq2Seq((0,), 1)),
     ],
@@ -49,6 +59,17 @@ def test_decoders_and_broken_files_have_none(tmp_path: Path) -> None:
     assert read_seq2seq(tmp_path) is None
     assert read_seq2seq(write(tmp_path, {"num_beams": "many"})) is None
     assert read_seq2seq(write(tmp_path, {}, is_encoder_decoder=False, bos_token_id=[1, 2])) is None
+
+
+@pytest.mark.parametrize("template", ["", "{{ messages }}"])
+def test_a_chat_is_its_last_message_without_a_template(site: Any, tmp_path: Path, template: str) -> None:
+    """That of a T5Gemma was ignored."""
+    site.tokenizer.template = template
+    served_model(site.engine, site.tokenizer, site.settings.model_copy(update={"model": str(write(tmp_path))}))
+    messages = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    ids = encode_now(site.tokenizer, Chat(messages, TemplateOptions()), TokenRoom(100))
+    rendered = "user: user\nassistant: assistant\nuser: user\nassistant:" if template else "user"
+    assert bytes(ids[1:]).decode() == rendered
 
 
 def test_languages(tmp_path: Path) -> None:
