@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -102,6 +102,8 @@ class Encoded:
 
 NOT_ENCODED = Encoded()
 
+_S = TypeVar("_S", bound=msgspec.Struct)
+
 
 class _Stated(msgspec.Struct):
     """The fields of both files that count, as transformers names them."""
@@ -131,11 +133,8 @@ def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
     try:
         if (config := read_object(checkpoint / "config.json")).get("is_encoder_decoder") is not True:
             return None
-        own = read_object(checkpoint / "generation_config.json")
-        stated = msgspec.convert(
-            {**config, **{name: value for name, value in own.items() if value is not None}}, _Stated
-        )
-    except (TemplateFileError, msgspec.ValidationError) as exc:
+        stated = read_stated(config, read_object(checkpoint / "generation_config.json"), _Stated)
+    except TemplateFileError as exc:
         _log.warning("%s: what it says of its answers is not used: %s", checkpoint, exc)
         return None
     begin = [next((i for i in (stated.decoder_start_token_id, stated.bos_token_id) if i is not None), 0)]
@@ -156,6 +155,18 @@ def read_seq2seq(checkpoint: Path) -> Seq2Seq | None:
         early_stopping=stated.early_stopping or False,
         is_sampled=bool(stated.do_sample),
     )
+
+
+def read_stated(config: Mapping[str, object], own: Mapping[str, object], kind: type[_S]) -> _S:
+    """What a checkpoint's config.json and generation_config.json say; a field of another type is left out."""
+    fields = {name: value for file in (config, own) for name, value in file.items() if value is not None}
+    read: dict[str, Any] = {}
+    for each in msgspec.structs.fields(kind):
+        try:
+            read |= {each.name: msgspec.convert(fields[each.name], each.type)} if each.name in fields else {}
+        except msgspec.ValidationError as exc:
+            _log.warning("the checkpoint's %s is not used: %s", each.name, exc)
+    return kind(**read)
 
 
 def language_id(tokenizer: TextTokenizer, name: str, param: str) -> int:

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from weft.engine.wire.params import SamplingParams, TimestampRule
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
+from weft.server.models.seq2seq import read_stated
 from weft.server.text.template_files import TemplateFileError, read_object
 from weft.server.text.text_tokenizer import TextTokenizer
 
@@ -163,11 +163,10 @@ def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
     try:
         if (config := read_object(checkpoint / "config.json")).get("model_type") != "whisper":
             return None
-        own = read_object(checkpoint / "generation_config.json")
+        stated = read_stated(config, read_object(checkpoint / "generation_config.json"), Stated)
     except TemplateFileError as exc:
         _log.warning("%s: what it says of its answers is not used: %s", checkpoint, exc)
         return None
-    stated = _stated({each: value for file in (config, own) for each, value in file.items() if value is not None})
     start = stated.decoder_start_token_id or tokenizer.added_id("<|startoftranscript|>")
     no_times = stated.no_timestamps_token_id or tokenizer.added_id("<|notimestamps|>")
     if start is None or no_times is None:
@@ -183,16 +182,6 @@ def read_whisper(checkpoint: Path, tokenizer: TextTokenizer) -> Whisper | None:
     language = _code(languages, stated.language) if stated.language else None  # as transformers, if a task is given
     previous = stated.prev_sot_token_id or tokenizer.added_id("<|startofprev|>")
     return Whisper(stated, start, languages, tasks, no_times, previous, language)
-
-
-def _stated(fields: Mapping[str, object]) -> Stated:
-    read: dict[str, Any] = {}
-    for each in msgspec.structs.fields(Stated):
-        try:
-            read |= {each.name: msgspec.convert(fields[each.name], each.type)} if each.name in fields else {}
-        except msgspec.ValidationError as exc:
-            _log.warning("the checkpoint's %s is not used: %s", each.name, exc)
-    return Stated(**read)
 
 
 def _known(ids: Mapping[str, int | None]) -> dict[str, int]:

@@ -55,9 +55,9 @@ def test_what_is_not_stated_is_plain(tmp_path: Path, stated: dict[str, object], 
     assert read_seq2seq(write(tmp_path, stated)) == expected
 
 
-def test_decoders_and_broken_files_have_none(tmp_path: Path) -> None:
+def test_decoders_have_none_and_an_odd_field_does_not_count(tmp_path: Path) -> None:
     assert read_seq2seq(tmp_path) is None
-    assert read_seq2seq(write(tmp_path, {"num_beams": "many"})) is None
+    assert read_seq2seq(write(tmp_path, {"num_beams": "many", "min_length": 7})) == Seq2Seq((0,), min_length=7)
     assert read_seq2seq(write(tmp_path, {}, is_encoder_decoder=False, bos_token_id=[1, 2])) is None
 
 
