@@ -16,10 +16,9 @@ from typing_extensions import override
 
 from weft.engine.families.registry import Identity, identify
 from weft.engine.families.switches import FamilySwitches
-from weft.engine.fields import Fields, understood
+from weft.engine.fields import MAX_CONTEXT, Fields, understood
 from weft.engine.layers import rotary
 from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
-from weft.engine.ranges import MAX_CONTEXT
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import AudioShape

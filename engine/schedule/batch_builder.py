@@ -16,8 +16,7 @@ from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
-from weft.engine.schedule.encoded_requests import input_batch, time_bounds
-from weft.engine.schedule.pooled_requests import pool_batch
+from weft.engine.schedule.pooled_requests import input_batch, pool_batch, time_bounds
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)

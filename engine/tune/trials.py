@@ -26,7 +26,7 @@ from weft.engine.families.switches import QKNorm
 from weft.engine.kernels.choice import ATTENTION, choose_kernels, make_backend, make_caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import AttentionStep, BlockStep, HeadLayer, run_blocks
-from weft.engine.layers.experts import choose
+from weft.engine.layers.feed_forward import choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.models.cut import shard

@@ -20,9 +20,9 @@ from weft.engine.wire.messages import AddRequest, CachePolicy, Guidance, Pin
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Renderer, Report, WholeChoice
-from weft.server.generate.loosening import named, open_loosening
 from weft.server.generate.output_plan import OutputPlan, ParsedChoice, plan_output
 from weft.server.generate.prompts import PromptEncoder
+from weft.server.generate.repair import named, open_loosening
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing

@@ -12,8 +12,8 @@ from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, HostedFunction, Ho
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.json_schema.loosen import loosened_arguments
 from weft.server.task import tool_use
-from weft.server.task.enforced import reported
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
+from weft.server.task.structured_output import reported
 from weft.server.task.validation import required
 from weft.server.text.declared import unhosted
 
