@@ -134,9 +134,8 @@ def choose_adapters(
     if not options.max_loras:
         return None
     if model.encoder is not None:
-        raise ModelError(
-            f"max_loras is not supported by a model with an encoder and a decoder, got {options.max_loras}"
-        )
+        message = f"max_loras is not supported by a model with an encoder and a decoder, got {options.max_loras}"
+        raise ModelError(message)
     if not 1 <= options.max_lora_rank <= MAX_RANK:
         raise ModelError(f"max_lora_rank must be 1 to {MAX_RANK}, got {options.max_lora_rank}")
     targets = Targets(model, config.model, whole, part)
@@ -269,9 +268,8 @@ def check_cache(groups: Sequence[CacheGroup[CacheSpec]], config: EngineConfig) -
     """Refuse a dtype of K and V that would not be kept. Raises ModelError."""
     if config.rounded_kv and any(isinstance(group.spec, ModuleCache) for group in groups):
         asked = config.options.kv_cache_dtype
-        raise ModelError(
-            f"kv_cache_dtype {asked} is not for this model, whose module of transformers keeps K and V itself"
-        )
+        message = f"kv_cache_dtype {asked} is not for this model, whose module of transformers keeps K and V itself"
+        raise ModelError(message)
     if config.rounded_kv != torch.int8:
         return
     paged = paged_groups(groups)
@@ -310,9 +308,8 @@ def _prompt_library(
 
 def _tiles(config: EngineConfig, prompts: PromptAttention | None) -> TileNames:
     """The named tiles; where a library takes the prompts, its name is no tile."""
-    return TileNames(
-        config.kernels.get("decode_attention"), None if prompts else config.kernels.get("prefill_attention")
-    )
+    decode = config.kernels.get("decode_attention")
+    return TileNames(decode, None if prompts else config.kernels.get("prefill_attention"))
 
 
 def choose_sampling(config: EngineConfig) -> SamplingKernels:

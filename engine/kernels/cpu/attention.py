@@ -14,7 +14,7 @@ from typing_extensions import override
 from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.library import FirstTouch, NativeLibrary, allocate
-from weft.engine.layers.block import AttentionBackend, AttentionStep
+from weft.engine.layers.block import AttentionBackend, AttentionStep, Heads
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -224,16 +224,10 @@ class NativeStep(AttentionStep):
 
     @override
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        addresses = self.addresses(layer, queries.shape[1])
-        return self._backend.attend(*addresses, queries, keys, values, sinks, bias, values.shape[2])
+        addresses = self.addresses(layer, heads[0].shape[1])
+        return self._backend.attend(*addresses, *heads, sinks, bias, heads[2].shape[2])
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write K/V of the step's tokens."""

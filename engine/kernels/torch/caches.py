@@ -17,7 +17,7 @@ from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec
 from weft.engine.device import fill, to_device
 from weft.engine.kernels.torch.encoder_step import EncoderCaches
-from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache, StateStep, StepCaches
+from weft.engine.layers.block import AttentionBackend, AttentionStep, Heads, PagedCache, StateStep, StepCaches
 
 
 class StateCache:
@@ -203,13 +203,7 @@ class ContextStep(AttentionStep):
 
     @override
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         raise AssertionError("the module attends itself")
 

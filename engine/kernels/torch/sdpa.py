@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
-from weft.engine.layers.block import AttentionStep
+from weft.engine.layers.block import AttentionStep, Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class EqualTexts:
         is_seen: (length, length) which tokens each token sees; None for all.
     """
 
-    tokens: torch.Tensor
-    is_seen: torch.Tensor | None
+    tokens: Tensor
+    is_seen: Tensor | None
 
 
 def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[EqualTexts, ...] | None:
@@ -60,29 +61,22 @@ def texts_by_length(starts: Ints, lengths: Ints, window: int | None, device: tor
 
 
 def attend_to_texts(
-    texts: tuple[EqualTexts, ...],
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scale: float | None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+    texts: tuple[EqualTexts, ...], heads: Heads, scale: float | None, bias: Tensor | None = None
+) -> Tensor:
     """Attend among the tokens of each text; shapes as in `AttentionStep.attend`, scale as in `PagedKV`."""
     if len(texts) == 1:  # all tokens, in their order
         shape = texts[0].tokens.shape
-        heads = [part.view(*shape, *part.shape[1:]) for part in (queries, keys, values)]
-        return _attend_equal(heads, texts[0].is_seen, scale, bias).flatten(0, 1)
+        parts = [part.view(*shape, *part.shape[1:]) for part in heads]
+        return _attend_equal(parts, texts[0].is_seen, scale, bias).flatten(0, 1)
+    queries, _, values = heads
     attended = queries.new_empty(*queries.shape[:2], values.shape[2])
     for each in texts:
-        attended[each.tokens] = _attend_equal(
-            [part[each.tokens] for part in (queries, keys, values)], each.is_seen, scale, bias
-        )
+        parts = [part[each.tokens] for part in heads]
+        attended[each.tokens] = _attend_equal(parts, each.is_seen, scale, bias)
     return attended
 
 
-def _attend_equal(
-    heads: list[torch.Tensor], is_seen: torch.Tensor | None, scale: float | None, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _attend_equal(heads: list[Tensor], is_seen: Tensor | None, scale: float | None, bias: Tensor | None) -> Tensor:
     """Queries, keys and values (num_texts, length, their heads, head_dim) -> as the queries."""
     queries, keys, values = (part.transpose(1, 2) for part in heads)
     if bias is not None:
@@ -94,7 +88,7 @@ def _attend_equal(
     return attended.transpose(1, 2)
 
 
-def _at_distances(bias: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+def _at_distances(bias: Tensor, distances: Tensor) -> Tensor:
     """(num_heads, *shape of distances): what `AttentionStep.attend` adds to scores of keys so far from their query."""
     middle = bias.shape[1] // 2
     return bias[:, (middle + distances).clamp(0, bias.shape[1] - 1)]
@@ -112,16 +106,8 @@ class TextsStep(AttentionStep):
         return None
 
     @override
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return attend_to_texts(self.texts, queries, keys, values, self.scale, bias)
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return attend_to_texts(self.texts, heads, self.scale, bias)
 
 
 _QUERIES_AT_ONCE = 256
@@ -152,10 +138,10 @@ class _Part:
         distances: As is_seen, these positions minus those of the tokens; None if they do not matter.
     """
 
-    tokens: torch.Tensor
-    slots: torch.Tensor
-    is_seen: torch.Tensor
-    distances: torch.Tensor | None
+    tokens: Tensor
+    slots: Tensor
+    is_seen: Tensor
+    distances: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +149,7 @@ class _GroupPlan:
     """What all layers of a cache group share in a step."""
 
     spec: PagedKV
-    slot_mapping: torch.Tensor
+    slot_mapping: Tensor
     parts: tuple[_Part, ...]
     texts: tuple[EqualTexts, ...] | None
     """Whole texts, which need no cache and have no parts; None for any other step."""
@@ -190,8 +176,8 @@ class SdpaBackend:
         self._groups = groups
         self._block_size = block_size
         self._device = device
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
         for group in groups:
             shape = (num_blocks * block_size, group.spec.num_kv_heads, group.spec.head_dim)
             for layer in group.layers:
@@ -204,7 +190,7 @@ class SdpaBackend:
         """Prepare nothing: the cache takes memory as it is written."""
         return False
 
-    def blocks(self, layer: int) -> list[torch.Tensor]:
+    def blocks(self, layer: int) -> list[Tensor]:
         """See `AttentionBackend`; the values of latents are a part of the keys."""
         caches = [cache for cache in (self._keys[layer], self._values[layer]) if cache.is_contiguous()]
         return [cache.view(-1, self._block_size, *cache.shape[1:]) for cache in caches]
@@ -222,7 +208,7 @@ class SdpaBackend:
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self._keys, self._values, plans)
 
-    def _copy_blocks(self, cache: torch.Tensor, copies: Ints) -> None:
+    def _copy_blocks(self, cache: Tensor, copies: Ints) -> None:
         """Copy once: a block may be the source of one copy and the target of another."""
         sources, targets = self._to_device(copies).unbind(1)
         blocks = cache.view(-1, self._block_size, *cache.shape[1:])
@@ -264,16 +250,14 @@ class SdpaBackend:
             self._to_device(seen - positions) if spec.slopes or spec.has_bias else None,
         )
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+    def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 class SdpaStep:
     """Attention for one step; see `AttentionStep`."""
 
-    def __init__(
-        self, keys: dict[int, torch.Tensor], values: dict[int, torch.Tensor], plans: dict[int, _GroupPlan]
-    ) -> None:
+    def __init__(self, keys: dict[int, Tensor], values: dict[int, Tensor], plans: dict[int, _GroupPlan]) -> None:
         """Attend in the caches of each layer by its plan."""
         self._keys = keys
         self._values = values
@@ -282,34 +266,21 @@ class SdpaStep:
     def cache(self, layer: int) -> None:
         """Do nothing: `attend` writes K/V."""
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         plan = self._plans[layer]
         if plan.texts is not None:
-            return attend_to_texts(plan.texts, queries, keys, values, plan.spec.scale)
+            return attend_to_texts(plan.texts, heads, plan.spec.scale)
+        queries, keys, values = heads
         self.write(layer, keys, values)
         return self.read(layer, queries, sinks, bias)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write K/V of the step's tokens."""
         for cached, new in ((self._keys[layer], keys), (self._values[layer], values)):
             cached.index_copy_(0, self._plans[layer].slot_mapping, new)
 
-    def read(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def read(self, layer: int, queries: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Attend to what is written."""
         plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
         attended = queries.new_empty(*queries.shape[:2], cached_values.shape[2])
@@ -321,15 +292,15 @@ class SdpaStep:
 
 
 def attend(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    is_seen: torch.Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    is_seen: Tensor,
     spec: PagedKV,
-    distances: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+    distances: Tensor | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
     """softmax(soft cap(scale * queries . keys)) . values, in float32. Vaswani et al., 2017; Ainslie et al., 2023.
 
     Args:
