@@ -338,9 +338,8 @@ def pack(module: PreTrainedModel, kernels: LayerKernels, dtype: torch.dtype) -> 
             module.set_submodule(shared[weight][0], _Gather(gather))
             module.set_submodule(name, _Rows(head))
         elif weight not in tables:  # a packed copy of an embedding that scales its rows would be a second one
-            module.set_submodule(
-                name, _Rows(kernels.linear(ref, _Given(weight.data, None if bias is None else bias.data)))
-            )
+            given = _Given(weight.data, None if bias is None else bias.data)
+            module.set_submodule(name, _Rows(kernels.linear(ref, given)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import torch
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec, paged_groups
+from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedGroups, StateSpec, paged_groups
 from weft.engine.config import EngineConfig, has_fp8
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec
@@ -214,7 +214,7 @@ def make_caches(
 
 
 def make_backend(
-    groups: tuple[CacheGroup[PagedKV], ...],
+    groups: PagedGroups,
     num_blocks: int,
     config: EngineConfig,
     num_heads: int,
@@ -285,9 +285,7 @@ def _is_attention_by_torch(config: EngineConfig) -> bool:
     return "torch" in (config.kernels.get(name) for name in ATTENTION)
 
 
-def _prompt_library(
-    groups: tuple[CacheGroup[PagedKV], ...], config: EngineConfig, num_heads: int
-) -> PromptAttention | None:
+def _prompt_library(groups: PagedGroups, config: EngineConfig, num_heads: int) -> PromptAttention | None:
     """The library that is named for prompts; None leaves them to Weft's kernel.
 
     Raises:

@@ -40,12 +40,10 @@ def run_requests(
     bounds = starts.tolist()
     results = []
     for is_single, run in itertools.groupby(range(len(states)), lambda index: bounds[index + 1] - bounds[index] == 1):
-        indices = list(run)
+        indices, compute = list(run), update if is_single else scan
         for first, last in [(indices[0], indices[-1])] if is_single else [(index, index) for index in indices]:
             tokens = slice(bounds[first], bounds[last + 1])
-            results.append(
-                (update if is_single else scan)(*(part[tokens] for part in inputs), states[first : last + 1])
-            )
+            results.append(compute(*(part[tokens] for part in inputs), states[first : last + 1]))
     outputs, after = zip(*results, strict=True)
     return torch.cat(outputs), torch.cat(after)
 

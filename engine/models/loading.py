@@ -328,9 +328,8 @@ def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut)
     """
     checkpoint, scales = CheckpointSource(folder, torch.device("cpu")), dict[int, Tensor]()
     for block, first in zip(whole.blocks, whole.first_caches(), strict=True):
-        modules = dict.fromkeys(
-            name.rpartition(".")[0] for ref in block.weights if isinstance(ref, WeightRef) for name in ref.names
-        )
+        matrices = (ref for ref in block.weights if isinstance(ref, WeightRef))
+        modules = dict.fromkeys(name.rpartition(".")[0] for matrix in matrices for name in matrix.names)
         for index, (cache, of_rank) in enumerate(zip(block.caches, own.caches[first:], strict=False), first):
             if not isinstance(cache, PagedKV) or not isinstance(of_rank, PagedKV) or cache.latent_dim is not None:
                 continue

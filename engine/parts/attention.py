@@ -152,13 +152,9 @@ def gemma4_attention_spec(
     if switches.source is None:
         return SharingSpec(attention, config.rms_norm_eps, switches.is_read)
     assert attention.head_norms is not None
+    queries = replace(attention.qkv, names=attention.qkv.names[:1], sizes=attention.qkv.sizes[:1])
     return ReadingSpec(
-        replace(attention.qkv, names=attention.qkv.names[:1], sizes=attention.qkv.sizes[:1]),
-        attention.head_norms.queries,
-        attention.output,
-        switches.head_dim,
-        switches.source,
-        attention.rotation,
+        queries, attention.head_norms.queries, attention.output, switches.head_dim, switches.source, attention.rotation
     )
 
 

@@ -84,9 +84,8 @@ class LatentAttention(ProjectedMixer):
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
         num_tokens, sizes = normed.size(0), self.sizes
-        queries, latents, key = self.inputs(normed).split_with_sizes(
-            (sizes.query_latent or sizes.queries, sizes.latent, sizes.rotary), dim=1
-        )
+        widths = (sizes.query_latent or sizes.queries, sizes.latent, sizes.rotary)
+        queries, latents, key = self.inputs(normed).split_with_sizes(widths, dim=1)
         if self.queries is not None:
             queries = self.queries(queries.contiguous())
         plain, heads = queries.view(num_tokens, sizes.num_heads, -1).split_with_sizes((sizes.plain, sizes.rotary), 2)

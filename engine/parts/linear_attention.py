@@ -219,12 +219,8 @@ class ShortConvolutionSpec(MixerSpec):
         if not cut.divides(channels):
             return self
         part = channels, channels
-        return replace(
-            self,
-            inputs=cut.by_outputs(self.inputs, part, part, part),
-            convolution=self.convolution.cut_by(cut, part),
-            output=self.output.cut(cut),
-        )
+        inputs = cut.by_outputs(self.inputs, part, part, part)
+        return replace(self, inputs=inputs, convolution=self.convolution.cut_by(cut, part), output=self.output.cut(cut))
 
 
 @mixer_spec.register

@@ -110,9 +110,8 @@ def _group(
     block_tables = np.zeros((len(tables), max(map(len, tables))), np.int64)
     for row, table in enumerate(tables):
         block_tables[row, : len(table)] = table
-    copies = np.array([(source, target) for target, source in step.blocks.copies[group].items()], np.int64).reshape(
-        -1, 2
-    )
+    pairs = [(source, target) for target, source in step.blocks.copies[group].items()]
+    copies = np.array(pairs, np.int64).reshape(-1, 2)
     if isinstance(spec, StateSpec):
         return batch.GroupBatch(_NO_IDS, block_tables, copies)
     rows = np.repeat(np.arange(len(tables)), lengths)

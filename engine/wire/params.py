@@ -111,9 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if not 0.0 < self.repetition_penalty <= 100.0:
-            raise ValueError(
-                f"repetition_penalty must be greater than 0 and at most 100, got {self.repetition_penalty}"
-            )
+            message = f"repetition_penalty must be greater than 0 and at most 100, got {self.repetition_penalty}"
+            raise ValueError(message)
         _check("seed", self.seed, 0, 2**64 - 1)
         for bias in self.logit_bias.values():
             _check("logit_bias", bias, -100.0, 100.0)

@@ -60,9 +60,8 @@ def renderer(tokenizer: TextTokenizer) -> Render:
         if time.monotonic() > end_time:
             raise ChatTemplateError("the chat template is too slow to be tried")
         variables = {"tools": list(tools)} if tools else {}
-        return "".join(
-            tokenizer.render_chat(list(messages), TemplateOptions(has_prompt, repairs=False, variables=variables))
-        )
+        options = TemplateOptions(has_prompt, repairs=False, variables=variables)
+        return "".join(tokenizer.render_chat(list(messages), options))
 
     return render
 

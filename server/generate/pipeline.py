@@ -32,13 +32,11 @@ from weft.server.task.validation import ignored_header, renamed
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
 
+NewRenderer = Callable[[Report], Renderer]
+
 
 async def respond(
-    task: Task,
-    request: Request,
-    context: ServerContext,
-    new_renderer: Callable[[Report], Renderer],
-    framing: Framing = DATA_ONLY,
+    task: Task, request: Request, context: ServerContext, new_renderer: NewRenderer, framing: Framing = DATA_ONLY
 ) -> Response:
     """Generate the answer to a task, streamed or whole.
 
@@ -79,7 +77,7 @@ async def complete(task: Task, request: Request, context: ServerContext) -> tupl
 
 
 async def open_answer(
-    task: Task, request: Request, context: ServerContext, new_renderer: Callable[[Report], Renderer]
+    task: Task, request: Request, context: ServerContext, new_renderer: NewRenderer
 ) -> tuple[Answer, Renderer]:
     """An answer that the engine has accepted, and its renderer. The caller closes the answer."""
     context.metrics.of(task.model.name).note_retry(request.headers.get("x-stainless-retry-count", ""))
@@ -103,9 +101,8 @@ async def accepted(answer: Answer, task: Task, context: ServerContext) -> None:
     def guide(wishes: OutputWishes) -> Guidance:
         return plan_output(replace(task, wishes=wishes), prompt.token_ids, prediction).guidance
 
-    await open_loosening(
-        answer, task.model.engine_client, task.wishes, partial(context.workers.run_light, task.size, guide)
-    )
+    guided = partial(context.workers.run_light, task.size, guide)
+    await open_loosening(answer, task.model.engine_client, task.wishes, guided)
 
 
 async def new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:

@@ -250,9 +250,8 @@ def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) ->
         trigger = next((trigger for trigger in by_trigger if structure.begin.startswith(trigger)), None)
         if trigger is None:
             at = f"{param}.structures[{i}].begin"
-            raise InvalidRequestError(
-                f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
-            )
+            message = f"{at} must begin with one of the triggers, got {shown(structure.begin)}"
+            raise InvalidRequestError(message, param=at)
         value = lark.json_value(exact(structure.schema_, f"{param}.structures[{i}].schema"))
         parts = (lark.literal(structure.begin[len(trigger) :]), value, lark.literal(structure.end))
         by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))

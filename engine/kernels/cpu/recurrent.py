@@ -83,10 +83,8 @@ class NativeConvolution(recurrence.CausalConvolution):
         super().__init__(weight, bias, has_silu=has_silu)
         bias_pointer = None if self.bias is None else self.bias.data_ptr()
         self.parameters = (*weight.shape, self.taps.data_ptr(), bias_pointer, has_silu)
-        sizes = (_SIZE, _SIZE, _SIZE)
-        self._function = library.function(
-            "weft_convolve", _POINTER, _POINTER, *sizes, _POINTER, _POINTER, _SIZE, _POINTER
-        )
+        arguments = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER)
+        self._function = library.function("weft_convolve", *arguments)
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
@@ -136,9 +134,8 @@ class NativeSelectiveScan(recurrence.SelectiveScan):
         super().__init__(decays, skips, time_bias)
         self._parameters = (*decays.shape, decays.data_ptr(), skips.data_ptr())
         inputs = (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE)
-        self._function = library.function(
-            "weft_scan_selective", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, *inputs, _POINTER
-        )
+        parameters = (_SIZE, _SIZE, _POINTER, _POINTER)
+        self._function = library.function("weft_scan_selective", _POINTER, *parameters, *inputs, _POINTER)
 
     @staticmethod
     def supports(decays: Tensor) -> bool:

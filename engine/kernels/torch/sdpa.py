@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, GroupBatch, Ints
-from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.cache.specs import PagedGroups, PagedKV
 from weft.engine.layers.block import AttentionStep, Heads
 
 
@@ -165,12 +165,7 @@ class SdpaBackend:
     supports_graphs = False
 
     def __init__(
-        self,
-        groups: tuple[CacheGroup[PagedKV], ...],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, groups: PagedGroups, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Allocate the cache. Only the null block is written, with zeros for ever. The rest takes no memory yet."""
         self._groups = groups

@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, Ints
-from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.cache.specs import CacheGroup, PagedGroups, PagedKV
 from weft.engine.device import to_device
 from weft.engine.kernels.triton import attention_jit as kernels
 from weft.engine.kernels.triton import attention_tiles
@@ -82,7 +82,7 @@ class TritonBackend(AttentionBackend):
 
     def __init__(
         self,
-        groups: tuple[CacheGroup[PagedKV], ...],
+        groups: PagedGroups,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,

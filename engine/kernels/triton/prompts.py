@@ -281,9 +281,8 @@ class FlashAttention3:
 
     def _paged(self, prompts: Prompts, layers: PromptLayers) -> Attend:
         """The package wants (num_blocks, block_size, num_kv_heads, head_dim), with any strides."""
-        seq_lens, tables = (
-            to_device(array.astype(np.int32), self._device) for array in (prompts.seq_lens, prompts.block_tables)
-        )
+        arrays = prompts.seq_lens, prompts.block_tables
+        seq_lens, tables = (to_device(array.astype(np.int32), self._device) for array in arrays)
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor, cache: Tensor, starts: Tensor) -> Tensor:
             cached_keys, cached_values = (side.transpose(1, 2) for side in cache.unbind(1))

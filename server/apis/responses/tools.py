@@ -208,9 +208,8 @@ def _names(
             tool_use.check_declared(reference.name, [*of_server.values()], f"{at}.name")
         return frozenset(name for name, known in of_server.items() if reference.name in (None, known))
     if reference.type not in _CALLED_BY_NAME:
-        raise UnsupportedValueError(
-            f"{at}.type must be 'function', 'custom' or 'mcp', got {shown(reference.type)}", param=f"{at}.type"
-        )
+        message = f"{at}.type must be 'function', 'custom' or 'mcp', got {shown(reference.type)}"
+        raise UnsupportedValueError(message, param=f"{at}.type")
     name = required(reference.name, f"{at}.name")
     if reference.namespace:
         name = tool_use.QualifiedName(reference.namespace, name).flat
