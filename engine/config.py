@@ -161,9 +161,8 @@ def check_gpus(options: EngineOptions) -> None:
     """Refuse fewer GPUs than this machine has ranks."""
     size, here = len(options.ranks_here), f" on each of {options.nnodes} machines" * (options.nnodes > 1)
     if torch.cuda.device_count() < size:
-        raise ModelError(
-            f"{settings_of_ranks(options)} needs {size} GPUs{here}, and there are {torch.cuda.device_count()}"
-        )
+        message = f"{settings_of_ranks(options)} needs {size} GPUs{here}, and there are {torch.cuda.device_count()}"
+        raise ModelError(message)
 
 
 def settings_of_ranks(options: EngineOptions) -> str:

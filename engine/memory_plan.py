@@ -77,13 +77,11 @@ class MemoryPlan:
         if num_blocks * size + own > self.max_model_len:
             if model.audio:
                 least = num_blocks * size + own
-                raise ModelError(
-                    f"max_model_len must be at least {least} for a model that hears, got {self.max_model_len}"
-                )
+                message = f"max_model_len must be at least {least} for a model that hears, got {self.max_model_len}"
+                raise ModelError(message)
             num_blocks = max(self.max_model_len * num_blocks // (num_blocks * size + own), 1)
-        return InputLimits(
-            min(longest, num_blocks * size), min(own, self.max_model_len - num_blocks * size), model.audio
-        )
+        num_slots = num_blocks * size
+        return InputLimits(min(longest, num_slots), min(own, self.max_model_len - num_slots), model.audio)
 
     def num_requests(self, num_tokens: int) -> int:
         """Requests of num_tokens each that the KV cache holds at once, if they share no prefix."""
@@ -147,9 +145,8 @@ def make_plan(
     if kv_bytes is None:
         kv_bytes = cache_bytes(free_bytes, config.device.type)
     elif kv_bytes > free_bytes:
-        raise ModelError(
-            f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
-        )
+        message = f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
+        raise ModelError(message)
     max_num_seqs, num_kept_states = _divide_states(config, groups, kv_bytes)
     states_bytes = (max_num_seqs + num_kept_states + 1) * state_bytes
     blocks_per_request = -(-config.max_model_len // config.block_size)

@@ -405,9 +405,8 @@ class Settings(BaseModel):
         told = {**self.model_dump(), **entry.own}
         names = (name, *entry.aliases)
         topic = told["kv_events_topic"] or f"kv@{socket.gethostname()}@{name}"
-        return Settings.model_validate(
-            told | {"model": entry.model, "served_model_name": names, "models": {}, "kv_events_topic": topic}
-        )
+        told |= {"model": entry.model, "served_model_name": names, "models": {}, "kv_events_topic": topic}
+        return Settings.model_validate(told)
 
 
 FLAGS = (

@@ -46,10 +46,10 @@ def run(job: Job, reporter: Reporter) -> None:
         rotation = torch.tensor([1.0, 0.0], device="cuda")[:, None, None].expand(num_tokens, 2, 1, model.head_dim)
         heads = choose_kernels(model, config).heads(None, model.num_heads, model.num_kv_heads)
         parts = heads(qkv, rotation.to(config.dtype).contiguous(), step.cache(0))  # turned by no angle
-        own_s = seconds(lambda: step.attend(0, *parts), config.device)
+        own_s = seconds(lambda: step.attend(0, parts), config.device)
         reporter.measured("attention", own_s * 1e3, work, backend=backend.name)
         flash = torch.ops.aten._flash_attention_forward
         torch_s = seconds(lambda: flash(*parts, starts, starts, length, length, 0.0, True, False), config.device)
         reporter.measured("attention-torch", torch_s * 1e3, work)
-        found, expected = step.attend(0, *parts), flash(*parts, starts, starts, length, length, 0.0, True, False)[0]
+        found, expected = step.attend(0, parts), flash(*parts, starts, starts, length, length, 0.0, True, False)[0]
         reporter.note("attention, largest difference", float((found - expected).abs().max()))

@@ -119,9 +119,8 @@ class RankedBlocks(BlockBytes):
             for tensors, number in zip(self._groups, shared, strict=True)
         ]
         others = dist.get_world_size() - 1
-        self.row_bytes = tuple(
-            own + others * part for own, part in zip(self._own_bytes, self._shared_bytes, strict=True)
-        )
+        pairs = zip(self._own_bytes, self._shared_bytes, strict=True)
+        self.row_bytes = tuple(own + others * part for own, part in pairs)
 
     @override
     def joined(self, group: int, block: int) -> torch.Tensor:

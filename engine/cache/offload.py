@@ -330,9 +330,8 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
         ("kv_offload_disk", max(map(file_bytes, blocks.row_bytes))),
     ):
         if 0 < (given := getattr(options, name)) < least:
-            raise ModelError(
-                f"{name} must be at least {format_size(least)}, which a block takes, got {format_size(given)}"
-            )
+            message = f"{name} must be at least {format_size(least)}, which a block takes, got {format_size(given)}"
+            raise ModelError(message)
     if options.kv_offload_dir is None:
         return Opened(OffloadTier(blocks, options.kv_offload, None), None) if options.kv_offload else None
     is_shared = options.kv_role != "none"

@@ -258,6 +258,9 @@ def group_layers(specs: Sequence[SpecT], kinds: Sequence[SpecT] = ()) -> tuple[C
     return tuple(CacheGroup(spec, tuple(indices)) for spec, indices in layers.items())
 
 
-def paged_groups(groups: Sequence[CacheGroup[CacheSpec]]) -> tuple[CacheGroup[PagedKV], ...]:
+PagedGroups = tuple[CacheGroup[PagedKV], ...]
+
+
+def paged_groups(groups: Sequence[CacheGroup[CacheSpec]]) -> PagedGroups:
     """The groups that keep keys and values."""
     return tuple(CacheGroup(g.spec, g.layers) for g in groups if isinstance(g.spec, PagedKV))

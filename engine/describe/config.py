@@ -16,10 +16,9 @@ from typing_extensions import override
 
 from weft.engine.families.registry import Identity, identify
 from weft.engine.families.switches import FamilySwitches
-from weft.engine.fields import Fields, understood
+from weft.engine.fields import MAX_CONTEXT, Fields, understood
 from weft.engine.layers import rotary
 from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
-from weft.engine.ranges import MAX_CONTEXT
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import AudioShape
@@ -192,9 +191,8 @@ def _native_config(folder: Path, identity: Identity) -> ModelConfig:
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     head_dim = fields.size("head_dim", switches.head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
-        raise ModelError(
-            f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
-        )
+        message = f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
+        raise ModelError(message)
     max_position_embeddings = fields.size("max_position_embeddings")
     if switches.counts_skipped:
         max_position_embeddings -= switches.num_positions_skipped
@@ -323,9 +321,8 @@ def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int)
         case "default" | "mrope" | "dynamic":  # which differ for images, and for contexts beyond the longest
             return None
         case "proportional":
-            return rotary.ProportionalScaling(
-                section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0)
-            )
+            share = section.number("partial_rotary_factor", 1.0)
+            return rotary.ProportionalScaling(share, section.number("factor", 1.0))
         case "linear":
             return rotary.LinearScaling(section.number("factor"))
         case "llama3":
@@ -385,7 +382,6 @@ def longest_context(ropes: Iterable[rotary.RopeConfig], longest: int) -> int:
         if isinstance(rope.scaling, rotary.YarnScaling):
             longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
     if longest > MAX_CONTEXT:
-        raise ModelError(
-            f"the context must have at most {MAX_CONTEXT} tokens, the rotary embedding extends it to {longest}"
-        )
+        message = f"the context must have at most {MAX_CONTEXT} tokens, the rotary embedding extends it to {longest}"
+        raise ModelError(message)
     return longest

@@ -16,20 +16,9 @@ from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
 from weft.engine.describe.cut import Cut, rows
+from weft.engine.layers import block as built
 from weft.engine.layers import norm as norm_layers
 from weft.engine.layers.all_ranks import norm_of_all_ranks, of_all_ranks
-from weft.engine.layers.block import (
-    Attention,
-    Block,
-    FeedForward,
-    GatedFeedForward,
-    HeadLayer,
-    Layer,
-    Linear,
-    Mixer,
-    PreNormBlock,
-    unchanged,
-)
 from weft.engine.layers.encoder_decoder import distance_buckets
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.wrapped_linear import LinearWithEpilogue, clamped, scaled
@@ -80,7 +69,7 @@ class BlockSpec(PartSpec, ABC):
         return replace(self, **{name: part.cut(cut) for name, part in self.halves.items()})
 
     @abstractmethod
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> built.Block:
         """Load it; its caches get the indices from first_cache on."""
 
 
@@ -88,7 +77,7 @@ class MixerSpec(PartSpec, ABC):
     """A mixer that is still to be built."""
 
     @abstractmethod
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> built.Mixer:
         """Load it; its caches get the indices from first_cache on."""
 
 
@@ -96,7 +85,7 @@ class FeedForwardSpec(PartSpec, ABC):
     """A feed-forward layer that is still to be built."""
 
     @abstractmethod
-    def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> built.FeedForward:
         """Load it."""
 
     def experts_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
@@ -118,7 +107,7 @@ class NormSpec(PartSpec):
     bias: TensorRef | None = None
     is_layer_norm: bool = False
 
-    def build(self, kernels: LayerKernels, reader: WeightReader) -> Layer:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> built.Layer:
         """Load it; kernels have norms with weights."""
         if self.weight is None:
             return self.build_by_torch(reader)
@@ -127,28 +116,27 @@ class NormSpec(PartSpec):
             return kernels.layer_norm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
         return kernels.norm(weight, self.eps)
 
-    def build_by_torch(self, reader: WeightReader) -> Layer:
+    def build_by_torch(self, reader: WeightReader) -> built.Layer:
         """Load it for inputs of any shape."""
         weight = None if self.weight is None else reader.tensor(self.weight)
         if self.is_layer_norm:
             return norm_layers.LayerNorm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
         return norm_layers.RMSNorm(weight, self.eps)
 
-    def build_of_all_ranks(self, reader: WeightReader) -> Layer:
+    def build_of_all_ranks(self, reader: WeightReader) -> built.Layer:
         """Load a rank's part of an RMSNorm."""
         return norm_of_all_ranks(None if self.weight is None else reader.tensor(self.weight), self.eps)
 
     def of_heads(self, run: Run, over_all: bool = False) -> "NormSpec":
         """That of a rank's heads, where each has weights of its own."""
-        weight, bias = (
-            ref and (rows(ref, run) if over_all or len(ref.shape) > 1 else ref) for ref in (self.weight, self.bias)
-        )
+        refs = self.weight, self.bias
+        weight, bias = (ref and (rows(ref, run) if over_all or len(ref.shape) > 1 else ref) for ref in refs)
         return replace(self, weight=weight, bias=bias)
 
 
-def build_norm(norm: NormSpec | None, kernels: LayerKernels, reader: WeightReader) -> Layer:
+def build_norm(norm: NormSpec | None, kernels: LayerKernels, reader: WeightReader) -> built.Layer:
     """Load a norm; None leaves hidden states as they are."""
-    return norm.build(kernels, reader) if norm else unchanged
+    return norm.build(kernels, reader) if norm else built.unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +154,14 @@ class OutputSpec(PartSpec):
     scale: float = 1.0
     is_partial: bool = False
 
-    def build(self, kernels: LayerKernels, reader: WeightReader) -> Linear:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> built.Linear:
         """Load it."""
         linear = kernels.linear(self.matrix, reader)
         if self.is_partial:
-            linear = LinearWithEpilogue(linear, of_all_ranks(unchanged))
+            linear = LinearWithEpilogue(linear, of_all_ranks(built.unchanged))
         if self.norm is not None:
             linear = LinearWithEpilogue(linear, self.norm.build(kernels, reader))
-        return linear if self.scale == 1.0 else LinearWithEpilogue(linear, scaled(unchanged, self.scale))
+        return linear if self.scale == 1.0 else LinearWithEpilogue(linear, scaled(built.unchanged, self.scale))
 
     @override
     def cut(self, cut: Cut) -> Self:
@@ -196,7 +184,7 @@ class HeadNormsSpec(PartSpec):
     is_last: bool = False
     is_partial: bool = False
 
-    def build(self, kernels: LayerKernels, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
+    def build(self, kernels: LayerKernels, reader: WeightReader, num_heads: int, num_kv_heads: int) -> built.HeadLayer:
         """Load norms and rotation."""
         if self._is_uniform:
             assert self.queries.weight is not None and self.keys.weight is not None
@@ -206,9 +194,8 @@ class HeadNormsSpec(PartSpec):
         build = NormSpec.build_of_all_ranks if self.is_partial else NormSpec.build_by_torch
         layers = [build(norm, reader) for norm in (self.queries, self.keys)]
         queries, keys = map(norm_layers.over_all_heads, layers) if self.over_all else layers
-        return norm_layers.NormedHeads(
-            kernels.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last
-        )
+        heads = kernels.heads(None, num_heads, num_kv_heads)
+        return norm_layers.NormedHeads(heads, queries, keys, num_heads, num_kv_heads, self.is_last)
 
     def of_heads(self, cut: Cut, queries: Run, keys: Run, dim: int) -> "HeadNormsSpec":
         """Those of a rank's heads, which have dim values."""
@@ -277,7 +264,7 @@ class AttentionSpec(MixerSpec):
     bias: BiasSpec | None = None
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Attention:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> built.Attention:
         heads = (self.num_heads, self.cache.num_kv_heads)
         if self.head_norms:
             prepare = self.head_norms.build(kernels, reader, *heads)
@@ -287,11 +274,11 @@ class AttentionSpec(MixerSpec):
             prepare = norm_layers.unchanged_heads(*heads)
         qkv = kernels.linear(self.qkv, reader)
         if self.clip is not None:
-            qkv = LinearWithEpilogue(qkv, clamped(unchanged, self.clip))
+            qkv = LinearWithEpilogue(qkv, clamped(built.unchanged, self.clip))
         output = self.output.build(kernels, reader)
         sinks = reader.tensor(self.sinks) if self.sinks else None
         bias = self.bias.build(reader) if self.bias else None
-        return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks, bias)
+        return built.Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks, bias)
 
     @override
     def cut(self, cut: Cut, gate_size: int = 0) -> Self:
@@ -323,9 +310,10 @@ class DenseSpec(FeedForwardSpec):
     output: OutputSpec
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader) -> FeedForward:
+    def build(self, kernels: LayerKernels, reader: WeightReader) -> built.FeedForward:
         build_first = kernels.gated if len(self.first.sizes) > 1 else kernels.ungated
-        return GatedFeedForward(build_first(self.first, reader, self.activation), self.output.build(kernels, reader))
+        first = build_first(self.first, reader, self.activation)
+        return built.GatedFeedForward(first, self.output.build(kernels, reader))
 
     @override
     def cut(self, cut: Cut) -> Self:
@@ -344,8 +332,8 @@ class PreNormSpec(BlockSpec):
     feed_forward: FeedForwardSpec | None
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
-        return PreNormBlock(
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> built.Block:
+        return built.PreNormBlock(
             build_norm(self.mixer_norm, kernels, reader),
             self.mixer.build(kernels, reader, first_cache) if self.mixer else None,
             build_norm(self.feed_forward_norm, kernels, reader),
@@ -363,12 +351,11 @@ class PostNormSpec(BlockSpec):
     feed_forward_norm: NormSpec | None
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> built.Block:
         mixer, mixer_norm = self.mixer.build(kernels, reader, first_cache), self.mixer_norm.build(kernels, reader)
         feed_forward = self.feed_forward.build(kernels, reader) if self.feed_forward else None
-        return norm_layers.PostNormBlock(
-            mixer, mixer_norm, feed_forward, build_norm(self.feed_forward_norm, kernels, reader)
-        )
+        last_norm = build_norm(self.feed_forward_norm, kernels, reader)
+        return norm_layers.PostNormBlock(mixer, mixer_norm, feed_forward, last_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +368,7 @@ class ParallelSpec(BlockSpec):
     feed_forward: FeedForwardSpec
 
     @override
-    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> built.Block:
         return norm_layers.ParallelBlock(
             self.mixer_norm.build(kernels, reader),
             self.mixer.build(kernels, reader, first_cache),
@@ -442,11 +429,6 @@ class DecoderSpec(PartSpec):
         return (*inner, last) if last else tuple(inner)
 
     @property
-    def tensors(self) -> tuple[TensorRef, ...]:
-        """The small tensors of all parts."""
-        return tuple(weight for weight in self.weights if isinstance(weight, TensorRef))
-
-    @property
     def num_parameters(self) -> int:
         """Values in the checkpoint; a shared matrix counts once."""
         return sum(weight.num_values for weight in self.weights)
@@ -457,10 +439,9 @@ class DecoderSpec(PartSpec):
             return sum(part.weights_bytes(kernels, dtype) for part in (self.encoder, replace(self, encoder=None)))
         inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kernels.linear_bytes(matrix, dtype) for matrix in inner)
-        num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
-        num_bytes += sum(
-            part.experts_bytes(kernels, dtype) for part in _values(self) if isinstance(part, FeedForwardSpec)
-        )
+        num_bytes += sum(small.num_bytes(dtype) for small in self.weights if isinstance(small, TensorRef))
+        layers = (part for part in _values(self) if isinstance(part, FeedForwardSpec))
+        num_bytes += sum(layer.experts_bytes(kernels, dtype) for layer in layers)
         if self.positions is not None:
             num_types = self.token_types.out_features if self.token_types else 1
             num_bytes += num_types * self.positions.num_values * dtype.itemsize
@@ -481,6 +462,5 @@ class DecoderSpec(PartSpec):
             head=self.head and cut.vocabulary(self.head),
             layer_embedding=self.layer_embedding and cut.vocabulary(self.layer_embedding),
             blocks=tuple(block.cut(cut) for block in self.blocks),
-            logit_bias=self.logit_bias,
             encoder=self.encoder and self.encoder.cut(cut),
         )

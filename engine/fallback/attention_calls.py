@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel, masking_utils
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -19,7 +20,7 @@ from weft.engine.wire.errors import ModelError
 RECORDING = "weft_recording"
 """Name of the attention that records, for `attn_implementation`."""
 
-MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
 """(batch index, head, query positions, key positions) -> whether each query sees each key."""
 
 _NUM_TOKENS = 5
@@ -61,14 +62,14 @@ class _Recorder:
         self.longest_context = longest_context
         self.entered: list[str] = []
         self.layers: list[AttentionLayer] = []
-        self.masks: dict[int, tuple[torch.Tensor, MaskFunction]] = {}
+        self.masks: dict[int, tuple[Tensor, MaskFunction]] = {}
         self.reaches: dict[int, Reach | None] = {}
 
     def enter(self, part: torch.nn.Module, inputs: object) -> None:
         """Note that a submodule runs."""
         self.entered.append(self.names.get(id(part), ""))
 
-    def mask(self, mask_function: MaskFunction, shape: tuple[int, ...]) -> torch.Tensor:
+    def mask(self, mask_function: MaskFunction, shape: tuple[int, ...]) -> Tensor:
         """A tensor that stands for this mask."""
         tensor = torch.empty(shape, dtype=torch.bool, device="meta")
         self.masks[id(tensor)] = tensor, mask_function
@@ -77,8 +78,8 @@ class _Recorder:
     def attend(
         self,
         part: torch.nn.Module,
-        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
+        heads: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
         scaling: float | None,
         others: dict[str, object],
     ) -> None:
@@ -112,7 +113,7 @@ class _Recorder:
         )
         self.layers.append(AttentionLayer(name, queries.shape[1], cache))
 
-    def _reach(self, part: torch.nn.Module, name: str, mask: torch.Tensor | None) -> Reach:
+    def _reach(self, part: torch.nn.Module, name: str, mask: Tensor | None) -> Reach:
         if mask is None:
             if getattr(part, "is_causal", True):
                 return None, None
@@ -138,7 +139,7 @@ def read_reach(mask_function: MaskFunction, longest_context: int) -> Reach | Non
     """
     keys = torch.arange(longest_context)
 
-    def seen(position: int) -> torch.Tensor:
+    def seen(position: int) -> Tensor:
         result = torch.as_tensor(mask_function(0, 0, torch.tensor(position), keys))
         return result.expand(longest_context)
 
@@ -158,7 +159,7 @@ def _known_chunks() -> Iterator[None]:
     """Let chunks begin at the first token: transformers counts padding, of which the meta device has no values."""
     make = masking_utils.chunked_causal_mask_function
 
-    def without_padding(chunk_size: int, left_padding: torch.Tensor) -> MaskFunction:
+    def without_padding(chunk_size: int, left_padding: Tensor) -> MaskFunction:
         return make(chunk_size, torch.zeros(len(left_padding), dtype=torch.int64))
 
     masking_utils.chunked_causal_mask_function = without_padding
@@ -174,21 +175,19 @@ _recorder: _Recorder | None = None
 
 def _attend(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
     scaling: float | None = None,
     **others: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     assert _recorder is not None
     _recorder.attend(module, (query, key, value), attention_mask, scaling, others)
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
-def _mask(
-    batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, **others: object
-) -> torch.Tensor:
+def _mask(batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, **others: object) -> Tensor:
     assert _recorder is not None
     return _recorder.mask(mask_function, (batch_size, 1, q_length, kv_length))
 

@@ -142,9 +142,8 @@ def _read_config(folder: Path, architecture: str, fields: Fields) -> tuple[PreTr
     """The configuration to build a module with, and whether it is that of a text half."""
     model_type = fields.optional_text("model_type") or ""
     if model_type not in CONFIG_MAPPING and fields.has("auto_map"):
-        raise ModelError(
-            f"architecture {architecture} comes with code of its own, and Weft runs no code of checkpoints"
-        )
+        message = f"architecture {architecture} comes with code of its own, and Weft runs no code of checkpoints"
+        raise ModelError(message)
     half_type = fields.section("text_config").optional_text("model_type")
     is_whole = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) == architecture
     if not is_whole and (model_type not in CONFIG_MAPPING or half_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import logging as untyped_logging
@@ -53,9 +54,7 @@ class LayerCache:
     layer: int
     dtype: torch.dtype
 
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend in the current step.
 
         Args:
@@ -70,23 +69,21 @@ class LayerCache:
         assert self.current.attention is not None, "a module attends outside of a step"
         value_dim = values.shape[-1]
         padded = functional.pad(values, (0, keys.shape[-1] - value_dim)) if value_dim < keys.shape[-1] else values
-        flat = (heads[0].transpose(0, 1).to(self.dtype).contiguous() for heads in (queries, keys, padded))
+        q, k, v = (heads[0].transpose(0, 1).to(self.dtype).contiguous() for heads in (queries, keys, padded))
         sunk = None if sinks is None else sinks.float()
-        attended = self.current.attention.attend(
-            self.layer, next(flat), next(flat), next(flat), sunk
-        )  # (num_tokens, num_heads, head_dim)
+        attended = self.current.attention.attend(self.layer, (q, k, v), sunk)  # (num_tokens, num_heads, head_dim)
         return attended[..., :value_dim].unsqueeze(0).to(queries.dtype)
 
 
 def _attend(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-    s_aux: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **others: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     cache = module.weft_cache
     assert isinstance(cache, LayerCache)
     return cache.attend(query, key, value, s_aux), None
@@ -144,30 +141,28 @@ class TransformersModel(Model):
         module.set_submodule(calls.body, self._body)
 
     @override
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, caches: StepCaches, rows: Tensor | None = None) -> Tensor:
         self._current.attention = caches.attention
         output = self._body.body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         self._current.attention = None
         self._output_type = type(output)
-        hidden: torch.Tensor = output[0][0]
+        hidden: Tensor = output[0][0]
         return hidden if rows is None else hidden[rows]
 
     @override
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
         self._body.given = self._output_type(last_hidden_state=hidden_states[None])
         try:
             unread = torch.zeros(1, len(hidden_states), dtype=torch.int64, device=hidden_states.device)
-            logits: torch.Tensor = self._module(input_ids=unread, use_cache=False).logits[0]
+            logits: Tensor = self._module(input_ids=unread, use_cache=False).logits[0]
         finally:
             self._body.given = None
         return logits.float()
 
-    def plain_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def plain_logits(self, token_ids: Tensor) -> Tensor:
         """Float32 logits of whole prompts (num_prompts, num_tokens), by the module alone with its own attention."""
         with self._eager_attention():
-            logits: torch.Tensor = self._module(input_ids=token_ids, use_cache=False).logits
+            logits: Tensor = self._module(input_ids=token_ids, use_cache=False).logits
         return logits.float()  # (num_prompts, num_tokens, vocab_size)
 
     @contextmanager
@@ -188,10 +183,10 @@ _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 class _Promise:
     """A tensor that is read when transformers asks for all of it, as of a slice of safetensors."""
 
-    read: Callable[[str], torch.Tensor]
+    read: Callable[[str], Tensor]
     name: str
 
-    def __getitem__(self, everything: object) -> torch.Tensor:
+    def __getitem__(self, everything: object) -> Tensor:
         return self.read(self.name)
 
 
@@ -223,7 +218,7 @@ def load_fallback(
     _check_experts(names)
     shapes: dict[str, torch.Size] = {}
 
-    def counted(name: str) -> torch.Tensor:
+    def counted(name: str) -> Tensor:
         nonlocal done
         tensor = read(name)
         shape = shapes.setdefault(_EXPERT.sub(r"\1*\3", name), tensor.shape)  # experts that are stacked are alike
@@ -256,12 +251,12 @@ def _check_experts(names: Iterable[str]) -> None:
                 raise ModelError(f"tensor {experts}{number}{kind} is missing from the checkpoint")
 
 
-def _stored(folder: Path, is_half: bool) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+def _stored(folder: Path, is_half: bool) -> tuple[Iterable[str], Callable[[str], Tensor]]:
     source = CheckpointSource(folder, torch.device("cpu"), is_half=is_half)
     return source.names, source.read
 
 
-def _random(config: FallbackConfig, dtype: torch.dtype) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+def _random(config: FallbackConfig, dtype: torch.dtype) -> tuple[Iterable[str], Callable[[str], Tensor]]:
     source = RandomSource(0, dtype, torch.device("cpu"), norm_weight=1.0)
     with torch.device("meta"):
         module = config.model_class(config.config)
@@ -269,7 +264,7 @@ def _random(config: FallbackConfig, dtype: torch.dtype) -> tuple[Iterable[str], 
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
     tensors = dict(module.named_parameters()) | buffers
 
-    def make(name: str) -> torch.Tensor:
+    def make(name: str) -> Tensor:
         if not tensors[name].is_floating_point():
             return torch.zeros(tensors[name].shape, dtype=tensors[name].dtype)
         tensor = torch.empty(tensors[name].shape, dtype=dtype)
@@ -343,25 +338,24 @@ def pack(module: PreTrainedModel, kernels: LayerKernels, dtype: torch.dtype) -> 
             module.set_submodule(shared[weight][0], _Gather(gather))
             module.set_submodule(name, _Rows(head))
         elif weight not in tables:  # a packed copy of an embedding that scales its rows would be a second one
-            module.set_submodule(
-                name, _Rows(kernels.linear(ref, _Given(weight.data, None if bias is None else bias.data)))
-            )
+            given = _Given(weight.data, None if bias is None else bias.data)
+            module.set_submodule(name, _Rows(kernels.linear(ref, given)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Given(WeightReader):
     """Hands out one matrix."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: Tensor
+    bias: Tensor | None
 
-    def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def dense(self, ref: WeightRef) -> tuple[Tensor, Tensor | None]:
         return self.weight, self.bias
 
-    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[Tensor, Tensor | None]]:
         raise NotImplementedError(ref.matrix.names)
 
-    def tensor(self, ref: TensorRef) -> torch.Tensor:
+    def tensor(self, ref: TensorRef) -> Tensor:
         raise NotImplementedError(ref.name)
 
 
@@ -372,7 +366,7 @@ class _Rows(torch.nn.Module):
         super().__init__()
         self._layer = layer
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         rows = self._layer(inputs.reshape(-1, inputs.shape[-1]).contiguous())
         return rows.view(*inputs.shape[:-1], rows.shape[-1])
 
@@ -384,6 +378,6 @@ class _Gather(torch.nn.Module):
         super().__init__()
         self._layer = layer
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: Tensor) -> Tensor:
         rows = self._layer(token_ids.reshape(-1))
         return rows.view(*token_ids.shape, rows.shape[-1])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from weft.engine.batch import Batch
 from weft.engine.cache.specs import group_layers
@@ -147,9 +148,7 @@ def _choose_way(model: RequestModel, config: EngineConfig, vocab_size: int) -> N
         )
 
 
-def _error_of_parts(
-    model: RequestModel, token_ids: torch.Tensor, parts: list[tuple[int, int]], expected: torch.Tensor
-) -> float:
+def _error_of_parts(model: RequestModel, token_ids: Tensor, parts: list[tuple[int, int]], expected: Tensor) -> float:
     """The error of the present way, infinite if the module cannot go this way.
 
     The prompts take turns, since a module may keep states in itself, where all requests share them.
@@ -184,7 +183,7 @@ def _compare(model: TransformersModel, caches: Caches, config: EngineConfig, voc
         _check(got, expected, _TOLERANCES[config.dtype])
 
 
-def _check(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+def _check(got: Tensor, expected: Tensor, tolerance: float) -> None:
     error, spread = _error(got, expected), expected.std(-1, keepdim=True)
     best = expected.topk(2).values
     is_clear = best[..., 0] - best[..., 1] > 4 * tolerance * spread[..., 0]
@@ -197,11 +196,11 @@ def _check(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
     logger.info("transformers' module answers the same over Weft's cache: logits differ by %.2g deviations", error)
 
 
-def _token_ids(num_prompts: int, length: int, config: EngineConfig, vocab_size: int) -> torch.Tensor:
+def _token_ids(num_prompts: int, length: int, config: EngineConfig, vocab_size: int) -> Tensor:
     return (torch.arange(num_prompts * length, device=config.device).view(num_prompts, -1) + 1) * 7919 % vocab_size
 
 
-def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+def _error(got: Tensor, expected: Tensor) -> float:
     """Root mean square, in standard deviations of a row."""
     return float(((got - expected) / expected.std(-1, keepdim=True)).square().mean().sqrt())
 

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from typing_extensions import override
 
@@ -53,9 +54,7 @@ class RequestModel(Model):
         self._accepted = frozenset(accepted)
 
     @override
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, caches: StepCaches, rows: Tensor | None = None) -> Tensor:
         step, states = caches.attention, caches.states
         assert isinstance(step, ContextStep) and states is not None
         bounds = step.query_start_locs.tolist()
@@ -72,14 +71,14 @@ class RequestModel(Model):
         return torch.cat(logits)  # (num_rows, vocab_size)
 
     @override
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return hidden_states.to(torch.float32, copy=True)
 
-    def plain_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def plain_logits(self, token_ids: Tensor) -> Tensor:
         """Float32 logits of whole prompts (num_prompts, num_tokens), without a cache."""
         return torch.cat([self._logits(prompt[None], use_cache=False) for prompt in token_ids.unbind()]).float()
 
-    def go_on(self, context: Context, token_ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+    def go_on(self, context: Context, token_ids: Tensor, num_rows: int) -> Tensor:
         """Compute the next tokens (1, num_tokens) of a context, which it then holds.
 
         Returns:
@@ -91,7 +90,7 @@ class RequestModel(Model):
             logits = self._logits(context.token_ids, num_rows, use_cache=False)
         elif self.going_on is GoingOn.ONE_BY_ONE and context.num_tokens:
             tokens = enumerate(token_ids.unbind(1), context.num_tokens)
-            rows: deque[torch.Tensor] = deque(maxlen=max(num_rows, 1))  # those of a whole chunk would fill the memory
+            rows: deque[Tensor] = deque(maxlen=max(num_rows, 1))  # those of a whole chunk would fill the memory
             for start, token in tokens:
                 rows.append(self._cached(context, start, token[None], 1))
             logits = torch.cat(list(rows), dim=1)
@@ -111,7 +110,7 @@ class RequestModel(Model):
         per_token = -(-(sizes[1] - sizes[0]) // (many - few))
         self.cache_specs = ModuleCache(per_token, max(sizes[0] - few * per_token, 0)), _SLOT
 
-    def _cached(self, context: Context, start: int, token_ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+    def _cached(self, context: Context, start: int, token_ids: Tensor, num_rows: int) -> Tensor:
         if self._cache_name is None:
             raise ValueError("it has no cache")
         if start == 0 and self._module._supports_default_dynamic_cache():
@@ -119,14 +118,14 @@ class RequestModel(Model):
         output = self._call(token_ids, start, num_rows, use_cache=True, **{self._cache_name: context.past})
         returned = output.get(self._cache_name)
         context.past = context.past if returned is None else returned
-        logits: torch.Tensor = output.logits
+        logits: Tensor = output.logits
         return logits
 
-    def _logits(self, token_ids: torch.Tensor, num_rows: int = 0, **others: object) -> torch.Tensor:
-        logits: torch.Tensor = self._call(token_ids, 0, num_rows, **others).logits
+    def _logits(self, token_ids: Tensor, num_rows: int = 0, **others: object) -> Tensor:
+        logits: Tensor = self._call(token_ids, 0, num_rows, **others).logits
         return logits
 
-    def _call(self, token_ids: torch.Tensor, start: int, num_rows: int, **others: object) -> Any:
+    def _call(self, token_ids: Tensor, start: int, num_rows: int, **others: object) -> Any:
         """Run the module; num_rows is how many of the last rows are wanted at least, 0 for all."""
         positions = torch.arange(start, start + token_ids.shape[1], device=token_ids.device)[None]
         known = {"position_ids": positions, "logits_to_keep": num_rows, **others}
@@ -142,7 +141,7 @@ def _size(root: object) -> int:
         if id(item) in seen or isinstance(item, torch.nn.Module | type | str):
             continue
         seen.add(id(item))
-        if isinstance(item, torch.Tensor):
+        if isinstance(item, Tensor):
             storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
         elif isinstance(item, dict):

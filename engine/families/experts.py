@@ -43,7 +43,7 @@ class Gating:
 
 
 class Routing(Protocol):
-    """Which experts a token chooses (see `weft.engine.layers.experts.choose`)."""
+    """Which experts a token chooses (see `weft.engine.layers.feed_forward.choose`)."""
 
     @property
     def num_chosen(self) -> int:

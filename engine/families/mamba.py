@@ -198,9 +198,8 @@ def lfm2_moe(fields: Fields) -> FamilySwitches:
         epsilon=1e-6,
         scale=fields.number("routed_scaling_factor", 1.0),
     )
-    names = replace(
-        _LFM2_EXPERTS, correction="feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else ""
-    )
+    correction = "feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else ""
+    names = replace(_LFM2_EXPERTS, correction=correction)
     size, num_experts = fields.integer("moe_intermediate_size", 1792), fields.integer("num_experts", 32)
     experts, num_dense = ExpertSwitches(num_experts, size, routing, names), fields.integer("num_dense_layers", 2)
     return replace(_hybrid(fields), feed_forwards=on_layers(fields, experts, lambda layer: layer >= num_dense))

@@ -91,9 +91,8 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
         name, own = half if half and half[0] in FAMILIES else (architecture, fields)
         family = FAMILIES.get(name)
     if family is None and model_impl == "native":
-        raise ModelError(
-            f"architecture {architecture} is not supported natively (`weft models --architectures` lists what is)"
-        )
+        message = f"architecture {architecture} is not supported natively (`weft models --architectures` lists what is)"
+        raise ModelError(message)
     switches = None
     if family:
         try:

@@ -198,9 +198,8 @@ class _Header:
             if name in found:
                 self._refuse(f"has tensor {name!r} twice")
             if offset % alignment:
-                self._refuse(
-                    f"places tensor {name!r} at {offset:,}, which is no multiple of {alignment:,}, its alignment"
-                )
+                fault = f"places tensor {name!r} at {offset:,}, which is no multiple of {alignment:,}, its alignment"
+                self._refuse(fault)
             if start + offset + prod(shape[:-1]) * row_bytes > len(self._data):
                 self._refuse(f"is truncated: tensor {name} ends behind its end ({len(self._data):,} bytes)")
             found[name] = GgufTensor(self._path, kind, shape, row_bytes, start + offset)

@@ -208,9 +208,8 @@ def _merges(ids: dict[str, int], types: list[int], scores: list[float]) -> list[
 def _bpe(ids: dict[str, int], merges: list[list[str]], **more: object) -> Json:
     for merge in merges:
         if len(merge) != 2 or not all(part in ids for part in (*merge, "".join(merge))):
-            raise GgufError(
-                f"merge {' '.join(merge)[:60]!r} in tokenizer.ggml.merges is not one of two tokens to a third"
-            )
+            message = f"merge {' '.join(merge)[:60]!r} in tokenizer.ggml.merges is not one of two tokens to a third"
+            raise GgufError(message)
     return {"type": "BPE", "vocab": ids, "merges": merges, **more}
 
 

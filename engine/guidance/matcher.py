@@ -232,9 +232,8 @@ _MAX_FAULT_CHARS = 300
 def one_line(fault: str) -> str:
     """The library's message for a fault, without the source that it quotes, which may be long."""
     lines = [line.strip() for line in fault.partition("<backtrace>")[0].splitlines() if not _SOURCE_LINE.match(line)]
-    text = _TOO_MUCH.sub(
-        "repeats, lengths and patterns of one text take too much together", " ".join(filter(None, lines))
-    )
+    text = " ".join(filter(None, lines))
+    text = _TOO_MUCH.sub("repeats, lengths and patterns of one text take too much together", text)
     return text if len(text) <= _MAX_FAULT_CHARS else f"{text[:_MAX_FAULT_CHARS]}..."
 
 

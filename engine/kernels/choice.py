@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import torch
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec, paged_groups
+from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedGroups, StateSpec, paged_groups
 from weft.engine.config import EngineConfig, has_fp8
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec
@@ -134,9 +134,8 @@ def choose_adapters(
     if not options.max_loras:
         return None
     if model.encoder is not None:
-        raise ModelError(
-            f"max_loras is not supported by a model with an encoder and a decoder, got {options.max_loras}"
-        )
+        message = f"max_loras is not supported by a model with an encoder and a decoder, got {options.max_loras}"
+        raise ModelError(message)
     if not 1 <= options.max_lora_rank <= MAX_RANK:
         raise ModelError(f"max_lora_rank must be 1 to {MAX_RANK}, got {options.max_lora_rank}")
     targets = Targets(model, config.model, whole, part)
@@ -215,7 +214,7 @@ def make_caches(
 
 
 def make_backend(
-    groups: tuple[CacheGroup[PagedKV], ...],
+    groups: PagedGroups,
     num_blocks: int,
     config: EngineConfig,
     num_heads: int,
@@ -269,9 +268,8 @@ def check_cache(groups: Sequence[CacheGroup[CacheSpec]], config: EngineConfig) -
     """Refuse a dtype of K and V that would not be kept. Raises ModelError."""
     if config.rounded_kv and any(isinstance(group.spec, ModuleCache) for group in groups):
         asked = config.options.kv_cache_dtype
-        raise ModelError(
-            f"kv_cache_dtype {asked} is not for this model, whose module of transformers keeps K and V itself"
-        )
+        message = f"kv_cache_dtype {asked} is not for this model, whose module of transformers keeps K and V itself"
+        raise ModelError(message)
     if config.rounded_kv != torch.int8:
         return
     paged = paged_groups(groups)
@@ -287,9 +285,7 @@ def _is_attention_by_torch(config: EngineConfig) -> bool:
     return "torch" in (config.kernels.get(name) for name in ATTENTION)
 
 
-def _prompt_library(
-    groups: tuple[CacheGroup[PagedKV], ...], config: EngineConfig, num_heads: int
-) -> PromptAttention | None:
+def _prompt_library(groups: PagedGroups, config: EngineConfig, num_heads: int) -> PromptAttention | None:
     """The library that is named for prompts; None leaves them to Weft's kernel.
 
     Raises:
@@ -310,9 +306,8 @@ def _prompt_library(
 
 def _tiles(config: EngineConfig, prompts: PromptAttention | None) -> TileNames:
     """The named tiles; where a library takes the prompts, its name is no tile."""
-    return TileNames(
-        config.kernels.get("decode_attention"), None if prompts else config.kernels.get("prefill_attention")
-    )
+    decode = config.kernels.get("decode_attention")
+    return TileNames(decode, None if prompts else config.kernels.get("prefill_attention"))
 
 
 def choose_sampling(config: EngineConfig) -> SamplingKernels:

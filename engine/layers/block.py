@@ -12,26 +12,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheSpec
 from weft.engine.layers.rotary import PositionTable
 
-Layer = Callable[[torch.Tensor], torch.Tensor]
+Layer = Callable[[Tensor], Tensor]
 
 
 class Linear(Protocol):
     """A matrix of the model, or several that share their input, stacked along the outputs."""
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """(num_tokens, in_features) -> (num_tokens, out_features)."""
 
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
         """Add the outputs to residual (num_tokens, out_features), in place."""
 
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, inputs: Tensor) -> Tensor:
         """The outputs in float32. The caller may overwrite them, and so may the next call."""
 
 
@@ -44,15 +44,18 @@ class PagedCache(NamedTuple):
         scales: (2, num_kv_heads) float32, by which K and V are divided before they are rounded to fp8; else not read.
     """
 
-    blocks: torch.Tensor
-    slots: torch.Tensor
-    scales: torch.Tensor
+    blocks: Tensor
+    slots: Tensor
+    scales: Tensor
 
+
+# Queries, keys and values of the tokens of a step.
+Heads = tuple[Tensor, Tensor, Tensor]
 
 # Takes (num_tokens, num_heads + 2 * num_kv_heads, head_dim), the rotation of each token from `RotaryTable.gather`, and
 # `AttentionStep.cache`. Returns queries, keys and values. May change its first argument. Writes K/V to the cache unless
 # that is None.
-HeadLayer = Callable[[torch.Tensor, torch.Tensor, PagedCache | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+HeadLayer = Callable[[Tensor, Tensor, PagedCache | None], Heads]
 
 
 class AttentionStep(Protocol):
@@ -61,22 +64,14 @@ class AttentionStep(Protocol):
     def cache(self, layer: int) -> PagedCache | None:
         """Where the model writes K/V of a layer before it calls `attend`; None if `attend` writes them."""
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Attend causally, each token within its request; first write keys and values unless `cache` returns a place.
 
         Args:
             layer: Index of the layer.
-            queries: (num_tokens, num_heads, head_dim), rotary embedding applied.
-            keys: (num_tokens, num_kv_heads, head_dim), rotary embedding applied.
-            values: (num_tokens, num_kv_heads, value_dim); of latents these are the first values of the keys.
+            heads: Queries (num_tokens, num_heads, head_dim), rotary embedding applied; keys (num_tokens, num_kv_heads,
+                head_dim), rotary embedding applied; values (num_tokens, num_kv_heads, value_dim), of latents the first
+                values of the keys.
             sinks: (num_heads,) float32, of a layer whose spec says `has_sinks`; None for any other.
             bias: (num_heads, 2 * n) float32, of a layer whose spec says `has_bias`; None for any other. Column n +
                 position of the key - position of the query is added to the scaled score.
@@ -107,7 +102,7 @@ class AttentionBackend(Protocol):
     def prepare(self) -> bool:
         """Spend a few milliseconds of idle time on work that steps would wait for; returns whether more is left."""
 
-    def blocks(self, layer: int) -> Sequence[torch.Tensor]:
+    def blocks(self, layer: int) -> Sequence[Tensor]:
         """The tensors that hold the blocks of a layer, each (num_blocks, ...) and contiguous."""
 
     def begin(self, batch: Batch) -> AttentionStep:
@@ -126,18 +121,18 @@ class StateStep(Protocol):
     """
 
     query_start_locs: Ints
-    is_new: torch.Tensor
+    is_new: Tensor
 
-    def read(self, layer: int) -> torch.Tensor:
+    def read(self, layer: int) -> Tensor:
         """(num_requests, *shape): the states before this step's tokens, zeros for a new request."""
 
-    def write(self, layer: int, states: torch.Tensor) -> None:
+    def write(self, layer: int, states: Tensor) -> None:
         """Keep the states (num_requests, *shape) after this step's tokens."""
 
-    def tensor(self, layer: int) -> torch.Tensor:
+    def tensor(self, layer: int) -> Tensor:
         """(num_slots, *shape): the states of all requests, contiguous. Only the slots of this step may be changed."""
 
-    def slots(self, layer: int) -> torch.Tensor:
+    def slots(self, layer: int) -> Tensor:
         """(num_requests,) int64 on the device: the slot of each request, distinct except for slot 0 of padding."""
 
 
@@ -152,7 +147,13 @@ class StepCaches:
 
     attention: AttentionStep
     states: StateStep | None = None
-    passed: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    passed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> StateStep:
+        """The states, for a layer that keeps some."""
+        assert self.states is not None
+        return self.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,25 +167,25 @@ class BlockStep:
             computes only what its caches need, which saves three quarters of the matrix work.
     """
 
-    rotations: tuple[torch.Tensor, ...]
+    rotations: tuple[Tensor, ...]
     caches: StepCaches
-    rows: torch.Tensor | None = None
+    rows: Tensor | None = None
 
 
 class Block(Protocol):
     """One layer of a model, or several in one call."""
 
-    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def forward(self, hidden: Tensor, step: BlockStep) -> Tensor:
         """Hidden states (num_tokens, hidden_size) -> those after the block, of `step.rows`. May change its input."""
 
 
 class Mixer(Protocol):
     """The half of a block in which tokens see others."""
 
-    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def mix(self, normed: Tensor, step: BlockStep) -> Tensor:
         """(num_tokens, hidden_size) -> (num_tokens, inner size), the input of `add_to`; updates its caches."""
 
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, mixed: Tensor) -> None:
         """Project some rows of what `mix` returned and add them to their hidden states, in place."""
 
 
@@ -194,18 +195,18 @@ class ProjectedMixer(Mixer, Protocol):
     output: Linear
 
     @override
-    def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, mixed: Tensor) -> None:
         self.output.add_to(residual, mixed)
 
 
 class FeedForward(Protocol):
     """The half of a block that computes each token by itself."""
 
-    def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, normed: Tensor) -> None:
         """Add the outputs for normed (num_tokens, hidden_size) to the hidden states, in place."""
 
 
-def run_blocks(blocks: Sequence[Block], hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+def run_blocks(blocks: Sequence[Block], hidden: Tensor, step: BlockStep) -> Tensor:
     """Run blocks in order; `step.rows` applies to the last one only."""
     all_rows = replace(step, rows=None)
     for block in blocks[:-1]:
@@ -231,19 +232,19 @@ class Attention(ProjectedMixer):
     head_dim: int
     cache: int
     rotation: int = 0
-    sinks: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    sinks: Tensor | None = None
+    bias: Tensor | None = None
 
     @override
-    def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def mix(self, normed: Tensor, step: BlockStep) -> Tensor:
         return self.attend(self.qkv(normed), step)
 
-    def attend(self, qkv: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def attend(self, qkv: Tensor, step: BlockStep) -> Tensor:
         """`mix` of what the projections made; may change it."""
         num_tokens, attention = qkv.size(0), step.caches.attention
         qkv = qkv.view(num_tokens, -1, self.head_dim)
         heads = self.heads(qkv, step.rotations[self.rotation], attention.cache(self.cache))
-        return attention.attend(self.cache, *heads, self.sinks, self.bias).reshape(num_tokens, -1)
+        return attention.attend(self.cache, heads, self.sinks, self.bias).reshape(num_tokens, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +255,11 @@ class GatedFeedForward(FeedForward):
     down: Linear
 
     @override
-    def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, normed: Tensor) -> None:
         self.down.add_to(residual, self.gated(normed))
 
 
-def unchanged(hidden: torch.Tensor) -> torch.Tensor:
+def unchanged(hidden: Tensor) -> Tensor:
     """The layer in place of a norm that a family does not have."""
     return hidden
 
@@ -273,7 +274,7 @@ class PreNormBlock(Block):
     feed_forward: FeedForward | None
 
     @override
-    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def forward(self, hidden: Tensor, step: BlockStep) -> Tensor:
         mixed = self.mixer.mix(self.mixer_norm(hidden), step) if self.mixer else None
         if step.rows is not None:
             hidden, mixed = hidden[step.rows], None if mixed is None else mixed[step.rows]
@@ -289,9 +290,7 @@ class PreNormBlock(Block):
 class Model(Protocol):
     """What the runner needs of a model. No method waits for the device."""
 
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, caches: StepCaches, rows: Tensor | None = None) -> Tensor:
         """Run the tokens of one step through all blocks.
 
         Args:
@@ -304,11 +303,11 @@ class Model(Protocol):
             (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
         """
 
-    def typed(self, positions: torch.Tensor, token_types: torch.Tensor) -> torch.Tensor:
+    def typed(self, positions: Tensor, token_types: Tensor) -> Tensor:
         """Positions for `forward` that say the types of tokens, too; a model that knows no types ignores them."""
         return positions
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size). The next call may overwrite them."""
 
 
@@ -355,14 +354,12 @@ class Decoder(Model):
     num_positions: int = 0
 
     @override
-    def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, caches: StepCaches, rows: Tensor | None = None) -> Tensor:
         return self.forward_embedded(self.embedding(token_ids), positions, caches, rows)
 
     def forward_embedded(
-        self, hidden: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, hidden: Tensor, positions: Tensor, caches: StepCaches, rows: Tensor | None = None
+    ) -> Tensor:
         """`forward` of embeddings, (num_tokens, hidden_size)."""
         step = BlockStep(tuple(rotary.gather(positions) for rotary in self.rotaries), caches, rows)
         if self.positions is not None:
@@ -371,10 +368,10 @@ class Decoder(Model):
         return self.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
 
     @override
-    def typed(self, positions: torch.Tensor, token_types: torch.Tensor) -> torch.Tensor:
+    def typed(self, positions: Tensor, token_types: Tensor) -> Tensor:
         return positions + token_types.clamp(max=self.num_types - 1) * self.num_positions
 
     @override
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
         assert self.head is not None  # a later stage computes no logits
         return self.head.to_float32(hidden_states)

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.layers.block import Block, BlockStep, FeedForward, HeadLayer, Layer, Mixer, PagedCache
 from weft.engine.layers.rotary import rotate
 
 
-def normalise(hidden: torch.Tensor, eps: float) -> torch.Tensor:
+def normalise(hidden: Tensor, eps: float) -> Tensor:
     """Divide the last dimension of hidden (..., size) by its root mean square; a new tensor of the same dtype."""
     if hidden.is_cuda:
         return F.rms_norm(hidden, hidden.shape[-1:], None, eps)
     # torch has no fused kernel on the CPU. For long prompts its own composition takes three times as long as this one.
     values = hidden.float()
-    norms: torch.Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     scales = norms.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
     return torch.mul(values, scales).to(hidden.dtype)
 
@@ -27,12 +28,12 @@ def normalise(hidden: torch.Tensor, eps: float) -> torch.Tensor:
 class RMSNorm:
     """Normalises the last dimension of hidden (..., size), then multiplies by weight (Zhang and Sennrich, 2019)."""
 
-    def __init__(self, weight: torch.Tensor | None, eps: float) -> None:
+    def __init__(self, weight: Tensor | None, eps: float) -> None:
         """Take a weight (size,), or any that broadcasts to hidden; None leaves the factor out."""
         self.weight = weight
         self.eps = eps
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """Same shape and dtype as hidden."""
         normed = normalise(hidden, self.eps)
         return normed if self.weight is None else normed.mul_(self.weight)
@@ -44,12 +45,12 @@ class LayerNorm:
     See Ba et al., 2016.
     """
 
-    def __init__(self, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> None:
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
         """Take weight and bias (size,), or any that broadcast to hidden; None leaves one out."""
         self.weight, self.bias = weight, bias
         self.eps = eps
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """Same shape and dtype as hidden."""
         size = hidden.shape[-1:]
         if self.weight is None or self.weight.shape == size:
@@ -65,14 +66,12 @@ class LayerNorm:
 class HeadNorm:
     """RMSNorm over each head of queries and keys in one call (QK-norm); each of the two has its own weight."""
 
-    def __init__(
-        self, query_weight: torch.Tensor, key_weight: torch.Tensor, num_heads: int, num_kv_heads: int, eps: float
-    ) -> None:
+    def __init__(self, query_weight: Tensor, key_weight: Tensor, num_heads: int, num_kv_heads: int, eps: float) -> None:
         """Repeat the two weights (head_dim,) head by head: (num_heads + num_kv_heads, head_dim), queries first."""
         self.weight = torch.cat((query_weight.expand(num_heads, -1), key_weight.expand(num_kv_heads, -1)))
         self.eps = eps
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """Same shape and dtype as hidden (num_tokens, num_heads + num_kv_heads, head_dim)."""
         return normalise(hidden, self.eps).mul_(self.weight)
 
@@ -94,9 +93,7 @@ class NormedHeads:
     num_kv_heads: int
     is_last: bool
 
-    def __call__(
-        self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __call__(self, qkv: Tensor, rotation: Tensor, cache: PagedCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadLayer`."""
         queries, keys, _ = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.is_last:
@@ -117,9 +114,7 @@ def over_all_heads(norm: Layer) -> Layer:
 def unchanged_heads(num_heads: int, num_kv_heads: int) -> HeadLayer:
     """A `HeadLayer` without norm and rotation, which leaves writing K/V to the attention backend."""
 
-    def split(
-        qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def split(qkv: Tensor, rotation: Tensor, cache: PagedCache | None) -> tuple[Tensor, Tensor, Tensor]:
         assert cache is None, "attention among whole texts writes what it keeps"
         queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
         return queries, keys, values
@@ -141,7 +136,7 @@ class ParallelBlock(Block):
     feed_forward: FeedForward
 
     @override
-    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def forward(self, hidden: Tensor, step: BlockStep) -> Tensor:
         normed = self.mixer_norm(hidden)
         mixed = self.mixer.mix(normed, step)
         if step.rows is not None:
@@ -167,7 +162,7 @@ class PostNormBlock(Block):
     feed_forward_norm: Layer
 
     @override
-    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+    def forward(self, hidden: Tensor, step: BlockStep) -> Tensor:
         mixed = self.mixer.mix(hidden, step)
         if step.rows is not None:
             hidden, mixed = hidden[step.rows], mixed[step.rows]

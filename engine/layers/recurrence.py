@@ -10,18 +10,19 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from weft.engine.batch import Ints
 from weft.engine.layers.block import StateStep
 
 # Takes what it needs of the tokens of some requests, (num_tokens, ...) each, then their states (num_requests, ...).
 # Returns outputs (num_tokens, ...) and the states after the tokens.
-Recurrence = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
 
 
 def run_requests(
-    update: Recurrence, scan: Recurrence, inputs: tuple[torch.Tensor, ...], states: torch.Tensor, starts: Ints
-) -> tuple[torch.Tensor, torch.Tensor]:
+    update: Recurrence, scan: Recurrence, inputs: tuple[Tensor, ...], states: Tensor, starts: Ints
+) -> tuple[Tensor, Tensor]:
     """Compute a step of a recurrence, by one update for all requests of one token and a scan for each other.
 
     Args:
@@ -39,12 +40,10 @@ def run_requests(
     bounds = starts.tolist()
     results = []
     for is_single, run in itertools.groupby(range(len(states)), lambda index: bounds[index + 1] - bounds[index] == 1):
-        indices = list(run)
+        indices, compute = list(run), update if is_single else scan
         for first, last in [(indices[0], indices[-1])] if is_single else [(index, index) for index in indices]:
             tokens = slice(bounds[first], bounds[last + 1])
-            results.append(
-                (update if is_single else scan)(*(part[tokens] for part in inputs), states[first : last + 1])
-            )
+            results.append(compute(*(part[tokens] for part in inputs), states[first : last + 1]))
     outputs, after = zip(*results, strict=True)
     return torch.cat(outputs), torch.cat(after)
 
@@ -55,7 +54,7 @@ class CausalConvolution:
     The state of a request is the inputs before the step.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, has_silu: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, has_silu: bool = False) -> None:
         """Take weight (channels, kernel), whose last column is for the token itself, and bias (channels,).
 
         Applies SiLU to the sums if has_silu.
@@ -65,7 +64,7 @@ class CausalConvolution:
         self._has_silu = has_silu
         self.taps = self.weight.t().contiguous()  # (kernel, channels)
 
-    def __call__(self, inputs: torch.Tensor, states: torch.Tensor, starts: Ints) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, inputs: Tensor, states: Tensor, starts: Ints) -> tuple[Tensor, Tensor]:
         """Convolve a step.
 
         Args:
@@ -80,18 +79,18 @@ class CausalConvolution:
             return self._decode(inputs, states)
         return self._prefill(inputs, states, starts)
 
-    def step(self, inputs: torch.Tensor, states: StateStep, cache: int) -> torch.Tensor:
+    def step(self, inputs: Tensor, states: StateStep, cache: int) -> Tensor:
         """`__call__` with the states of a cache, which it updates: (num_tokens, channels) -> the same."""
         outputs, after = self(inputs, states.read(cache), states.query_start_locs)
         states.write(cache, after)
         return outputs
 
-    def _decode(self, inputs: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _decode(self, inputs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """One token per request, whose states stand at the same row: no value from the host, no loop."""
         window = torch.cat((states, inputs.unsqueeze(-1).to(states.dtype)), -1)  # (num_requests, channels, kernel)
         return self._finish((window * self.weight).sum(-1), inputs.dtype), window[..., 1:]
 
-    def _prefill(self, inputs: torch.Tensor, states: torch.Tensor, starts: Ints) -> tuple[torch.Tensor, torch.Tensor]:
+    def _prefill(self, inputs: Tensor, states: Tensor, starts: Ints) -> tuple[Tensor, Tensor]:
         """Lay every request's state before its tokens, so that each sum reads kernel rows that follow each other."""
         length = states.size(-1)
         spans = list(itertools.pairwise(starts.tolist()))
@@ -106,7 +105,7 @@ class CausalConvolution:
         after = torch.stack([rows[place.stop : place.stop + length] for place in places]).mT
         return self._finish(torch.cat([sums[place] for place in places]), inputs.dtype), after.to(states.dtype)
 
-    def _finish(self, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _finish(self, sums: Tensor, dtype: torch.dtype) -> Tensor:
         if self.bias is not None:
             sums = sums.add_(self.bias)
         return (F.silu(sums, inplace=True) if self._has_silu else sums).to(dtype)
@@ -123,11 +122,11 @@ class DeltaInputs(NamedTuple):
             all: (num_tokens, 0).
     """
 
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    log_decays: torch.Tensor
-    rates: torch.Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    log_decays: Tensor
+    rates: Tensor
 
 
 class DeltaRule(Protocol):
@@ -144,11 +143,11 @@ class DeltaRule(Protocol):
     A decay belongs to a head, or to each channel of its key (Kimi Linear, 2025: arXiv 2510.26692).
     """
 
-    def __call__(self, inputs: DeltaInputs, states: StateStep, cache: int) -> torch.Tensor:
+    def __call__(self, inputs: DeltaInputs, states: StateStep, cache: int) -> Tensor:
         """Outputs (num_tokens, num_heads, value_dim); the cache holds (num_heads, key_dim, value_dim) of a request."""
 
 
-def delta_rule(inputs: DeltaInputs, states: StateStep, cache: int) -> torch.Tensor:
+def delta_rule(inputs: DeltaInputs, states: StateStep, cache: int) -> Tensor:
     """`DeltaRule` by torch's operations."""
     outputs, after = run_requests(delta_step, delta_scan, inputs, states.read(cache), states.query_start_locs)
     states.write(cache, after)
@@ -156,13 +155,8 @@ def delta_rule(inputs: DeltaInputs, states: StateStep, cache: int) -> torch.Tens
 
 
 def delta_step(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    log_decays: torch.Tensor,
-    rates: torch.Tensor,
-    states: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    queries: Tensor, keys: Tensor, values: Tensor, log_decays: Tensor, rates: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
     """One token of each request; states (num_requests, num_heads, key_dim, value_dim)."""
     states = states * log_decays.exp().unsqueeze(-1)
     if rates.numel():
@@ -176,13 +170,8 @@ _DELTA_CHUNK, _CHANNEL_CHUNK = 64, 16
 
 
 def delta_scan(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    log_decays: torch.Tensor,
-    rates: torch.Tensor,
-    states: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    queries: Tensor, keys: Tensor, values: Tensor, log_decays: Tensor, rates: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
     """Consecutive tokens of one request; states (1, num_heads, key_dim, value_dim)."""
     size = _DELTA_CHUNK if log_decays.size(-1) == 1 else _CHANNEL_CHUNK
     chunks = zip(*(torch.split(part, size) for part in (queries, keys, values, log_decays, rates)), strict=True)
@@ -193,13 +182,8 @@ def delta_scan(
 
 
 def _scan_chunk(
-    state: torch.Tensor,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    log_decays: torch.Tensor,
-    rates: torch.Tensor,
-) -> torch.Tensor:
+    state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, log_decays: Tensor, rates: Tensor
+) -> Tensor:
     """Change the state in place. What a token writes depends on what earlier ones wrote: a triangular system."""
     queries, keys, values = (part.transpose(0, 1) for part in (queries, keys, values))  # (num_heads, chunk, size)
     # The sums reach far below zero, where float32 would lose the difference of two neighbours.
@@ -224,9 +208,9 @@ class _Products:
         decays: (num_heads, chunk, chunk, key_dim or 1), anything from a later token.
     """
 
-    decays: torch.Tensor
+    decays: Tensor
 
-    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def __call__(self, left: Tensor, right: Tensor) -> Tensor:
         """Two of (num_heads, chunk, key_dim) -> (num_heads, chunk, chunk)."""
         if self.decays.size(-1) == 1:
             return (left @ right.mT).mul_(self.decays.squeeze(-1)).tril_()
@@ -244,7 +228,7 @@ class SelectiveScan:
     c.
     """
 
-    def __init__(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> None:
+    def __init__(self, decays: Tensor, skips: Tensor, time_bias: Tensor) -> None:
         """Take the parameters, all float32.
 
         Args:
@@ -255,14 +239,8 @@ class SelectiveScan:
         self.decays, self.skips, self.time_bias = decays, skips, time_bias
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        times: torch.Tensor,
-        selection: tuple[torch.Tensor, torch.Tensor],
-        gate: torch.Tensor,
-        states: StateStep,
-        cache: int,
-    ) -> torch.Tensor:
+        self, x: Tensor, times: Tensor, selection: tuple[Tensor, Tensor], gate: Tensor, states: StateStep, cache: int
+    ) -> Tensor:
         """Compute a step.
 
         Args:
@@ -283,16 +261,12 @@ class SelectiveScan:
         states.write(cache, after)
         return outputs.addcmul_(wide, self.skips).mul_(F.silu(gate.float())).to(x.dtype)
 
-    def _update(
-        self, steps: torch.Tensor, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _update(self, steps: Tensor, x: Tensor, b: Tensor, c: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         factors = (steps.unsqueeze(-1) * self.decays).exp_()  # (num_tokens, num_channels, state_size)
         states = torch.addcmul(x.unsqueeze(-1) * b.unsqueeze(1), states, factors)
         return (states @ c.unsqueeze(-1)).squeeze(-1), states
 
-    def _scan(
-        self, steps: torch.Tensor, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scan(self, steps: Tensor, x: Tensor, b: Tensor, c: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Token by token, for products of decays over several tokens are too small for float32."""
         state, outputs = states[0], []
         for first in range(0, len(x), _SCAN_CHUNK):
@@ -323,9 +297,9 @@ class StateSpace:
     head_dim: int
     state_size: int
     num_groups: int
-    decays: torch.Tensor
-    skips: torch.Tensor
-    time_bias: torch.Tensor
+    decays: Tensor
+    skips: Tensor
+    time_bias: Tensor
     time_scale: float = 1.0
     time_limits: tuple[float, float] = (0.0, float("inf"))
     gate_scale: float = 1.0
@@ -353,9 +327,7 @@ class StateSpaceScan:
         """Compute this one."""
         self.space = space
 
-    def __call__(
-        self, channels: torch.Tensor, times: torch.Tensor, gate: torch.Tensor | None, states: StateStep, cache: int
-    ) -> torch.Tensor:
+    def __call__(self, channels: Tensor, times: Tensor, gate: Tensor | None, states: StateStep, cache: int) -> Tensor:
         """Compute a step.
 
         Args:
@@ -382,9 +354,7 @@ class StateSpaceScan:
             outputs *= F.silu(gate.float() * space.gate_scale)
         return outputs.to(channels.dtype)
 
-    def _update(
-        self, decays: torch.Tensor, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _update(self, decays: Tensor, x: Tensor, b: Tensor, c: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         num_requests, num_heads, head_dim = x.shape
         states = states * decays.exp()[..., None, None]
         grouped = states.view(num_requests, self.space.num_groups, -1, self.space.state_size)
@@ -392,9 +362,7 @@ class StateSpaceScan:
         grouped.addcmul_(rows.unsqueeze(-1), b.unsqueeze(2))
         return (grouped @ c.unsqueeze(-1)).view(num_requests, num_heads, head_dim), states
 
-    def _scan(
-        self, decays: torch.Tensor, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scan(self, decays: Tensor, x: Tensor, b: Tensor, c: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         state, outputs = states[0], []  # (num_heads, head_dim, state_size)
         for first in range(0, len(x), _SPACE_CHUNK):
             chunk = slice(first, first + _SPACE_CHUNK)
@@ -402,9 +370,7 @@ class StateSpaceScan:
             outputs.append(output)
         return torch.cat(outputs), state.unsqueeze(0)
 
-    def _scan_chunk(
-        self, decays: torch.Tensor, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scan_chunk(self, decays: Tensor, x: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """What each token takes from the tokens of the chunk, and what it takes from the state before the chunk."""
         heads_per_group = self.space.num_heads // self.space.num_groups
         b, c = (part.transpose(0, 1).repeat_interleave(heads_per_group, 0) for part in (b, c))  # (num_heads, chunk, n)

@@ -275,9 +275,8 @@ class AdaptedKernels:
 
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
         """See `LayerKernels`."""
-        return layers.AdaptedEmbedding(
-            self._kernels.embedding(ref, reader), self._adapters.embedding_site(ref), self._step
-        )
+        inner = self._kernels.embedding(ref, reader)
+        return layers.AdaptedEmbedding(inner, self._adapters.embedding_site(ref), self._step)
 
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         """See `LayerKernels`; adapters of the embedding and of the head are different ones."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import DecoderSpec
@@ -87,7 +88,7 @@ class Targets:
         name = text_name(module) or module
         return self._targets.get(name) or self._targets.get(self._short.get(name, ""))
 
-    def is_own_weight(self, name: str, values: torch.Tensor) -> bool:
+    def is_own_weight(self, name: str, values: Tensor) -> bool:
         """Whether a projection of the checkpoint has these values."""
         try:
             checkpoint = CheckpointSource(self._folder, torch.device("cpu"))
@@ -117,8 +118,8 @@ class Projection(NamedTuple):
     """
 
     name: str
-    places: torch.Tensor
-    rows: torch.Tensor
+    places: Tensor
+    rows: Tensor
     runs: list[int]
     run_sizes: list[int]
 
@@ -171,9 +172,7 @@ _ROWS_AT_ONCE = 128
 """More rows of logits would take memory that no plan has counted."""
 
 
-def replaced(
-    path: Path, weights: Mapping[str, torch.Tensor], config: AdapterConfig, targets: Targets
-) -> dict[str, torch.Tensor]:
+def replaced(path: Path, weights: Mapping[str, Tensor], config: AdapterConfig, targets: Targets) -> dict[str, Tensor]:
     """Which matrices of the model an adapter has others for, as in PEFT.
 
     Of two that are tied, a copy that `modules_to_save` made replaces one, unless `ensure_weight_tying` is set. What was
@@ -209,8 +208,8 @@ def is_stacked(module: str) -> bool:
 
 
 def split(
-    module: str, parts: Mapping[str, torch.Tensor], experts: Sequence[ExpertsRef], config: AdapterConfig
-) -> Iterator[tuple[str, str, dict[str, torch.Tensor]]]:
+    module: str, parts: Mapping[str, Tensor], experts: Sequence[ExpertsRef], config: AdapterConfig
+) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
     """Split an adapter of all experts by expert.
 
     For a parameter of E experts lora_A is (E * rank, inputs), expert by expert, and lora_B (outputs, rank * E), in

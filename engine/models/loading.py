@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.cache.specs import PagedKV
@@ -276,9 +277,7 @@ class DecodedSource(TensorSource):
         return self._decode(methods.StoredWeight(self._checkpoint, self._quantization, self._device, name, shape, item))
 
     @override
-    def fill(
-        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
-    ) -> None:
+    def fill(self, name: str, target: Tensor, item: tuple[int, int] | None = None, part: Part | None = None) -> None:
         shape = part.shape if part else tuple(target.shape)
         groups = self.groups(name, (shape[0], shape[1]), item) if len(shape) == 2 else None
         if groups is None:
@@ -314,7 +313,7 @@ own files call `attn.k_scale`; ModelOpt, older llm-compressor and Quark inside o
 """
 
 
-def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut) -> dict[int, torch.Tensor]:
+def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut) -> dict[int, Tensor]:
     """(2, num_kv_heads) float32, of K and of V, by the index of the cache; layers without scales are left out.
 
     A checkpoint has one of each for a layer, or one for each head.
@@ -327,11 +326,10 @@ def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut)
     Raises:
         ModelError: A tensor has another shape, or a scale is not a positive number.
     """
-    checkpoint, scales = CheckpointSource(folder, torch.device("cpu")), dict[int, torch.Tensor]()
+    checkpoint, scales = CheckpointSource(folder, torch.device("cpu")), dict[int, Tensor]()
     for block, first in zip(whole.blocks, whole.first_caches(), strict=True):
-        modules = dict.fromkeys(
-            name.rpartition(".")[0] for ref in block.weights if isinstance(ref, WeightRef) for name in ref.names
-        )
+        matrices = (ref for ref in block.weights if isinstance(ref, WeightRef))
+        modules = dict.fromkeys(name.rpartition(".")[0] for matrix in matrices for name in matrix.names)
         for index, (cache, of_rank) in enumerate(zip(block.caches, own.caches[first:], strict=False), first):
             if not isinstance(cache, PagedKV) or not isinstance(of_rank, PagedKV) or cache.latent_dim is not None:
                 continue
@@ -347,9 +345,7 @@ def read_kv_scales(folder: Path, whole: DecoderSpec, own: DecoderSpec, cut: Cut)
     return scales
 
 
-def _read_kv_scale(
-    checkpoint: CheckpointSource, modules: Iterable[str], side: str, num_heads: int
-) -> torch.Tensor | None:
+def _read_kv_scale(checkpoint: CheckpointSource, modules: Iterable[str], side: str, num_heads: int) -> Tensor | None:
     """(num_heads,) for a side, k or v; None if no module has a scale of it."""
     names = (module + place.format(side, side) for module in modules for place in _KV_SCALE_PLACES)
     name = next(filter(checkpoint.has, names), None)

@@ -52,9 +52,9 @@ class SharingAttention(Mixer):
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
         own, attention = self.attention, step.caches.attention
         qkv = own.qkv(normed).view(len(normed), -1, own.head_dim)
-        queries, keys, values = own.heads(qkv, step.rotations[own.rotation], attention.cache(own.cache))
-        step.caches.passed[f"cache {own.cache}"] = keys, values
-        return attention.attend(own.cache, queries, keys, values).reshape(len(normed), -1)
+        heads = own.heads(qkv, step.rotations[own.rotation], attention.cache(own.cache))
+        step.caches.passed[f"cache {own.cache}"] = heads[1:]
+        return attention.attend(own.cache, heads).reshape(len(normed), -1)
 
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ class ReadingAttention(ProjectedMixer):
         queries = self.norm(self.queries(normed).view(len(normed), -1, self.head_dim))
         keys, values = step.caches.passed[f"cache {self.cache}"]
         rotated = rotate(queries, step.rotations[self.rotation])
-        return step.caches.attention.attend(self.cache, rotated, keys, values).reshape(len(normed), -1)
+        return step.caches.attention.attend(self.cache, (rotated, keys, values)).reshape(len(normed), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,8 @@ class ReadingSpec(MixerSpec):
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         queries, norm = kernels.linear(self.queries, reader), self.norm.build_by_torch(reader)
-        return ReadingAttention(
-            queries, norm, self.output.build(kernels, reader), self.head_dim, self.source, self.rotation
-        )
+        output = self.output.build(kernels, reader)
+        return ReadingAttention(queries, norm, output, self.head_dim, self.source, self.rotation)
 
     @override
     def cut(self, cut: Cut) -> Self:
@@ -153,13 +152,9 @@ def gemma4_attention_spec(
     if switches.source is None:
         return SharingSpec(attention, config.rms_norm_eps, switches.is_read)
     assert attention.head_norms is not None
+    queries = replace(attention.qkv, names=attention.qkv.names[:1], sizes=attention.qkv.sizes[:1])
     return ReadingSpec(
-        replace(attention.qkv, names=attention.qkv.names[:1], sizes=attention.qkv.sizes[:1]),
-        attention.head_norms.queries,
-        attention.output,
-        switches.head_dim,
-        switches.source,
-        attention.rotation,
+        queries, attention.head_norms.queries, attention.output, switches.head_dim, switches.source, attention.rotation
     )
 
 

@@ -16,13 +16,12 @@ from weft.engine.describe.specs import DenseSpec, FeedForwardSpec, NormSpec, Out
 from weft.engine.describe.tensor_names import dense_spec, feed_forward_spec, norm_spec
 from weft.engine.families.experts import ExpertSwitches, Gating, Routing, TopK
 from weft.engine.families.gemma import Gemma4Experts
+from weft.engine.fields import MAX_NUM_EXPERTS_IN_ALL
 from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward, Layer, Linear, unchanged
-from weft.engine.layers.experts import ExpertLayer, ScaledInputs, SharedExpert, choose
-from weft.engine.layers.feed_forward import Experts
+from weft.engine.layers.feed_forward import ExpertLayer, Experts, ScaledInputs, SharedExpert, choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.wrapped_linear import scaled
-from weft.engine.ranges import MAX_NUM_EXPERTS_IN_ALL
 from weft.engine.weights.reader import ExpertsRef, RowOrder, TensorRef, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
 

@@ -95,8 +95,7 @@ class GatedDelta(ProjectedMixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        states = step.caches.states
-        assert states is not None
+        states = step.caches.kept
         projected = self.projections(normed)
         qkv = self.convolution.step(projected.qkv, states, self.first_cache)
         inputs = self._inputs(qkv.float(), projected)
@@ -197,8 +196,7 @@ class GatedRecurrence(ProjectedMixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        states = step.caches.states
-        assert states is not None
+        states = step.caches.kept
         inputs, gate = self.inputs(normed).chunk(2, 1)
         mixed = self.convolution.step(inputs, states, self.first_cache)
         return self.unit(mixed, states, self.first_cache + 1).to(normed.dtype).mul_(self.activation(gate))

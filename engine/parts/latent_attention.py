@@ -84,9 +84,8 @@ class LatentAttention(ProjectedMixer):
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
         num_tokens, sizes = normed.size(0), self.sizes
-        queries, latents, key = self.inputs(normed).split_with_sizes(
-            (sizes.query_latent or sizes.queries, sizes.latent, sizes.rotary), dim=1
-        )
+        widths = (sizes.query_latent or sizes.queries, sizes.latent, sizes.rotary)
+        queries, latents, key = self.inputs(normed).split_with_sizes(widths, dim=1)
         if self.queries is not None:
             queries = self.queries(queries.contiguous())
         plain, heads = queries.view(num_tokens, sizes.num_heads, -1).split_with_sizes((sizes.plain, sizes.rotary), 2)
@@ -96,7 +95,7 @@ class LatentAttention(ProjectedMixer):
         heads, keys = heads.split_with_sizes((sizes.num_heads, 1), 1)
         normed_latents = self.latent_norm(latents.contiguous()).unsqueeze(1)
         absorbed, keys = torch.cat((self.absorb(plain), heads), 2), torch.cat((normed_latents, keys), 2)
-        attended = step.caches.attention.attend(self.cache, absorbed, keys, keys[..., : sizes.latent])
+        attended = step.caches.attention.attend(self.cache, (absorbed, keys, keys[..., : sizes.latent]))
         return self.expand(attended).flatten(1)
 
 
@@ -182,9 +181,8 @@ def latent_attention_spec(
     rows = torch.cat((firsts, num_first + torch.arange(sizes.latent), num_first + sizes.latent + rotated))
     queries, name = None, "q_proj" if sizes.query_latent is None else "q_a_proj"
     if sizes.query_latent is not None:
-        matrix = WeightRef(
-            (f"{prefix}.q_b_proj",), (sizes.queries,), sizes.query_latent, order=_order(heads, switches.is_interleaved)
-        )
+        order = _order(heads, switches.is_interleaved)
+        matrix = WeightRef((f"{prefix}.q_b_proj",), (sizes.queries,), sizes.query_latent, order=order)
         queries = _norm(f"{prefix}.q_a_layernorm", sizes.query_latent, eps), matrix
     inputs = (f"{prefix}.{name}", f"{prefix}.kv_a_proj_with_mqa")
     per_head = sizes.plain + sizes.value

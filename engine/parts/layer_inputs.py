@@ -129,9 +129,8 @@ def layered_decoder_spec(switches: Gemma4Layers, config: ModelConfig, spec: Deco
         return replace(spec, blocks=blocks)
     projection = WeightRef(("model.per_layer_model_projection",), (num_layers * size,), hidden, scales=(hidden**-0.5,))
     norm = NormSpec(TensorRef("model.per_layer_projection_norm.weight", (size,)), config.rms_norm_eps)
-    embedding = WeightRef(
-        ("model.embed_tokens_per_layer",), (switches.vocab_size,), num_layers * size, scales=(size**0.5,)
-    )
+    names = ("model.embed_tokens_per_layer",)
+    embedding = WeightRef(names, (switches.vocab_size,), num_layers * size, scales=(size**0.5,))
     return replace(spec, blocks=(LayerInputsSpec(projection, norm, size), *blocks), layer_embedding=embedding)
 
 

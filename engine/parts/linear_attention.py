@@ -15,12 +15,7 @@ from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.cut import Cut, rows
 from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
 from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output_spec
-from weft.engine.families.attention import (
-    DeltaSwitches,
-    GatedAttentionSwitches,
-    GatedRecurrenceSwitches,
-    ShortConvolutionSwitches,
-)
+from weft.engine.families import attention as kinds
 from weft.engine.layers.block import Attention, BlockStep, Linear, Mixer, ProjectedMixer
 from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.kernels import LayerKernels
@@ -143,7 +138,7 @@ class GatedDeltaSpec(MixerSpec):
 
 @mixer_spec.register
 def gated_delta_spec(
-    switches: DeltaSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: kinds.DeltaSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedDeltaSpec:
     """Linear attention of the layer of this name."""
     prefix = f"{layer}.{switches.prefix}"
@@ -166,7 +161,7 @@ def gated_delta_spec(
 
 
 def _projections(
-    switches: DeltaSwitches, sizes: DeltaSizes, hidden: int, prefix: str
+    switches: kinds.DeltaSwitches, sizes: DeltaSizes, hidden: int, prefix: str
 ) -> tuple[tuple[WeightRef, ...], tuple[tuple[int, ...], ...]]:
     """The matrices, and for each the sizes of what it makes."""
     names = tuple(f"{prefix}.{name}" for name in switches.projections)
@@ -198,8 +193,7 @@ class ShortConvolution(ProjectedMixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        states = step.caches.states
-        assert states is not None
+        states = step.caches.kept
         before, after, values = self.inputs(normed).chunk(3, 1)
         return self.convolution.step(before * values, states, self.cache).mul_(after)
 
@@ -215,9 +209,8 @@ class ShortConvolutionSpec(MixerSpec):
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         inputs = kernels.linear(self.inputs, reader)
-        return ShortConvolution(
-            inputs, self.convolution.build(kernels, reader), self.output.build(kernels, reader), first_cache
-        )
+        convolution = self.convolution.build(kernels, reader)
+        return ShortConvolution(inputs, convolution, self.output.build(kernels, reader), first_cache)
 
     @override
     def cut(self, cut: Cut) -> Self:
@@ -226,17 +219,13 @@ class ShortConvolutionSpec(MixerSpec):
         if not cut.divides(channels):
             return self
         part = channels, channels
-        return replace(
-            self,
-            inputs=cut.by_outputs(self.inputs, part, part, part),
-            convolution=self.convolution.cut_by(cut, part),
-            output=self.output.cut(cut),
-        )
+        inputs = cut.by_outputs(self.inputs, part, part, part)
+        return replace(self, inputs=inputs, convolution=self.convolution.cut_by(cut, part), output=self.output.cut(cut))
 
 
 @mixer_spec.register
 def short_convolution_spec(
-    switches: ShortConvolutionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: kinds.ShortConvolutionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> ShortConvolutionSpec:
     """The convolution of the layer of this name."""
     prefix = f"{layer}.conv"
@@ -295,7 +284,7 @@ class GatedRecurrenceSpec(MixerSpec):
 
 @mixer_spec.register
 def gated_recurrence_spec(
-    switches: GatedRecurrenceSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: kinds.GatedRecurrenceSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedRecurrenceSpec:
     """Griffin's recurrence in the layer of this name."""
     prefix = f"{layer}.temporal_block"
@@ -367,7 +356,7 @@ class GatedAttentionSpec(MixerSpec):
 
 @mixer_spec.register
 def gated_attention_spec(
-    switches: GatedAttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: kinds.GatedAttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedAttentionSpec:
     """Attention of the layer of this name."""
     spec = attention_spec(config, layer, switches.index, output_norm)

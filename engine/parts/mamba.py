@@ -18,7 +18,7 @@ from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output
 from weft.engine.families.hybrids import AttentionAndMamba2
 from weft.engine.families.mamba import Mamba2Switches, MambaSwitches
 from weft.engine.layers.all_ranks import of_all_ranks
-from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, ProjectedMixer, StateStep, unchanged
+from weft.engine.layers.block import BlockStep, Layer, Linear, Mixer, ProjectedMixer, unchanged
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import RMSNorm
 from weft.engine.layers.recurrence import CausalConvolution, SelectiveScan, StateSpace, StateSpaceScan
@@ -50,7 +50,7 @@ class MambaMixer(ProjectedMixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        states = _states(step)
+        states = step.caches.kept
         x, gate = self.inputs(normed).chunk(2, 1)
         x = self.convolution.step(x, states, self.cache)
         times, b, c = self.selection(x).split_with_sizes(self.sizes, 1)
@@ -161,7 +161,7 @@ class Mamba2Mixer(ProjectedMixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        states = _states(step)
+        states = step.caches.kept
         gate, channels, times = self.inputs(normed).split_with_sizes(self.sizes, 1)
         channels = self.convolution.step(channels, states, self.cache)
         outputs = self.scan(channels, times, gate, states, self.cache + 1)
@@ -238,9 +238,8 @@ def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm:
     """The mixer of the layer of this name."""
     name, width, shared = f"{layer}.{switches.name}", switches.width, switches.num_groups * switches.state_size
     matrix = (f"{name}.in_proj",), (width, switches.num_channels, switches.num_heads)
-    output = WeightRef(
-        (f"{name}.out_proj",), (config.hidden_size,), width, switches.has_output_bias, scales=(switches.output_scale,)
-    )
+    names = (f"{name}.out_proj",)
+    output = WeightRef(names, (config.hidden_size,), width, switches.has_output_bias, scales=(switches.output_scale,))
     convolution = convolution_spec(
         f"{name}.conv1d", switches.num_channels, switches.kernel, switches.has_convolution_bias, has_silu=True
     )
@@ -257,11 +256,6 @@ def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm:
         switches,
         StateSpec((switches.num_heads, switches.head_dim, switches.state_size), torch.float32),
     )
-
-
-def _states(step: BlockStep) -> StateStep:
-    assert step.caches.states is not None
-    return step.caches.states
 
 
 def _float32(name: str, *shape: int) -> TensorRef:

@@ -272,9 +272,8 @@ def _without_requests(batch: Batch) -> Batch:
     """A batch without its requests, all padding in a graph; sampled rows stay."""
     groups = tuple(GroupBatch(g.slot_mapping[:0], g.block_tables[:0], g.block_copies[:0]) for g in batch.groups)
     arrays = {name: getattr(batch, name)[:0] for name in ("token_ids", "positions", "seq_lens")}
-    return dataclasses.replace(
-        batch, groups=groups, query_start_locs=batch.query_start_locs[:1], table_rows=None, **arrays
-    )
+    query_start_locs = batch.query_start_locs[:1]
+    return dataclasses.replace(batch, groups=groups, query_start_locs=query_start_locs, table_rows=None, **arrays)
 
 
 def _inputs(batch: Batch, num_tokens: int, *, with_sources: bool) -> Ints:

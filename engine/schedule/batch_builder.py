@@ -16,8 +16,7 @@ from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
-from weft.engine.schedule.encoded_requests import input_batch, time_bounds
-from weft.engine.schedule.pooled_requests import pool_batch
+from weft.engine.schedule.pooled_requests import input_batch, pool_batch, time_bounds
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
@@ -111,9 +110,8 @@ def _group(
     block_tables = np.zeros((len(tables), max(map(len, tables))), np.int64)
     for row, table in enumerate(tables):
         block_tables[row, : len(table)] = table
-    copies = np.array([(source, target) for target, source in step.blocks.copies[group].items()], np.int64).reshape(
-        -1, 2
-    )
+    pairs = [(source, target) for target, source in step.blocks.copies[group].items()]
+    copies = np.array(pairs, np.int64).reshape(-1, 2)
     if isinstance(spec, StateSpec):
         return batch.GroupBatch(_NO_IDS, block_tables, copies)
     rows = np.repeat(np.arange(len(tables)), lengths)

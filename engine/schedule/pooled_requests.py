@@ -1,4 +1,4 @@
-"""Between the steps and the poolers: which hidden states a step gives, and what becomes of them."""
+"""What requests of poolers, and of models with an encoder, add to a step, and what becomes of their hidden states."""
 
 import logging
 from collections.abc import Iterator
@@ -6,13 +6,32 @@ from itertools import islice
 
 import numpy as np
 
-from weft.engine.batch import Floats, Ints, PoolBatch
+from weft.engine.batch import Floats, InputBatch, Ints, PoolBatch
 from weft.engine.sampling.scores import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
 from weft.engine.wire.params import PooledOutput
 
 logger = logging.getLogger(__name__)
+
+
+def input_batch(requests: list[ScheduledRequest]) -> InputBatch:
+    """The inputs that requests begin with; sounds of those that begin in this step."""
+    return InputBatch(
+        np.array([s.request.input_length for s in requests]),
+        np.array([s.request.num_input_slots for s in requests]),
+        tuple(np.frombuffer(s.request.samples, np.int16) for s in requests if s.request.samples and not s.start),
+    )
+
+
+def time_bounds(rows: list[tuple[ScheduledRequest, int]]) -> Ints | None:
+    """`SamplingBatch.times` of rows, each with how many drafts are before it; None where no output is divided."""
+    times = [
+        (row, *rule.bounds([*s.request.token_ids[s.request.num_prompt_tokens :], *s.draft_token_ids[:offset]]))
+        for row, (s, offset) in enumerate(rows)
+        if (rule := s.request.params.timestamps)
+    ]
+    return np.array(times) if times else None
 
 
 def pool_batch(requests: list[ScheduledRequest], query_start_locs: Ints) -> PoolBatch | None:

@@ -195,16 +195,13 @@ def weights_note(model: ModelFacts, config: EngineConfig, kernels: LayerKernels 
         kept = f"rounded again, to {config.options.quantization}"
     else:
         quantization, dtype = model.quantization, str(config.dtype).removeprefix("torch.")
-        is_kept = (
-            quantization.has_groups if kernels.keeps_floats else kernels.keeps_groups and quantization.has_integers
-        )
+        keeps_integers = kernels.keeps_groups and quantization.has_integers
+        is_kept = quantization.has_groups if kernels.keeps_floats else keeps_integers
         which = "they lie" if kernels.keeps_floats else "they are integers or fp4"
         how = "in 8 bits" if quantization.rounds_tables else f"so where {which} in groups, else in {dtype}"
         kept = f"kept {how if is_kept else f'in {dtype}'}"
-    activations = (
-        f"activations are {'quantized in products of many rows' if kernels.rounds_inputs else 'not quantized'}"
-    )
-    return f"stored as {model.quantization.described(activations)} and {kept}"
+    activations = "quantized in products of many rows" if kernels.rounds_inputs else "not quantized"
+    return f"stored as {model.quantization.described(f'activations are {activations}')} and {kept}"
 
 
 def _load_native(

@@ -241,9 +241,8 @@ class Tuner:
         """
         if asked is not None:
             if asked not in component.names:
-                raise ModelError(
-                    f"kernels: {component.name} cannot be {asked} here: there is {', '.join(component.names)}"
-                )
+                message = f"kernels: {component.name} cannot be {asked} here: there is {', '.join(component.names)}"
+                raise ModelError(message)
             logger.info("%s: %s, as the settings ask", component.name, asked)
             return asked
         choice = self._file.find(component.name, component.shapes, component.names)

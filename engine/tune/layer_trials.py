@@ -20,7 +20,7 @@ from weft.engine.device import to_device
 from weft.engine.kernels.choice import choose_kernels, choose_sampling
 from weft.engine.kernels.torch import layer_kernels as filters
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
-from weft.engine.layers.experts import choose
+from weft.engine.layers.feed_forward import choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.runner.dummy_batch import dummy_batch, penalised

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch
@@ -26,7 +27,7 @@ from weft.engine.families.switches import QKNorm
 from weft.engine.kernels.choice import ATTENTION, choose_kernels, make_backend, make_caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import AttentionStep, BlockStep, HeadLayer, run_blocks
-from weft.engine.layers.experts import choose
+from weft.engine.layers.feed_forward import choose
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.models.cut import shard
@@ -87,12 +88,12 @@ class _Steps:
         self.num_blocks = max(int(g.block_tables.max()) for batch in self.batches for g in batch.groups) + 1
         self._rotaries = make_rotaries(model, capacity, config.dtype, config.device)
 
-    def rotations(self, batch: Batch, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def rotations(self, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """See `BlockStep`."""
         positions = to_device(batch.positions, self._device)
         return tuple(rotary.gather(positions).to(dtype) for rotary in self._rotaries)
 
-    def random(self, *sizes: int) -> list[torch.Tensor]:
+    def random(self, *sizes: int) -> list[Tensor]:
         """Normal values for each step: (num_tokens, *sizes) in the model's dtype."""
         generator = torch.Generator(self._device).manual_seed(len(sizes))
         return [
@@ -129,7 +130,7 @@ class AttentionTrials(Trials):
         heads, dtype = [self._heads(kernels, config.dtype, group.spec) for group in self._groups], config.dtype
         last: list[AttentionStep] = []
 
-        def outputs() -> list[torch.Tensor]:
+        def outputs() -> list[Tensor]:
             attended = []
             for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
                 last[:] = [backend.begin(batch)]
@@ -144,12 +145,12 @@ class AttentionTrials(Trials):
         return _Steps(self._shapes, [group.spec for group in self._groups], self._model, self._config)
 
     @cached_property
-    def _inputs(self) -> list[tuple[torch.Tensor, ...]]:
+    def _inputs(self) -> list[tuple[Tensor, ...]]:
         """Queries, keys and values of each group, stacked, for each step."""
         sizes = [(num_heads(self._model, g.spec) + 2 * g.spec.num_kv_heads, g.spec.head_dim) for g in self._groups]
         return list(zip(*(self._steps.random(*size) for size in sizes), strict=True))
 
-    def _rotations(self, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+    def _rotations(self, batch: Batch, dtype: torch.dtype) -> list[Tensor]:
         """For each group a rotation of its heads' size; that of latents is not used."""
         first, *others = self._steps.rotations(batch, dtype)
         by_size = {rotation.size(-1): rotation for rotation in (*others, first)}
@@ -169,10 +170,10 @@ class AttentionTrials(Trials):
         self,
         step: AttentionStep,
         heads: Sequence[HeadLayer],
-        inputs: tuple[torch.Tensor, ...],
-        rotations: Sequence[torch.Tensor],
+        inputs: tuple[Tensor, ...],
+        rotations: Sequence[Tensor],
         rounded: torch.dtype,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         attended = []
         for group, prepare, stacked, rotation in zip(self._groups, heads, inputs, rotations, strict=True):
             (layer,), num_queries, dtype = group.layers, num_heads(self._model, group.spec), rotation.dtype
@@ -183,7 +184,7 @@ class AttentionTrials(Trials):
                 queries, latents = qkv[:, :num_queries], qkv[:, num_queries:][:, :1]
                 cached = [latents, latents[..., : group.spec.latent_dim]]
             keys, values = (part.to(rounded).to(dtype) for part in cached)
-            attended.append(step.attend(layer, queries, keys, values).clone())
+            attended.append(step.attend(layer, (queries, keys, values)).clone())
         return attended
 
 
@@ -195,9 +196,7 @@ class _SteadyRouting:
 
 
 @choose.register
-def _choose_by_place(
-    routing: _SteadyRouting, logits: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose_by_place(routing: _SteadyRouting, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Shares still follow from logits."""
     num_tokens, num_experts = logits.shape
     places = torch.arange(num_tokens * routing.num_chosen, device=logits.device) % num_experts
@@ -253,9 +252,9 @@ class BlockTrials(Trials):
         num_caches = len(self._shapes) if self._are_separate else 1
         sizes = self._steps.num_blocks, config, self._model.num_heads
         caches = itertools.cycle([make_caches(groups, *sizes) for _ in range(num_caches)])
-        timed: list[tuple[torch.Tensor, BlockStep]] = []
+        timed: list[tuple[Tensor, BlockStep]] = []
 
-        def outputs() -> list[torch.Tensor]:
+        def outputs() -> list[Tensor]:
             changes = []
             for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
                 step = BlockStep(self._steps.rotations(batch, config.dtype), next(caches).begin(batch))
@@ -271,7 +270,7 @@ class BlockTrials(Trials):
         return _Steps(self._shapes, [g.spec for g in group_layers(self._spec.caches)], self._model, self._config)
 
     @cached_property
-    def _inputs(self) -> list[torch.Tensor]:
+    def _inputs(self) -> list[Tensor]:
         return self._steps.random(self._model.hidden_size)
 
 
@@ -342,9 +341,7 @@ class RandomWeights(RandomSource):
     head_norm = 1.0
 
     @override
-    def fill(
-        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
-    ) -> None:
+    def fill(self, name: str, target: Tensor, item: tuple[int, int] | None = None, part: Part | None = None) -> None:
         is_skip = name.endswith(".D")
         if is_skip or name.endswith("norm.weight") or (name.endswith(".weight") and target.dim() == 1):
             values = torch.empty(target.shape, dtype=self._pool.dtype, device=target.device)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 _Packed = TypeVar("_Packed")
 
@@ -30,15 +31,15 @@ class Groups:
         offsets: Of the shape of scales, where there are no zeros; None if all are 0.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None
     bits: int
     group_size: int
-    group_of: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
+    group_of: Tensor | None = None
+    offsets: Tensor | None = None
 
-    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """(out_features, in_features); rounded once, from float32."""
         (num_outputs, num_inputs), num_groups = self.values.shape, self.scales.shape[1]
         weights = torch.empty(num_outputs, num_inputs, dtype=dtype, device=self.values.device)
@@ -57,7 +58,7 @@ class Groups:
             weights[part] = plain
         return weights
 
-    def part(self, rows: torch.Tensor, columns: slice = slice(None)) -> "Groups":
+    def part(self, rows: Tensor, columns: slice = slice(None)) -> "Groups":
         """These outputs, in this order, and these inputs, which may begin or end inside of a group."""
         start, stop, _ = columns.indices(self.values.shape[1])
         values, group_of, size = self.values[rows, start:stop], self.group_of, self.group_size
@@ -68,9 +69,8 @@ class Groups:
             kept = slice(start // size, -(-stop // size))
             if start % size:
                 group_of = torch.arange(start, stop, device=values.device) // size - kept.start
-        scales, zeros, offsets = (
-            None if numbers is None else numbers[rows][:, kept] for numbers in (self.scales, self.zeros, self.offsets)
-        )
+        parts = self.scales, self.zeros, self.offsets
+        scales, zeros, offsets = (None if part is None else part[rows][:, kept] for part in parts)
         assert scales is not None
         return replace(self, values=values, scales=scales, zeros=zeros, group_of=group_of, offsets=offsets)
 
@@ -80,7 +80,7 @@ class Groups:
             return self
         return replace(self, values=(self.values * 127).round().to(torch.int8), scales=self.scales / 127)
 
-    def side_by_side(self) -> "tuple[Groups, torch.Tensor] | None":
+    def side_by_side(self) -> "tuple[Groups, Tensor] | None":
         """The same with the inputs of each group in one place, and which these are; None if groups are not whole."""
         if self.group_of is None:
             return None
@@ -103,14 +103,12 @@ class Groups:
         return replace(self, scales=scales, zeros=zeros, offsets=offsets, group_size=size)
 
 
-def _row_chunks(matrix: torch.Tensor) -> list[slice]:
+def _row_chunks(matrix: Tensor) -> list[slice]:
     size = max(1, _CHUNK_VALUES // matrix.size(1))
     return [slice(first, first + size) for first in range(0, len(matrix), size)]
 
 
-def packed_in_order(
-    groups: Groups, pack: Callable[[Groups], _Packed | None]
-) -> tuple[_Packed | None, torch.Tensor | None]:
+def packed_in_order(groups: Groups, pack: Callable[[Groups], _Packed | None]) -> tuple[_Packed | None, Tensor | None]:
     """What `pack` makes of the groups, None if it cannot, and the order of inputs that this needs; None for theirs."""
     packed = pack(groups)
     found = None if packed is not None else groups.side_by_side()
@@ -142,7 +140,7 @@ def stacked(parts: Sequence[Groups]) -> Groups | None:
     return replace(first, values=values, scales=scales, zeros=zeros, offsets=offsets)
 
 
-def _joined(numbers: Sequence[torch.Tensor | None], parts: Sequence[Groups]) -> torch.Tensor | None:
+def _joined(numbers: Sequence[Tensor | None], parts: Sequence[Groups]) -> Tensor | None:
     """Zeros or offsets of all parts; None if no part has any."""
     if all(of_part is None for of_part in numbers):
         return None
@@ -150,11 +148,11 @@ def _joined(numbers: Sequence[torch.Tensor | None], parts: Sequence[Groups]) -> 
     return torch.cat([torch.zeros_like(part.scales) if of_part is None else of_part for of_part, part in pairs])
 
 
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
-def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack(words: Tensor, bits: int) -> Tensor:
     """The values that lie in the last dimension of words or bytes, lowest bits first, as uint8; bits divides 8."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
@@ -163,7 +161,7 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return ((octets[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
-def centred(values: torch.Tensor, bits: int) -> torch.Tensor:
+def centred(values: Tensor, bits: int) -> Tensor:
     """Unsigned values less half of their range, as int8."""
     return (values - (1 << (bits - 1))).view(torch.int8)  # wraps
 
@@ -172,7 +170,7 @@ FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
 """Twice the values of e2m1 that are not negative, by code."""
 
 
-def fp4_groups(octets: torch.Tensor, scales: torch.Tensor, group_size: int) -> Groups:
+def fp4_groups(octets: Tensor, scales: Tensor, group_size: int) -> Groups:
     """Pairs of e2m1 values (out_features, in_features / 2), the first in the low bits."""
     table = torch.tensor([*FP4, *(-value for value in FP4)], dtype=torch.int8, device=octets.device)
     pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), 1).view(torch.int16)
@@ -180,7 +178,7 @@ def fp4_groups(octets: torch.Tensor, scales: torch.Tensor, group_size: int) -> G
     return Groups(values, scales * 0.5, None, 4, group_size)
 
 
-def e8m0(exponents: torch.Tensor) -> torch.Tensor:
+def e8m0(exponents: Tensor) -> Tensor:
     """Powers of two, stored as bytes."""
     return (exponents.view(torch.uint8).int() << 23).view(torch.float32)
 
@@ -194,14 +192,14 @@ _NUM_RANGES, _RANGE_STEP = 10, 0.04
 """Ranges of a group that are tried, each shorter than the one before by this part of the first."""
 
 
-def round_matrix(weight: torch.Tensor, storage: Storage) -> Groups:
+def round_matrix(weight: Tensor, storage: Storage) -> Groups:
     """Weight (out_features, in_features) as it is kept, which is not plain."""
     if storage == "int4":
         return round_to_4_bits(weight)
     return round_outputs(weight, torch.int8 if storage == "int8" else torch.float8_e4m3fn)
 
 
-def round_outputs(weight: torch.Tensor, dtype: torch.dtype) -> Groups:
+def round_outputs(weight: Tensor, dtype: torch.dtype) -> Groups:
     """Weight (out_features, in_features) in int8 or float8_e4m3fn: the largest weight of an output is the largest."""
     largest = 127.0 if dtype == torch.int8 else 448.0
     values = torch.empty_like(weight, dtype=dtype)
@@ -214,7 +212,7 @@ def round_outputs(weight: torch.Tensor, dtype: torch.dtype) -> Groups:
     return Groups(values, scales, None, 8, weight.size(1))
 
 
-def round_to_4_bits(weight: torch.Tensor) -> Groups:
+def round_to_4_bits(weight: Tensor) -> Groups:
     """In groups of 32 inputs with zero points.
 
     Of several ranges of a group, from its extremes inward, that with the least squared error is taken, and then the
@@ -230,7 +228,7 @@ def round_to_4_bits(weight: torch.Tensor) -> Groups:
     return Groups(values, scales, zeros - 8, 4, _GROUP)
 
 
-def _round_groups(plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _round_groups(plain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of (..., _GROUP) the codes 0 to 15 in float32; scales and zero points (...): (code - zero) * scale."""
     least, most = (part.unsqueeze(-1) for part in plain.aminmax(dim=-1))
     best_error = torch.full_like(least, torch.inf)

@@ -335,9 +335,8 @@ def _compressed_tensors(config: Fields) -> Quantization:
         _refuse("no config_groups with weights", ("config_groups with targets and weights",))
     named = [target_of(config, name, "ignore") for name in config.texts("ignore")]
     ignored = [pattern for closeness, pattern in named if closeness < 3]  # other classes than Linear have no matrices
-    return Quantization(
-        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, EMBEDDINGS)
-    )
+    plain = (*ignored, EMBEDDINGS)
+    return Quantization("compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=plain)
 
 
 def _compressed_scheme(group: Fields, layout: str) -> Scheme:

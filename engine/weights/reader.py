@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.weights.groups import Groups, stacked
@@ -37,7 +38,7 @@ class RowOrder:
     head: tuple[int, ...] = ()
     num_heads: int = 0
 
-    def indices(self, num_rows: int) -> torch.Tensor:
+    def indices(self, num_rows: int) -> Tensor:
         """(num_rows,) int64: for each row of the model, the row of the checkpoint."""
         rows = torch.arange(num_rows)
         if self.parts:
@@ -117,7 +118,7 @@ class WeightRef:
         """Whether its inputs are some of those of a whole matrix."""
         return self.share is not None and self.share.in_features != self.in_features
 
-    def stored_rows(self, share: Share) -> torch.Tensor:
+    def stored_rows(self, share: Share) -> Tensor:
         """(out_features,) int64: for each output of a part, its row in the checkpoint's stacked matrix."""
         rows = torch.cat([torch.arange(first, first + size) for first, size in share.runs])
         return rows if self.order is None else self.order.indices(sum(share.sizes))[rows]
@@ -183,13 +184,13 @@ class Part(NamedTuple):
     """What is wanted of a stored tensor: its shape, and an index into it."""
 
     shape: tuple[int, ...]
-    where: tuple[torch.Tensor | slice, ...]
+    where: tuple[Tensor | slice, ...]
 
 
 class WeightReader(Protocol):
     """Reads what a model refers to."""
 
-    def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def dense(self, ref: WeightRef) -> tuple[Tensor, Tensor | None]:
         """Weight (out_features, in_features) and bias (out_features,), None without one; the caller owns both.
 
         Raises:
@@ -204,27 +205,25 @@ class WeightReader(Protocol):
         """
         return None
 
-    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
+    def bias_of(self, ref: WeightRef) -> Tensor | None:
         """The bias of `dense` alone."""
         return self.dense(ref)[1]
 
-    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weight and bias of one expert after another, each as from `dense`."""
 
-    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, torch.Tensor | None]]:
+    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, Tensor | None]]:
         """Weight, as from `groups`, and bias of one expert after another."""
         return ((None, bias) for _, bias in self.experts(ref))
 
-    def tensor(self, ref: TensorRef) -> torch.Tensor:
+    def tensor(self, ref: TensorRef) -> Tensor:
         """The values with the offset added; raises as `dense` does."""
 
 
 class TensorSource(Protocol):
     """A place that plain tensors come from."""
 
-    def fill(
-        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
-    ) -> None:
+    def fill(self, name: str, target: Tensor, item: tuple[int, int] | None = None, part: Part | None = None) -> None:
         """Copy the tensor into target; raises ModelError if it does not exist or has another shape.
 
         Item is for a tensor of several that have the shape of target: the index of one, and how many there are. A part
@@ -258,11 +257,11 @@ class DenseReader(WeightReader):
         self._done_bytes, self._total_bytes = 0, total_bytes
 
     @override
-    def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def dense(self, ref: WeightRef) -> tuple[Tensor, Tensor | None]:
         return self._matrix(ref, ref.names, (".weight", ".bias"))
 
     @override
-    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[Tensor, Tensor | None]]:
         return (self._matrix(*expert) for expert in self._experts(ref))
 
     @override
@@ -270,11 +269,11 @@ class DenseReader(WeightReader):
         return self._groups(ref, ref.names, ".weight", None)
 
     @override
-    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
+    def bias_of(self, ref: WeightRef) -> Tensor | None:
         return self._bias(ref, ref.names, ".bias", None)
 
     @override
-    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, torch.Tensor | None]]:
+    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, Tensor | None]]:
         for matrix, names, suffixes, item in self._experts(ref):
             yield self._groups(matrix, names, suffixes[0], item), self._bias(matrix, names, suffixes[1], item)
 
@@ -317,7 +316,7 @@ class DenseReader(WeightReader):
 
     def _matrix(
         self, ref: WeightRef, names: tuple[str, ...], suffixes: tuple[str, str], item: tuple[int, int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         weight = self._empty(ref.out_features, ref.in_features)
         columns = slice(ref.share.first_input, ref.share.first_input + ref.in_features) if ref.share else slice(None)
         for name, places, picked, size in self._projections(ref, names):
@@ -328,9 +327,7 @@ class DenseReader(WeightReader):
                 weight[places] = target
         return self._finished(weight, ref), self._bias(ref, names, suffixes[1], item)
 
-    def _bias(
-        self, ref: WeightRef, names: tuple[str, ...], suffix: str, item: tuple[int, int] | None
-    ) -> torch.Tensor | None:
+    def _bias(self, ref: WeightRef, names: tuple[str, ...], suffix: str, item: tuple[int, int] | None) -> Tensor | None:
         if not ref.has_bias:
             return None
         bias = self._empty(ref.out_features)
@@ -346,7 +343,7 @@ class DenseReader(WeightReader):
 
     def _projections(
         self, ref: WeightRef, names: tuple[str, ...]
-    ) -> Iterator[tuple[str, slice | torch.Tensor, torch.Tensor | slice, int]]:
+    ) -> Iterator[tuple[str, slice | Tensor, Tensor | slice, int]]:
         """Of each tensor its name, the rows that it has of the matrix, which of its own they are, and how many it has.
 
         A rank's part of a projection that lies in one tensor with others is found by its rows there.
@@ -362,7 +359,7 @@ class DenseReader(WeightReader):
             start += size
 
     def _fill_matrix(
-        self, name: str, target: torch.Tensor, is_transposed: bool, item: tuple[int, int] | None, part: Part | None
+        self, name: str, target: Tensor, is_transposed: bool, item: tuple[int, int] | None, part: Part | None
     ) -> None:
         """Fill (outputs, inputs) of a tensor, or of a part of it; the decoders know how they lie in theirs."""
         outputs, inputs = part.shape if part else target.shape
@@ -370,7 +367,7 @@ class DenseReader(WeightReader):
         if groups is not None:
             if part:
                 rows, columns = part.where
-                assert isinstance(rows, torch.Tensor) and isinstance(columns, slice)
+                assert isinstance(rows, Tensor) and isinstance(columns, slice)
                 groups = groups.part(rows.to(self._device), columns)
             target.copy_(groups.dequantize(self._dtype))
             self._count(target.nbytes)
@@ -382,7 +379,7 @@ class DenseReader(WeightReader):
             self._fill(name, target, item, part)
 
     @override
-    def tensor(self, ref: TensorRef) -> torch.Tensor:
+    def tensor(self, ref: TensorRef) -> Tensor:
         shape = ref.shape if ref.whole is None else (ref.whole, *ref.shape[1:])
         values = torch.empty(shape, dtype=ref.dtype or self._dtype, device=self._device)
         self._fill(ref.name, values)
@@ -391,7 +388,7 @@ class DenseReader(WeightReader):
             values = torch.cat([values[first : first + size] for first, size in ref.runs])
         return values.float() + ref.offset if ref.offset else values
 
-    def _finished(self, rows: torch.Tensor, ref: WeightRef) -> torch.Tensor:
+    def _finished(self, rows: Tensor, ref: WeightRef) -> Tensor:
         """Rows in order, which those of a part are already, and scaled."""
         rows = rows if ref.share else self._ordered(rows, ref.order)
         if ref.scales:
@@ -399,15 +396,13 @@ class DenseReader(WeightReader):
                 part.mul_(factor)
         return rows
 
-    def _ordered(self, rows: torch.Tensor, order: RowOrder | None) -> torch.Tensor:
+    def _ordered(self, rows: Tensor, order: RowOrder | None) -> Tensor:
         return rows if order is None else rows[order.indices(len(rows)).to(self._device)]
 
-    def _empty(self, *shape: int) -> torch.Tensor:
+    def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def _fill(
-        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
-    ) -> None:
+    def _fill(self, name: str, target: Tensor, item: tuple[int, int] | None = None, part: Part | None = None) -> None:
         self._source.fill(name, target, item, part)
         self._count(target.nbytes)
 

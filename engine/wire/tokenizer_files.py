@@ -42,9 +42,8 @@ def tokenizer_folder(folder: Path) -> Path:
     """
     kind = next((names for names in TOKENIZER_KINDS if all((folder / name).is_file() for name in names)), None)
     if kind is None:
-        raise TokenizerFilesError(
-            f"{folder} has no tokenizer.json, tekken.json, tokenizer.model, nor vocab.json with merges.txt"
-        )
+        message = f"{folder} has no tokenizer.json, tekken.json, tokenizer.model, nor vocab.json with merges.txt"
+        raise TokenizerFilesError(message)
     if kind == TOKENIZER_KINDS[0]:
         return folder
     digest = hashlib.sha256(_VERSION)

@@ -105,9 +105,8 @@ def _job(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> Job:
     names = [*settings.names, *(lora for name in settings.fleet for lora in settings.for_model(name).lora)]
     if named is not None and named not in names and not settings.any_model_name:
         known = ", ".join(names)
-        raise StartError(
-            f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name, --lora)"
-        )
+        message = f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name, --lora)"
+        raise StartError(message)
     errors = output.with_name(f"{output.stem}.errors{output.suffix}")
     digest.update("".join(settings.names).encode())
     model = named if named in names else names[0]

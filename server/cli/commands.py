@@ -9,10 +9,10 @@ import importlib.metadata
 import inspect
 import logging
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -78,7 +78,7 @@ def _with_flags(
         defaults: Of those of them that may be left out.
     """
 
-    def run(config: pathlib.Path | None, **given: object) -> None:
+    def run(config: Path | None, **given: object) -> None:
         more = {name: given.pop(name) for name in required}
         flags = {name: value for name, value in given.items() if value not in (None, [])}
         flags |= {name: False for name in flags if Settings.model_fields[name].default is True}  # --no-...
@@ -86,7 +86,7 @@ def _with_flags(
 
     model = typer.Argument(show_default=False, help=Settings.model_fields["model"].description)
     file = typer.Option("--config", metavar="FILE", help="YAML file with settings; it may hold every setting.")
-    optional = {"model": Annotated[str | None, model], "config": Annotated[pathlib.Path | None, file]}
+    optional = {"model": Annotated[str | None, model], "config": Annotated[Path | None, file]}
     optional |= {name: _flag(name) for name in FLAGS}
     keyword = inspect.Parameter.KEYWORD_ONLY
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -170,17 +170,16 @@ def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
 
 
 _BATCH = {
-    "source": Annotated[pathlib.Path, typer.Argument(metavar="INPUT", help="JSON lines, as in the input of a batch.")],
+    "source": Annotated[Path, typer.Argument(metavar="INPUT", help="JSON lines, as in the input of a batch.")],
     "output": Annotated[
-        pathlib.Path,
-        typer.Option("--output", "-o", help="File for the answers; errors go to a file beside it, OUTPUT.errors."),
+        Path, typer.Option("--output", "-o", help="File for the answers; errors go to a file beside it, OUTPUT.errors.")
     ],
 }
 
 
 @app.command()
 @partial(_with_flags, required=_BATCH)
-def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> None:
+def batch(resolved: Resolved, source: Path, output: Path) -> None:
     """Answer the lines of a file without a server; started again, go on where it ended."""
     from weft.server.cli.batch import run_batch
 
@@ -243,20 +242,18 @@ _Key = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key
 
 
 _SIMULATE = {
-    "trace": Annotated[pathlib.Path, typer.Argument(help="JSON lines, one request each, as Mooncake's traces.")],
+    "trace": Annotated[Path, typer.Argument(help="JSON lines, one request each, as Mooncake's traces.")],
     "replicas": Annotated[list[int], typer.Option(help="Number of replicas; may be given several times.")],
     "hash_tokens": Annotated[int, typer.Option(help="Tokens of a prompt that each of its hash_ids stands for.")],
     "costs": Annotated[
-        pathlib.Path | None, typer.Option(help="File of what steps cost; measured and written if it is missing.")
+        Path | None, typer.Option(help="File of what steps cost; measured and written if it is missing.")
     ],
 }
 
 
 @app.command()
 @partial(_with_flags, required=_SIMULATE, defaults={"replicas": [1], "hash_tokens": 512, "costs": None})
-def simulate(
-    resolved: Resolved, trace: pathlib.Path, replicas: list[int], hash_tokens: int, costs: pathlib.Path | None
-) -> None:
+def simulate(resolved: Resolved, trace: Path, replicas: list[int], hash_tokens: int, costs: Path | None) -> None:
     """Tell what clients would see if a trace of requests came to so many replicas, on machines like this one."""
     from weft.server.cli.simulate import simulate
 
@@ -267,7 +264,7 @@ def simulate(
     settings = _found(resolved.settings)
     shared = dict.fromkeys(("kv_events", "kv_events_topic", "kv_events_replay", "kv_offload_dir"))
     settings = settings.model_copy(update={**shared, "kv_offload": 0, "kv_role": "none"})
-    simulate(engine_options(settings, pathlib.Path(settings.model or "")), trace, replicas, hash_tokens, costs)
+    simulate(engine_options(settings, Path(settings.model or "")), trace, replicas, hash_tokens, costs)
 
 
 @app.command("ps")

@@ -161,9 +161,8 @@ def check_kernels(facts: MachineFacts) -> Finding:
     """Weft's own kernels for the CPU."""
     if facts.native:
         others = ", ".join(name for name in facts.compiled if name != facts.native)
-        return Finding(
-            "native kernels", "ok", f"{facts.native} is used" + (f" (also compiled: {others})" if others else "")
-        )
+        detail = f"{facts.native} is used" + (f" (also compiled: {others})" if others else "")
+        return Finding("native kernels", "ok", detail)
     slower = "models on the CPU use torch's operations, which are slower"
     if facts.compiled:
         advice = (

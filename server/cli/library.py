@@ -15,8 +15,7 @@ from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
 from weft.server.cli.reports import show_plan
 from weft.server.cli.tables import align
-from weft.server.formats.detection import choose_formats
-from weft.server.formats.trial import renderer
+from weft.server.formats.detection import choose_formats, renderer
 from weft.server.library import library
 from weft.server.library.contents import facts_of
 from weft.server.library.download import LibraryError

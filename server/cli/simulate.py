@@ -6,10 +6,10 @@ request, in the format of Mooncake's traces (Qin et al., 2024): `timestamp` in m
 """
 
 import contextlib
-import pathlib
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -62,7 +62,7 @@ class Outcome:
         return float(np.percentile(values, percent)) * 1e3 if values else 0.0
 
 
-def read_trace(path: pathlib.Path, hash_tokens: int) -> list[TraceLine]:
+def read_trace(path: Path, hash_tokens: int) -> list[TraceLine]:
     """Read a trace, in the order of time.
 
     Raises:
@@ -101,7 +101,7 @@ def _read_line(where: str, text: bytes, hash_tokens: int) -> TraceLine:
 class Simulator:
     """The child process; a context. Engines are measured when it is entered, unless `costs` exists."""
 
-    def __init__(self, options: EngineOptions, costs: pathlib.Path | None) -> None:
+    def __init__(self, options: EngineOptions, costs: Path | None) -> None:
         """Take the options of every replica, and the file of what their steps cost."""
         self._options = options
         self._command = python_command("weft.engine.simulate", *([str(costs)] if costs else []))
@@ -135,9 +135,8 @@ class Simulator:
                 told, views = now, tuple(self._look(now))
             chosen = policy.choose(views, _text(line, hash_tokens), now)
             replica = views.index(chosen) if chosen else 0
-            self._write(
-                Arrive(replica, now, line.input_length, line.output_length, line.hash_ids, hash_tokens), flush=False
-            )
+            arrive = Arrive(replica, now, line.input_length, line.output_length, line.hash_ids, hash_tokens)
+            self._write(arrive, flush=False)
         self._write(Finish())
         finished = self._read(Finished)
         return Outcome(num_replicas, finished, finished.end_s)
@@ -190,9 +189,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return made
 
 
-def simulate(
-    options: EngineOptions, path: pathlib.Path, replicas: Sequence[int], hash_tokens: int, costs: pathlib.Path | None
-) -> None:
+def simulate(options: EngineOptions, path: Path, replicas: Sequence[int], hash_tokens: int, costs: Path | None) -> None:
     """Run the command.
 
     Raises:

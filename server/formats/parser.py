@@ -129,9 +129,8 @@ class ToolFormat(ABC):
 
     def is_used_by(self, template: str) -> bool:
         """Tell from the source of its chat template whether a model writes calls in this format."""
-        return all(re.search(sign, template) for sign in self.present) and not any(
-            re.search(sign, template) for sign in self.absent
-        )
+        has_other = any(re.search(sign, template) for sign in self.absent)
+        return not has_other and all(re.search(sign, template) for sign in self.present)
 
     @property
     def call_texts(self) -> Sequence[str]:

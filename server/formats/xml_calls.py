@@ -143,9 +143,8 @@ class XmlFormat(ToolFormat):
         for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
             head = self._spell(f"\n{key.join(self.key_tags)}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
-            parts.append(
-                f"({head} {self._values(f'{rule}_{i}', schema, tool, mark, rules)}){'?' if is_optional else ''}"
-            )
+            values = self._values(f"{rule}_{i}", schema, tool, mark, rules)
+            parts.append(f"({head} {values}){'?' if is_optional else ''}")
         if "properties" not in tool.parameters and tool.parameters.get("additionalProperties") is True:
             before, after = self._spell("\n" + self.key_tags[0], mark), self._spell(self.key_tags[1], mark)
             parts.append(f"({before} {lark.ANY_KEY} {after} {self._values(rule, {}, tool, mark, rules)})*")

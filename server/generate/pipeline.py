@@ -20,9 +20,9 @@ from weft.engine.wire.messages import AddRequest, CachePolicy, Guidance, Pin
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import Renderer, Report, WholeChoice
-from weft.server.generate.loosening import named, open_loosening
 from weft.server.generate.output_plan import OutputPlan, ParsedChoice, plan_output
 from weft.server.generate.prompts import PromptEncoder
+from weft.server.generate.repair import named, open_loosening
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
@@ -32,13 +32,11 @@ from weft.server.task.validation import ignored_header, renamed
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
 
+NewRenderer = Callable[[Report], Renderer]
+
 
 async def respond(
-    task: Task,
-    request: Request,
-    context: ServerContext,
-    new_renderer: Callable[[Report], Renderer],
-    framing: Framing = DATA_ONLY,
+    task: Task, request: Request, context: ServerContext, new_renderer: NewRenderer, framing: Framing = DATA_ONLY
 ) -> Response:
     """Generate the answer to a task, streamed or whole.
 
@@ -79,7 +77,7 @@ async def complete(task: Task, request: Request, context: ServerContext) -> tupl
 
 
 async def open_answer(
-    task: Task, request: Request, context: ServerContext, new_renderer: Callable[[Report], Renderer]
+    task: Task, request: Request, context: ServerContext, new_renderer: NewRenderer
 ) -> tuple[Answer, Renderer]:
     """An answer that the engine has accepted, and its renderer. The caller closes the answer."""
     context.metrics.of(task.model.name).note_retry(request.headers.get("x-stainless-retry-count", ""))
@@ -103,9 +101,8 @@ async def accepted(answer: Answer, task: Task, context: ServerContext) -> None:
     def guide(wishes: OutputWishes) -> Guidance:
         return plan_output(replace(task, wishes=wishes), prompt.token_ids, prediction).guidance
 
-    await open_loosening(
-        answer, task.model.engine_client, task.wishes, partial(context.workers.run_light, task.size, guide)
-    )
+    guided = partial(context.workers.run_light, task.size, guide)
+    await open_loosening(answer, task.model.engine_client, task.wishes, guided)
 
 
 async def new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:

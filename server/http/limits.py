@@ -25,9 +25,8 @@ _log = logging.getLogger(__name__)
 
 def raise_file_limit() -> int:
     """Raise this process's soft limit on open files to the hard limit, and return it."""
-    soft, hard = (
-        MAX_NUM_FILES if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MAX_NUM_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
     limit = max(soft, min(hard, MAX_NUM_FILES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit

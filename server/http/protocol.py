@@ -227,9 +227,8 @@ class WeftProtocol(HttpToolsProtocol):
             bounds = f"{settings.body_timeout_s:g} s and pause for at most {settings.body_pause_timeout_s:g} s"
             self._refuse(errors.ReceiveTimeoutError(f"the body must arrive within {bounds}"))
         elif self._stage is Stage.HEAD:
-            self._refuse(
-                errors.ReceiveTimeoutError(f"the headers must arrive within {self._settings.header_timeout_s:g} s")
-            )
+            message = f"the headers must arrive within {self._settings.header_timeout_s:g} s"
+            self._refuse(errors.ReceiveTimeoutError(message))
         else:
             self.transport.close()
 

@@ -82,9 +82,8 @@ def facts_of(place: Path) -> Facts:
     config = _config(place)
     quantized = config.get("quantization_config")
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    return Facts(
-        size_bytes, "safetensors", str(method or config.get("dtype") or config.get("torch_dtype") or ""), modified
-    )
+    quantization = str(method or config.get("dtype") or config.get("torch_dtype") or "")
+    return Facts(size_bytes, "safetensors", quantization, modified)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -168,9 +168,8 @@ class SocketEngineClient:
                 self._may_connect.clear()
             await self._may_connect.wait()
             try:
-                transport, connection = await loop.create_unix_connection(
-                    partial(_Connection, on_handshake=self._has_met.set), self._socket_path
-                )
+                connect = partial(_Connection, on_handshake=self._has_met.set)
+                transport, connection = await loop.create_unix_connection(connect, self._socket_path)
             except OSError:  # no engine yet, or a dead engine's socket file
                 await asyncio.sleep(RECONNECT_S)
                 continue

@@ -16,8 +16,7 @@ from typing_extensions import override
 from weft.engine.wire.messages import EngineInfo
 from weft.engine.wire.options import Adapter
 from weft.server.errors import EngineRestartingError
-from weft.server.formats.detection import OutputFormats, choose_formats
-from weft.server.formats.trial import renderer
+from weft.server.formats.detection import OutputFormats, choose_formats, renderer
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.models.seq2seq import Seq2Seq, read_seq2seq

@@ -53,6 +53,8 @@ _FULL_VACUUM = 1
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 T = TypeVar("T")
+Work = Callable[[Transaction], T]
+"""What is done with the rows in one transaction."""
 _log = logging.getLogger(__name__)
 
 
@@ -101,7 +103,7 @@ class Store:
             or (self._data_dir is not None and (pathlib.Path(self._data_dir) / FILE_NAME).exists())
         )
 
-    async def read(self, work: Callable[[Transaction], T]) -> T:
+    async def read(self, work: Work[T]) -> T:
         """Call `work` in the thread for reads; it sees one state of the database, with all writes that have returned.
 
         Raises:
@@ -109,7 +111,7 @@ class Store:
         """
         return await self._reader.run(self._open, partial(self._transact, work, is_write=False))
 
-    async def write(self, work: Callable[[Transaction], T], *, may_exceed: bool = False) -> T:
+    async def write(self, work: Work[T], *, may_exceed: bool = False) -> T:
         """Call `work` in the thread for writes. All that it writes becomes durable, or nothing.
 
         Args:
@@ -149,12 +151,7 @@ class Store:
             return open_database(self.folder, is_durable=is_durable, timeout_s=timeout_s)
 
     def _transact(
-        self,
-        work: Callable[[Transaction], T],
-        connection: sqlite3.Connection,
-        *,
-        is_write: bool,
-        may_exceed: bool = False,
+        self, work: Work[T], connection: sqlite3.Connection, *, is_write: bool, may_exceed: bool = False
     ) -> T:
         connection.execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
         try:

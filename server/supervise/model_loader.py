@@ -263,9 +263,8 @@ class ModelLoader:
 
     @property
     def _state(self) -> fleet.FleetState:
-        return fleet.FleetState(
-            {name: model.state for name, model in self._models.items()}, dict(self._aliases), dict(self._adapters)
-        )
+        models = {name: model.state for name, model in self._models.items()}
+        return fleet.FleetState(models, dict(self._aliases), dict(self._adapters))
 
     def _publish(self) -> None:
         state = self._state

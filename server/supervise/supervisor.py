@@ -24,12 +24,12 @@ Imports neither torch nor the web framework. Serves no request itself.
 import contextlib
 import logging
 import os
-import pathlib
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import multiprocess
 
@@ -94,7 +94,7 @@ class CannotStartError(Exception):
     """A child cannot start, and trying again is of no use; the log says why."""
 
 
-def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
+def ready_file(runtime_dir: Path, pid: int) -> Path:
     """The file that the server process pid makes once it accepts connections."""
     return runtime_dir / f"server.{pid}.ready"
 
@@ -137,7 +137,7 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
                     logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
 
-def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path, pathlib.Path], None]) -> int:
+def run_engine(settings: Settings, owner_pid: int, tell: Callable[[Path, Path], None]) -> int:
     """Run an engine without servers until a stop signal or the end of its owner; otherwise as `run`.
 
     Args:
@@ -162,12 +162,7 @@ class Supervisor:
     """The children and the loop over them."""
 
     def __init__(
-        self,
-        settings: Settings,
-        planned: Shares,
-        runtime_dir: pathlib.Path,
-        listener: socket.socket | None,
-        commands: Commands,
+        self, settings: Settings, planned: Shares, runtime_dir: Path, listener: socket.socket | None, commands: Commands
     ) -> None:
         """Prepare the children without starting them. _AWAITED must be blocked. Only servers need a listener."""
         self._settings = settings
@@ -178,14 +173,13 @@ class Supervisor:
                 f"{name} engine" if len(settings.fleet) > 1 else "engine",
                 engine_folder(runtime_dir, index),
                 commands.node if settings.node_rank else commands.engine,
-                engine_options(settings.for_model(name), pathlib.Path(entry.model or "")),
+                engine_options(settings.for_model(name), Path(entry.model or "")),
             )
             for index, (name, entry) in enumerate(settings.fleet.items())
         }
         needs = {name: MemoryNeed(share.memory.device, share.total_bytes) for name, share in planned.models.items()}
-        self._loader = ModelLoader(
-            settings, runtime_dir, self._engines, EvictionPlan(planned.budget_bytes, needs), planned.faults
-        )
+        room = EvictionPlan(planned.budget_bytes, needs)
+        self._loader = ModelLoader(settings, runtime_dir, self._engines, room, planned.faults)
         fd = listener.fileno() if listener else -1
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [

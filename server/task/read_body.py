@@ -193,9 +193,8 @@ def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, flo
     for key, value in logit_bias.items():
         if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= info.vocab_size:
             bound = f"token ids between 0 and {info.vocab_size - 1}"
-            raise InvalidRequestError(
-                f"logit_bias must have keys that are {bound}, got {shown(key)}", param="logit_bias"
-            )
+            message = f"logit_bias must have keys that are {bound}, got {shown(key)}"
+            raise InvalidRequestError(message, param="logit_bias")
         bias[int(key)] = value
     return bias
 

@@ -286,9 +286,8 @@ def beam_options(body: GenerationBody) -> BeamOptions | None:
         raise InvalidRequestError(f"n must be at most {MAX_BEAMS} with use_beam_search, got {body.n}", param="n")
     length_penalty = 1.0 if body.length_penalty is None else body.length_penalty
     if not -10.0 <= length_penalty <= 10.0:
-        raise InvalidRequestError(
-            f"length_penalty must be between -10 and 10, got {length_penalty}", param="length_penalty"
-        )
+        message = f"length_penalty must be between -10 and 10, got {length_penalty}"
+        raise InvalidRequestError(message, param="length_penalty")
     return BeamOptions(length_penalty, body.early_stopping or False)
 
 

@@ -68,9 +68,8 @@ def _effort(body: ChatCompletionBody) -> tuple[str | None, str]:
         return body.reasoning_effort, "reasoning_effort"
     effort = "none" if options.enabled is False else options.effort
     if effort is not None and body.reasoning_effort not in (None, effort):
-        raise InvalidRequestError(
-            f"reasoning_effort and reasoning mean the same, got {body.reasoning_effort} and {effort}", param="reasoning"
-        )
+        message = f"reasoning_effort and reasoning mean the same, got {body.reasoning_effort} and {effort}"
+        raise InvalidRequestError(message, param="reasoning")
     if options.enabled and effort is None and body.reasoning_effort is None:
         return "medium", "reasoning.enabled"
     return (effort, "reasoning.effort") if effort is not None else (body.reasoning_effort, "reasoning_effort")

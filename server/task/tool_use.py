@@ -16,8 +16,8 @@ from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.json_schema.patterns import portable
 from weft.server.task import schema as wire
 from weft.server.task.bodies import ChatCompletionBody
-from weft.server.task.enforced import enforceable, exact
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
+from weft.server.task.structured_output import enforceable, exact
 from weft.server.task.validation import required
 from weft.server.text.declared import unhosted
 

@@ -133,9 +133,8 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> Non
     """
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
-        raise errors.InvalidRequestError(
-            f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}", param=f"{name}[{i}]"
-        )
+        message = f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}"
+        raise errors.InvalidRequestError(message, param=f"{name}[{i}]")
 
 
 _SURROGATE_STARTS = (b"\\ud", b"\\uD", b"\xed")
@@ -227,9 +226,8 @@ def ignored_fields(
         if generic in refused:
             if value not in refused[generic]:
                 path = dotted_path(at)
-                raise errors.UnsupportedParameterError(
-                    f"{path} is not supported by this server, got {errors.shown(value)}", param=path
-                )
+                message = f"{path} is not supported by this server, got {errors.shown(value)}"
+                raise errors.UnsupportedParameterError(message, param=path)
         elif is_extra and strict:
             path = dotted_path(at)
             raise errors.UnknownParameterError(f"unknown parameter: {path}", param=path)

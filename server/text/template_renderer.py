@@ -16,6 +16,7 @@ from weft.server.text.template_calls import MAX_FAULT_CHARS
 from weft.server.text.template_forms import MessageForms, completed, wanted_forms, with_tools
 from weft.server.text.template_sandbox import LIST_CHANGES, compiled
 
+Messages = list[dict[str, Any]]
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -85,9 +86,7 @@ class TemplateRenderer:
             raise refused
         return prompt
 
-    def _tried(
-        self, messages: list[dict[str, Any]], seen: Mapping[str, object]
-    ) -> tuple[str | None, RefusedError | None]:
+    def _tried(self, messages: Messages, seen: Mapping[str, object]) -> tuple[str | None, RefusedError | None]:
         """The prompt, or why the template refuses it."""
         try:
             return self._render(messages, seen), None
@@ -96,7 +95,7 @@ class TemplateRenderer:
         except RefusedError as error:
             return None, error
 
-    def _render(self, messages: list[dict[str, Any]], seen: Mapping[str, object]) -> str:
+    def _render(self, messages: Messages, seen: Mapping[str, object]) -> str:
         shown = [self.forms.applied(message) for message in messages]
         if self._changes_lists:  # it may change what others hold
             shown, seen = copy.deepcopy((shown, dict(seen)))
@@ -109,11 +108,7 @@ class TemplateRenderer:
             raise RefusedError(f"the chat template refuses these messages: {fault}") from error
 
     def _repaired(
-        self,
-        messages: list[dict[str, Any]],
-        seen: Mapping[str, object],
-        prompt: str | None,
-        refused: RefusedError | None,
+        self, messages: Messages, seen: Mapping[str, object], prompt: str | None, refused: RefusedError | None
     ) -> str | None:
         """The first prompt that shows everything, else the first of all; None: the template refuses every way."""
         why = str(refused) if refused else "the chat template leaves out a part of these messages"

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft.engine.batch import Batch
 from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.layers.block import Heads
 
 _SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
 
@@ -106,14 +107,9 @@ class StaticStep:
         """`attend` writes."""
 
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        queries, keys, values = heads
         backend, num_tokens = self._backend, self._num_tokens
         backend.keys[layer].index_copy_(0, backend.slots[:num_tokens], keys)
         backend.values[layer].index_copy_(0, backend.slots[:num_tokens], values)

@@ -20,9 +20,8 @@ from tests.architectures.serving import NATIVE
 from weft.engine import fields as fields_module
 from weft.engine.describe.config import load_model_config
 from weft.engine.families.registry import identify
-from weft.engine.fields import Fields, understood
+from weft.engine.fields import MAX_CONTEXT, MAX_NUM_LAYERS, Fields, own_range, range_of, understood
 from weft.engine.parts.decoder import decoder_spec
-from weft.engine.ranges import MAX_CONTEXT, MAX_NUM_LAYERS, own_range, range_of
 from weft.engine.wire.errors import ModelError
 
 FAMILIES = [name for name, entry in table.load()["entries"].items() if entry["outcome"] == NATIVE]

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests.server.formats.feeding import feed_all
 from tests.tokenizers_for_tests import byte_level
-from weft.server.formats import trial
+from weft.server.formats import detection as trial
 from weft.server.formats.detection import NOT_SHOWN, UNKNOWN, OutputFormats, choose_formats
 from weft.server.formats.parser import AnswerRules, ToolFormat
 from weft.server.text.chat_template import ChatTemplate, ChatTemplateError

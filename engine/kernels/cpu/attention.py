@@ -9,12 +9,13 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, Ints
-from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.cache.specs import CacheGroup, PagedGroups, PagedKV
 from weft.engine.kernels.cpu.library import FirstTouch, NativeLibrary, allocate
-from weft.engine.layers.block import AttentionBackend, AttentionStep
+from weft.engine.layers.block import AttentionBackend, AttentionStep, Heads
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -53,11 +54,7 @@ class _Plan(ctypes.Structure):
 
 
 def supports(
-    groups: tuple[CacheGroup[PagedKV], ...],
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    cache_dtype: torch.dtype,
+    groups: PagedGroups, block_size: int, dtype: torch.dtype, device: torch.device, cache_dtype: torch.dtype
 ) -> bool:
     """Whether the kernels can serve such a cache. Latents are never rounded: they are keys and values at once."""
     return (
@@ -85,7 +82,7 @@ class NativeBackend(AttentionBackend):
 
     def __init__(
         self,
-        groups: tuple[CacheGroup[PagedKV], ...],
+        groups: PagedGroups,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -124,7 +121,7 @@ class NativeBackend(AttentionBackend):
         return NativeStep(self, batch)
 
     @override
-    def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def blocks(self, layer: int) -> tuple[Tensor, ...]:
         (group,) = (group for group in self._groups if layer in group.layers)
         return (self._caches[layer].view(-1, self._block_values(group)),)
 
@@ -135,9 +132,8 @@ class NativeBackend(AttentionBackend):
 
     def plan(self, batch: Batch, layer: int, num_heads: int) -> dict[int, _Plan]:
         """Plan a step for the KV group of a layer; returns the plan by layer."""
-        group, group_batch = next(
-            pair for pair in zip(self._groups, batch.groups, strict=True) if layer in pair[0].layers
-        )
+        pairs = zip(self._groups, batch.groups, strict=True)
+        group, group_batch = next(pair for pair in pairs if layer in pair[0].layers)
         spec = group.spec.part(batch.inputs is not None)
         given = (batch.query_start_locs, batch.seq_lens, group_batch.block_tables, group_batch.slot_mapping)
         arrays = tuple(np.ascontiguousarray(array, np.int64) for array in given)
@@ -172,13 +168,13 @@ class NativeBackend(AttentionBackend):
         self,
         plan: int,
         cache: int,
-        queries: torch.Tensor | None,
-        keys: torch.Tensor | None,
-        values: torch.Tensor | None,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        queries: Tensor | None,
+        keys: Tensor | None,
+        values: Tensor | None,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
         value_dim: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Write K/V, then attend, by pointers to plan and cache; shapes as in `AttentionStep.attend`.
 
         Without keys nothing is written, without queries nothing attends.
@@ -223,23 +219,15 @@ class NativeStep(AttentionStep):
         return None
 
     @override
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        addresses = self.addresses(layer, queries.shape[1])
-        return self._backend.attend(*addresses, queries, keys, values, sinks, bias, values.shape[2])
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        addresses = self.addresses(layer, heads[0].shape[1])
+        return self._backend.attend(*addresses, *heads, sinks, bias, heads[2].shape[2])
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write K/V of the step's tokens."""
         self._backend.attend(*self.addresses(layer, keys.shape[1]), None, keys, values)
 
-    def read(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def read(self, layer: int, queries: Tensor) -> Tensor:
         """Attend to what is written."""
         return self._backend.attend(*self.addresses(layer, queries.shape[1]), queries, None, None)
 
@@ -250,7 +238,7 @@ class NativeStep(AttentionStep):
         return ctypes.addressof(self._plans[layer]), self._backend.pointers[layer]
 
 
-def _rows(heads: torch.Tensor | None) -> tuple[int | None, int]:
+def _rows(heads: Tensor | None) -> tuple[int | None, int]:
     """Address of the first token's heads, and the number of values from one token to the next; None for none."""
     if heads is None:
         return None, 0

@@ -69,9 +69,8 @@ class _NativeParts:
         sinks = None if self.sinks is None else self.sinks.data_ptr()
         matrices = (matrix.described() for matrix in self.matrices)
         mamba = self.mamba and ctypes.addressof(self.mamba)
-        slots = dict(
-            zip(("qkv_slots", "o_slots", "gated_slots", "down_slots"), (s.slots for s in self.sites), strict=False)
-        )
+        names = ("qkv_slots", "o_slots", "gated_slots", "down_slots")
+        slots = dict(zip(names, (site.slots for site in self.sites), strict=False))
         return _Layer(*matrices, *pointers, norm.eps, heads.eps, sinks, mamba=mamba, **slots)
 
 

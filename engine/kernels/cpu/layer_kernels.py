@@ -17,16 +17,11 @@ from weft.engine.batch import RowMasks, SamplingBatch
 from weft.engine.describe.config import ModelConfig
 from weft.engine.families.experts import Gating
 from weft.engine.kernels.cpu import layers as kernels
+from weft.engine.kernels.cpu import recurrent
 from weft.engine.kernels.cpu.block_run import fuse
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE, Form, Storage, common_form, form_of
 from weft.engine.kernels.cpu.products import NativeExperts, supports_experts
-from weft.engine.kernels.cpu.recurrent import (
-    NativeConvolution,
-    NativeDeltaRule,
-    NativeSelectiveScan,
-    NativeStateSpaceScan,
-)
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import Block, HeadLayer, Layer, Linear
 from weft.engine.layers.feed_forward import Experts, ungated
@@ -178,27 +173,27 @@ class CpuKernels(TorchKernels):
 
     @override
     def delta_rule(self) -> DeltaRule:
-        return NativeDeltaRule(self._library)
+        return recurrent.NativeDeltaRule(self._library)
 
     @override
     def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
-        if not NativeConvolution.supports(weight):
+        if not recurrent.NativeConvolution.supports(weight):
             return super().convolution(weight, bias, has_silu=has_silu)
-        return NativeConvolution(self._library, weight, bias, has_silu=has_silu)
+        return recurrent.NativeConvolution(self._library, weight, bias, has_silu=has_silu)
 
     @override
     def state_space(self, space: StateSpace) -> StateSpaceScan:
         return (
-            NativeStateSpaceScan(self._library, space)
-            if NativeStateSpaceScan.supports(space)
+            recurrent.NativeStateSpaceScan(self._library, space)
+            if recurrent.NativeStateSpaceScan.supports(space)
             else super().state_space(space)
         )
 
     @override
     def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:
-        if not NativeSelectiveScan.supports(decays):
+        if not recurrent.NativeSelectiveScan.supports(decays):
             return super().selective_scan(decays, skips, time_bias)
-        return NativeSelectiveScan(self._library, decays, skips, time_bias)
+        return recurrent.NativeSelectiveScan(self._library, decays, skips, time_bias)
 
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:

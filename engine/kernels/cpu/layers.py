@@ -8,6 +8,7 @@ import logging
 from enum import IntEnum
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.kernels.cpu.library import NativeLibrary, allocate
@@ -40,12 +41,12 @@ GATES = {"silu": _Epilogue.GATED_SILU, "gelu": _Epilogue.GATED_GELU, "gelu_pytor
 class NativeNorm:
     """RMSNorm of rows."""
 
-    def __init__(self, library: NativeLibrary, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, library: NativeLibrary, weight: Tensor, eps: float) -> None:
         """Multiply by weight (size of a row,)."""
         self.weight, self.eps = weight, eps
         self._function = library.function("weft_rms_norm", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _FLOAT, _POINTER)
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Same shape as inputs (num_rows, size)."""
         num_rows, size = inputs.shape
         outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
@@ -57,13 +58,13 @@ class NativeNorm:
 class NativeLayerNorm:
     """LayerNorm of rows."""
 
-    def __init__(self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+    def __init__(self, library: NativeLibrary, weight: Tensor, bias: Tensor | None, eps: float) -> None:
         """Multiply by weight and add bias, (size of a row,) both; None adds nothing."""
         self._weight, self._bias, self._eps = weight.contiguous(), None if bias is None else bias.contiguous(), eps
         sizes = _SIZE, _SIZE, _SIZE
         self._function = library.function("weft_layer_norm", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT, _POINTER)
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Same shape as inputs (num_rows, size)."""
         num_rows, size = inputs.shape
         outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
@@ -86,9 +87,7 @@ class NativeHeads:
         sizes = _SIZE, _SIZE, _SIZE, _SIZE
         self._function = library.function("weft_prepare_heads", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT)
 
-    def __call__(
-        self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __call__(self, qkv: Tensor, rotation: Tensor, cache: PagedCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadLayer`."""
         assert cache is None, "these kernels leave writing K/V to the attention backend"
         num_tokens, total_heads, head_dim = qkv.shape
@@ -101,7 +100,7 @@ class NativeHeads:
 class NativePerHead:
     """A packed bfloat16 matrix for each head; see `LayerKernels.per_head`."""
 
-    def __init__(self, library: NativeLibrary, weights: torch.Tensor) -> None:
+    def __init__(self, library: NativeLibrary, weights: Tensor) -> None:
         """Pack weights (num_heads, out_features, in_features)."""
         num_heads, out_features, in_features = weights.shape
         self._matrix = pack(library, weights.unbind(0), num_heads, (out_features, in_features), "bfloat16")
@@ -109,7 +108,7 @@ class NativePerHead:
         sizes = _SIZE, _SIZE, _SIZE, _SIZE, _SIZE
         self._multiply = library.function("weft_linear_heads", _POINTER, *sizes, _POINTER, _SIZE, _POINTER)
 
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+    def __call__(self, heads: Tensor) -> Tensor:
         """Heads (num_tokens, num_heads, in_features) -> (num_tokens, num_heads, out_features)."""
         num_tokens, (num_heads, in_features, pointer, out_features) = heads.size(0), self._sizes
         assert heads.stride(2) == 1, "the values of a head must be contiguous"
@@ -125,8 +124,8 @@ class NativeLinear(Linear):
     def __init__(
         self,
         library: NativeLibrary,
-        weight: torch.Tensor | GroupedRows,
-        bias: torch.Tensor | None,
+        weight: Tensor | GroupedRows,
+        bias: Tensor | None,
         *,
         gate: str | None = None,
         storage: Storage = "bfloat16",
@@ -157,17 +156,17 @@ class NativeLinear(Linear):
         return self.matrix.described(self.bias_pointer, (self.out_features, self.in_features))
 
     @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
         self._run(inputs, outputs, self._epilogue)
         return outputs
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
         self._run(inputs, residual, _Epilogue.ADD_BF16)
 
     @override
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, inputs: Tensor) -> Tensor:
         num_values = len(inputs) * self.out_features
         if num_values > self._float32.numel():
             self._float32 = allocate(num_values, torch.float32)
@@ -175,13 +174,13 @@ class NativeLinear(Linear):
         self._run(inputs, outputs, _Epilogue.STORE_F32)
         return outputs
 
-    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+    def gelu(self, inputs: Tensor) -> Tensor:
         """The GELU of the outputs."""
         outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
         self._run(inputs, outputs, _Epilogue.STORE_GELU)
         return outputs
 
-    def sums(self, inputs: torch.Tensor) -> torch.Tensor:
+    def sums(self, inputs: Tensor) -> Tensor:
         """Those of a gated matrix in float32, gate first; see `Activated`."""
         outputs = torch.empty(inputs.size(0), 2 * self.out_features)
         for half, target in enumerate(outputs.chunk(2, 1)):
@@ -190,19 +189,19 @@ class NativeLinear(Linear):
             self.matrix.multiply(*rows, *matrix, target.data_ptr(), outputs.stride(0), _Epilogue.STORE_F32)
         return outputs
 
-    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+    def activate(self, sums: Tensor) -> Tensor:
         """As the gated matrix does it, with the same bits; see `Activated`."""
         outputs = torch.empty(sums.size(0), self.out_features, dtype=torch.bfloat16)
         self._join(self._epilogue, sums.data_ptr(), sums.size(0), self.out_features, outputs.data_ptr())
         return outputs
 
-    def gather(self, ids: torch.Tensor) -> torch.Tensor:
+    def gather(self, ids: Tensor) -> Tensor:
         """Rows of the weight: ids (n,) int64 -> (n, in_features)."""
         rows = torch.empty(len(ids), self.in_features, dtype=torch.bfloat16)
         self.matrix.gather(*self.matrix.arguments, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
         return rows
 
-    def _run(self, inputs: torch.Tensor, outputs: torch.Tensor, epilogue: _Epilogue) -> None:
+    def _run(self, inputs: Tensor, outputs: Tensor, epilogue: _Epilogue) -> None:
         rows = inputs.data_ptr(), inputs.stride(0), inputs.size(0)  # ten times as fast as len(), a Python function
         self.matrix.multiply(*rows, *self._matrix, outputs.data_ptr(), outputs.stride(0), epilogue)
 
@@ -271,7 +270,7 @@ class TriedForms:
         return float(torch.cat([_row_errors(linear.gather(outputs), exact), *errors]).max())
 
 
-def _tried_inputs(num_inputs: int) -> torch.Tensor:
+def _tried_inputs(num_inputs: int) -> Tensor:
     """(rows, num_inputs): the largest of every group is 127, so that its scale is 1."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randint(-127, 128, (max(_TRIED_ROWS), num_inputs), generator=generator)
@@ -279,7 +278,7 @@ def _tried_inputs(num_inputs: int) -> torch.Tensor:
     return inputs.bfloat16()
 
 
-def _row_errors(rows: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    distances: torch.Tensor = torch.linalg.vector_norm(rows - exact, dim=1)
-    lengths: torch.Tensor = torch.linalg.vector_norm(exact, dim=1)
+def _row_errors(rows: Tensor, exact: Tensor) -> Tensor:
+    distances: Tensor = torch.linalg.vector_norm(rows - exact, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(exact, dim=1)
     return distances / lengths.clamp_min(1e-6)

@@ -3,6 +3,7 @@
 import ctypes
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.kernels.cpu.layers import NativeLinear, NativeNorm
@@ -27,7 +28,7 @@ class NativeDeltaRule(recurrence.DeltaRule):
         arguments = (*(_POINTER,) * 3, *(_SIZE,) * 4, *(_POINTER,) * 4, _SIZE, _POINTER, _POINTER)
         self._function = library.function("weft_delta_step", *arguments)
 
-    def __call__(self, inputs: recurrence.DeltaInputs, states: StateStep, cache: int) -> torch.Tensor:
+    def __call__(self, inputs: recurrence.DeltaInputs, states: StateStep, cache: int) -> Tensor:
         """See `DeltaRule`."""
         num_tokens, num_heads, value_dim = inputs.values.shape
         if num_tokens != states.is_new.size(0) or value_dim % _LANES:
@@ -77,25 +78,21 @@ class _Space(ctypes.Structure):
 class NativeConvolution(recurrence.CausalConvolution):
     """A convolution of bfloat16 inputs."""
 
-    def __init__(
-        self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool
-    ) -> None:
+    def __init__(self, library: NativeLibrary, weight: Tensor, bias: Tensor | None, *, has_silu: bool) -> None:
         """See `CausalConvolution`; `supports` must hold."""
         super().__init__(weight, bias, has_silu=has_silu)
         bias_pointer = None if self.bias is None else self.bias.data_ptr()
         self.parameters = (*weight.shape, self.taps.data_ptr(), bias_pointer, has_silu)
-        sizes = (_SIZE, _SIZE, _SIZE)
-        self._function = library.function(
-            "weft_convolve", _POINTER, _POINTER, *sizes, _POINTER, _POINTER, _SIZE, _POINTER
-        )
+        arguments = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER)
+        self._function = library.function("weft_convolve", *arguments)
 
     @staticmethod
-    def supports(weight: torch.Tensor) -> bool:
+    def supports(weight: Tensor) -> bool:
         """Whether the kernel can compute a convolution with this weight (channels, kernel)."""
         return weight.size(0) % _LANES == 0 and 2 <= weight.size(1) <= _MAX_KERNEL
 
     @override
-    def step(self, inputs: torch.Tensor, states: StateStep, cache: int) -> torch.Tensor:
+    def step(self, inputs: Tensor, states: StateStep, cache: int) -> Tensor:
         outputs = torch.empty(inputs.shape, dtype=torch.bfloat16)
         requests, first = ctypes.byref(_Requests.of(states, cache)), (inputs.data_ptr(), inputs.stride(0))
         self._function(requests, *first, *self.parameters, outputs.data_ptr())
@@ -120,9 +117,7 @@ class NativeStateSpaceScan(recurrence.StateSpaceScan):
         return all(size % _LANES == 0 and size <= _MAX_SIZE for size in (space.head_dim, space.state_size))
 
     @override
-    def __call__(
-        self, channels: torch.Tensor, times: torch.Tensor, gate: torch.Tensor | None, states: StateStep, cache: int
-    ) -> torch.Tensor:
+    def __call__(self, channels: Tensor, times: Tensor, gate: Tensor | None, states: StateStep, cache: int) -> Tensor:
         outputs = torch.empty(channels.size(0), self.space.num_heads * self.space.head_dim, dtype=torch.bfloat16)
         requests, space = ctypes.byref(_Requests.of(states, cache)), ctypes.byref(self.described)
         gates = (None, 0) if gate is None else (gate.data_ptr(), gate.stride(0))
@@ -134,32 +129,23 @@ class NativeStateSpaceScan(recurrence.StateSpaceScan):
 class NativeSelectiveScan(recurrence.SelectiveScan):
     """A selective scan over bfloat16 inputs."""
 
-    def __init__(
-        self, library: NativeLibrary, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor
-    ) -> None:
+    def __init__(self, library: NativeLibrary, decays: Tensor, skips: Tensor, time_bias: Tensor) -> None:
         """See `SelectiveScan`; `supports` must hold."""
         super().__init__(decays, skips, time_bias)
         self._parameters = (*decays.shape, decays.data_ptr(), skips.data_ptr())
         inputs = (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE)
-        self._function = library.function(
-            "weft_scan_selective", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, *inputs, _POINTER
-        )
+        parameters = (_SIZE, _SIZE, _POINTER, _POINTER)
+        self._function = library.function("weft_scan_selective", _POINTER, *parameters, *inputs, _POINTER)
 
     @staticmethod
-    def supports(decays: torch.Tensor) -> bool:
+    def supports(decays: Tensor) -> bool:
         """Whether the kernel can compute a scan with these decays (num_channels, state_size)."""
         return decays.size(0) % _LANES == decays.size(1) % _LANES == 0 and decays.size(1) <= _MAX_SIZE
 
     @override
     def __call__(
-        self,
-        x: torch.Tensor,
-        times: torch.Tensor,
-        selection: tuple[torch.Tensor, torch.Tensor],
-        gate: torch.Tensor,
-        states: StateStep,
-        cache: int,
-    ) -> torch.Tensor:
+        self, x: Tensor, times: Tensor, selection: tuple[Tensor, Tensor], gate: Tensor, states: StateStep, cache: int
+    ) -> Tensor:
         outputs = torch.empty(x.shape, dtype=torch.bfloat16)
         steps = softplus(times.float() + self.time_bias)
         b, c = selection

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec
 from weft.engine.device import fill, to_device
 from weft.engine.kernels.torch.encoder_step import EncoderCaches
-from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache, StateStep, StepCaches
+from weft.engine.layers.block import AttentionBackend, AttentionStep, Heads, PagedCache, StateStep, StepCaches
 
 
 class StateCache:
@@ -59,9 +60,8 @@ class StateCache:
             fill(is_new, is_new_on_host)
         else:
             slots, is_new = to_device(on_host, self._device), to_device(is_new_on_host, self._device)
-        by_layer = {
-            layer: part for part, group in zip(slots, self.groups.values(), strict=True) for layer in group.layers
-        }
+        parts = zip(slots, self.groups.values(), strict=True)
+        by_layer = {layer: part for part, group in parts for layer in group.layers}
         return TorchStateStep(self.states, by_layer, is_new, starts)
 
     def _copy(self, layers: tuple[int, ...], copies: Ints) -> None:
@@ -81,27 +81,27 @@ class TorchStateStep(StateStep):
         slots_by_layer: By layer, (num_requests,) the slot of each request.
     """
 
-    tensors: Mapping[int, torch.Tensor]
-    slots_by_layer: Mapping[int, torch.Tensor]
-    is_new: torch.Tensor
+    tensors: Mapping[int, Tensor]
+    slots_by_layer: Mapping[int, Tensor]
+    is_new: Tensor
     query_start_locs: Ints
 
     @override
-    def read(self, layer: int) -> torch.Tensor:
+    def read(self, layer: int) -> Tensor:
         states = self.tensors[layer].index_select(0, self.slots_by_layer[layer])
         is_new = self.is_new.view(-1, *(1,) * (states.dim() - 1))
         return states.masked_fill_(is_new, 0)  # unlike an index by a mask, this does not wait for the device
 
     @override
-    def write(self, layer: int, states: torch.Tensor) -> None:
+    def write(self, layer: int, states: Tensor) -> None:
         self.tensors[layer].index_copy_(0, self.slots_by_layer[layer], states)
 
     @override
-    def tensor(self, layer: int) -> torch.Tensor:
+    def tensor(self, layer: int) -> Tensor:
         return self.tensors[layer]
 
     @override
-    def slots(self, layer: int) -> torch.Tensor:
+    def slots(self, layer: int) -> Tensor:
         return self.slots_by_layer[layer]
 
 
@@ -121,7 +121,7 @@ class Context:
 
     num_tokens: int = 0
     past: object = None
-    token_ids: torch.Tensor | None = None
+    token_ids: Tensor | None = None
 
 
 class ContextBackend(AttentionBackend):
@@ -146,7 +146,7 @@ class ContextBackend(AttentionBackend):
         return False
 
     @override
-    def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def blocks(self, layer: int) -> tuple[Tensor, ...]:
         return ()
 
     @override
@@ -202,15 +202,7 @@ class ContextStep(AttentionStep):
         return None
 
     @override
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         raise AssertionError("the module attends itself")
 
 
@@ -249,11 +241,11 @@ class Caches:
         """See `AttentionBackend`."""
         return self.attention.prepare()
 
-    def blocks(self, groups: Sequence[CacheGroup[CacheSpec]]) -> list[list[torch.Tensor]]:
+    def blocks(self, groups: Sequence[CacheGroup[CacheSpec]]) -> list[list[Tensor]]:
         """The tensors that hold the blocks of each cache group, each (num_blocks, ...) and contiguous."""
         return [[tensor for layer in group.layers for tensor in self._layer_blocks(layer)] for group in groups]
 
-    def _layer_blocks(self, layer: int) -> Sequence[torch.Tensor]:
+    def _layer_blocks(self, layer: int) -> Sequence[Tensor]:
         if self.states is not None and layer in self.states.states:
             return (self.states.states[layer],)
         return self.attention.blocks(layer)

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Floats, Ints, RowMasks, SamplingBatch
@@ -31,40 +32,40 @@ from weft.engine.weights.reader import ExpertsRef, WeightReader, WeightRef
 class TorchLinear(Linear):
     """torch's own linear layer."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Take weight (out_features, in_features) and bias (out_features,), None if there is none."""
         self.weight = weight
         self.bias = bias
 
     @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         return F.linear(inputs, self.weight, self.bias)
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
         residual += self(inputs)
 
     @override
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, inputs: Tensor) -> Tensor:
         return self(inputs).float()
 
 
 class CublasLinear(TorchLinear):
     """Lets cuBLAS add the residual or write float32 itself, without a second pass and without rounding in between."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Keep the transposed view, which a call need not make then."""
         super().__init__(weight, bias)
         self._transposed = weight.t()
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
         residual.addmm_(inputs, self._transposed)
         if self.bias is not None:
             residual += self.bias
 
     @override
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, inputs: Tensor) -> Tensor:
         if self.bias is not None or inputs.dtype == torch.float32 or not inputs.is_cuda:  # torch widens on CUDA only
             return super().to_float32(inputs)
         return torch.mm(inputs, self._transposed, out_dtype=torch.float32)
@@ -76,22 +77,20 @@ class OnednnLinear(TorchLinear):
     In float32 its products of many rows take four fifths of the time of torch's own library on AMD's processors.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Copy weight (out_features, in_features) into the blocked layout."""
         super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
     @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         return self._run(inputs, "none")
 
-    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+    def gelu(self, inputs: Tensor) -> Tensor:
         """The GELU of the outputs."""
         return self._run(inputs, "gelu")
 
-    def _run(self, inputs: torch.Tensor, activation: str) -> torch.Tensor:
-        outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self.weight, self.bias, activation, [], "none"
-        )
+    def _run(self, inputs: Tensor, activation: str) -> Tensor:
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, activation, [], "none")
         return outputs
 
 
@@ -109,7 +108,7 @@ class TiledLinear(TorchLinear):
     """
 
     @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         num_tokens = len(inputs)
         padded = F.pad(inputs, (0, 0, 0, -num_tokens % ROW_TILE))
         outputs = padded.new_empty(len(padded), len(self.weight))
@@ -137,14 +136,14 @@ class TorchExperts(Experts):
         gate_up_bias, down_bias: The first two dimensions of their matrices; None without.
     """
 
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
     gating: Gating
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor, ids: Tensor, shares: Tensor) -> None:
         pairs = ids.flatten().argsort(stable=True)
         counts = ids.flatten().bincount(minlength=len(self.gate_up)).tolist()
         sums = torch.zeros_like(residual, dtype=torch.float32)
@@ -155,15 +154,15 @@ class TorchExperts(Experts):
                 sums.index_add_(0, rows, outputs * shares.flatten()[chosen].unsqueeze(1))
         residual += sums
 
-    def _compute(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+    def _compute(self, expert: int, inputs: Tensor) -> Tensor:
         return self.second(expert, join(self.gating, self.first(expert, inputs)))
 
-    def first(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+    def first(self, expert: int, inputs: Tensor) -> Tensor:
         """What gate and up projection of an expert make, gate first."""
         bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
         return F.linear(inputs, self.gate_up[expert], bias)
 
-    def second(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+    def second(self, expert: int, inner: Tensor) -> Tensor:
         """What its down projection makes."""
         return F.linear(inner, self.down[expert], None if self.down_bias is None else self.down_bias[expert])
 
@@ -195,11 +194,11 @@ class TorchKernels(LayerKernels):
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         return self._matrix(*reader.dense(ref))
 
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
         return self._linear(weight, bias)
 
     @override
-    def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def router(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return self._matrix(weight, bias)
 
     @override
@@ -217,7 +216,7 @@ class TorchKernels(LayerKernels):
         return ungated(linear, activation, fused)
 
     @override
-    def per_head(self, weights: torch.Tensor) -> Layer:
+    def per_head(self, weights: Tensor) -> Layer:
         if self._linear is TiledLinear:
             matrices = [TiledLinear(weight) for weight in weights]
             return lambda heads: torch.stack(
@@ -242,18 +241,16 @@ class TorchKernels(LayerKernels):
         return TorchLinear if self._linear is OnednnLinear and dtype == torch.float32 else self._linear
 
     @override
-    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+    def norm(self, weight: Tensor, eps: float) -> Layer:
         return RMSNorm(weight, eps)
 
     @override
-    def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Layer:
+    def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Layer:
         return LayerNorm(weight, bias, eps)
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        def prepare(
-            qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
-        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def prepare(qkv: Tensor, rotation: Tensor, cache: PagedCache | None) -> tuple[Tensor, Tensor, Tensor]:
             assert cache is None, "these kernels leave writing K/V to the attention backend"
             # Norm and rotation take queries and keys as one tensor: half as many operations.
             heads, values = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
@@ -268,7 +265,7 @@ class TorchKernels(LayerKernels):
         return recurrence.delta_rule
 
     @override
-    def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
+    def convolution(self, weight: Tensor, bias: Tensor | None, *, has_silu: bool) -> CausalConvolution:
         return CausalConvolution(weight, bias, has_silu=has_silu)
 
     @override
@@ -276,7 +273,7 @@ class TorchKernels(LayerKernels):
         return recurrence.StateSpaceScan(space)
 
     @override
-    def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:
+    def selective_scan(self, decays: Tensor, skips: Tensor, time_bias: Tensor) -> SelectiveScan:
         return SelectiveScan(decays, skips, time_bias)
 
     @override
@@ -284,9 +281,9 @@ class TorchKernels(LayerKernels):
         return blocks
 
 
-def stack(ref: ExpertsRef, reader: WeightReader) -> tuple[torch.Tensor, torch.Tensor | None]:
+def stack(ref: ExpertsRef, reader: WeightReader) -> tuple[Tensor, Tensor | None]:
     """All experts in one tensor (num_experts, out_features, in_features), and their biases."""
-    stacked: list[torch.Tensor] = []
+    stacked: list[Tensor] = []
     for index, expert in enumerate(reader.experts(ref)):
         for part, values in enumerate(values for values in expert if values is not None):
             if index == 0:
@@ -325,7 +322,7 @@ class TorchSite(Site):
         self._deltas[slot] = deltas
 
     @override
-    def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
+    def add(self, outputs: Tensor, inputs: Tensor, rows: StepRows) -> None:
         for slot, places in rows.by_slot:
             deltas = self._deltas.get(slot, ())
             chosen = inputs[places] if deltas else inputs
@@ -334,7 +331,7 @@ class TorchSite(Site):
                 outputs[:, first : first + len(b)].index_add_(0, places, added)
 
 
-def pick_ids(logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:
+def pick_ids(logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Tensor:
     """A `PickIds` for any device: temperature, filters and the draw, written plainly."""
     if masks is not None:
         masks.apply(logits)
@@ -351,10 +348,10 @@ TORCH_SAMPLING = SamplingKernels(apply_penalties, pick_ids)
 """For any device."""
 
 
-def _draw(logits: torch.Tensor, batch: SamplingBatch, best: torch.Tensor) -> torch.Tensor:
+def _draw(logits: Tensor, batch: SamplingBatch, best: Tensor) -> Tensor:
     """Steps 5 to 8 for every row, those of temperature 0 as well; best: (num_rows,) ids of the largest logits."""
 
-    def column(values: Floats) -> torch.Tensor:
+    def column(values: Floats) -> Tensor:
         return to_device(values, logits.device)[:, None]
 
     # The lower bound keeps rows where everything is banned from -inf - -inf = NaN.
@@ -368,7 +365,7 @@ def _draw(logits: torch.Tensor, batch: SamplingBatch, best: torch.Tensor) -> tor
     return draw(weights, column(batch.uniforms))
 
 
-def weight_floors(weights: torch.Tensor, top_ks: Ints, top_ps: Floats, min_ps: Floats) -> torch.Tensor:
+def weight_floors(weights: Tensor, top_ks: Ints, top_ps: Floats, min_ps: Floats) -> Tensor:
     """The smallest weight that each row's filters keep.
 
     top-p keeps the fewest ids, by falling weight, that reach top_p of what min-p and top-k leave, and always the most
@@ -399,7 +396,7 @@ def weight_floors(weights: torch.Tensor, top_ks: Ints, top_ps: Floats, min_ps: F
     return torch.where(top_p < 1, torch.maximum(floors, nucleus), floors)
 
 
-def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The first id in vocabulary order whose cumulated weight exceeds uniform * total, so never one of weight 0.
 
     Args:

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, GroupBatch, Ints
-from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV
-from weft.engine.layers.block import AttentionStep
+from weft.engine.cache.specs import CacheSpec, PagedGroups, PagedKV
+from weft.engine.layers.block import AttentionStep, Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class EqualTexts:
         is_seen: (length, length) which tokens each token sees; None for all.
     """
 
-    tokens: torch.Tensor
-    is_seen: torch.Tensor | None
+    tokens: Tensor
+    is_seen: Tensor | None
 
 
 def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[EqualTexts, ...] | None:
@@ -59,29 +60,21 @@ def texts_by_length(starts: Ints, lengths: Ints, window: int | None, device: tor
     return tuple(texts)
 
 
-def attend_to_texts(
-    spec: PagedKV,
-    texts: tuple[EqualTexts, ...],
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+def attend_to_texts(spec: PagedKV, texts: tuple[EqualTexts, ...], heads: Heads, bias: Tensor | None = None) -> Tensor:
     """Attend among the tokens of each text; shapes as in `AttentionStep.attend`."""
     if len(texts) == 1:  # all tokens, in their order
         shape = texts[0].tokens.shape
-        heads = [part.view(*shape, *part.shape[1:]) for part in (queries, keys, values)]
-        return _attend_equal(spec, heads, texts[0].is_seen, bias).flatten(0, 1)
+        parts = [part.view(*shape, *part.shape[1:]) for part in heads]
+        return _attend_equal(spec, parts, texts[0].is_seen, bias).flatten(0, 1)
+    queries, _, values = heads
     attended = queries.new_empty(*queries.shape[:2], values.shape[2])
     for each in texts:
-        heads = [part[each.tokens] for part in (queries, keys, values)]
-        attended[each.tokens] = _attend_equal(spec, heads, each.is_seen, bias)
+        parts = [part[each.tokens] for part in heads]
+        attended[each.tokens] = _attend_equal(spec, parts, each.is_seen, bias)
     return attended
 
 
-def _attend_equal(
-    spec: PagedKV, heads: list[torch.Tensor], is_seen: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _attend_equal(spec: PagedKV, heads: list[Tensor], is_seen: Tensor | None, bias: Tensor | None) -> Tensor:
     """Queries, keys and values (num_texts, length, their heads, head_dim) -> as the queries."""
     if spec.soft_cap is not None:
         return _attend_capped(spec, heads, is_seen)
@@ -95,7 +88,7 @@ def _attend_equal(
     return attended.transpose(1, 2)
 
 
-def _attend_capped(spec: PagedKV, heads: list[torch.Tensor], is_seen: torch.Tensor | None) -> torch.Tensor:
+def _attend_capped(spec: PagedKV, heads: list[Tensor], is_seen: Tensor | None) -> Tensor:
     """`_attend_equal` by the formula, since the fused kernel knows no soft cap."""
     queries, keys, values = heads
     num_texts, length = queries.shape[:2]
@@ -108,7 +101,7 @@ def _attend_capped(spec: PagedKV, heads: list[torch.Tensor], is_seen: torch.Tens
     return attended
 
 
-def _at_distances(bias: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+def _at_distances(bias: Tensor, distances: Tensor) -> Tensor:
     """(num_heads, *shape of distances): what `AttentionStep.attend` adds to scores of keys so far from their query."""
     middle = bias.shape[1] // 2
     return bias[:, (middle + distances).clamp(0, bias.shape[1] - 1)]
@@ -134,20 +127,12 @@ class TextsStep(AttentionStep):
         return None
 
     @override
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         spec = self.specs[layer]
         assert isinstance(spec, PagedKV)
         if layer not in self.texts:
             self.texts[layer] = texts_by_length(self.starts, self.lengths, spec.sliding_window, self.device)
-        return attend_to_texts(spec, self.texts[layer], queries, keys, values, bias)
+        return attend_to_texts(spec, self.texts[layer], heads, bias)
 
 
 _QUERIES_AT_ONCE = 256
@@ -178,10 +163,10 @@ class _Part:
         distances: As is_seen, these positions minus those of the tokens; None if they do not matter.
     """
 
-    tokens: torch.Tensor
-    slots: torch.Tensor
-    is_seen: torch.Tensor
-    distances: torch.Tensor | None
+    tokens: Tensor
+    slots: Tensor
+    is_seen: Tensor
+    distances: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +174,7 @@ class _GroupPlan:
     """What all layers of a cache group share in a step."""
 
     spec: PagedKV
-    slot_mapping: torch.Tensor
+    slot_mapping: Tensor
     parts: tuple[_Part, ...]
     texts: tuple[EqualTexts, ...] | None
     """Whole texts, which need no cache and have no parts; None for any other step."""
@@ -205,19 +190,14 @@ class SdpaBackend:
     supports_graphs = False
 
     def __init__(
-        self,
-        groups: tuple[CacheGroup[PagedKV], ...],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, groups: PagedGroups, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Allocate the cache. Only the null block is written, with zeros for ever. The rest takes no memory yet."""
         self._groups = groups
         self._block_size = block_size
         self._device = device
-        self._keys: dict[int, torch.Tensor] = {}
-        self._values: dict[int, torch.Tensor] = {}
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
         for group in groups:
             shape = (num_blocks * block_size, group.spec.num_kv_heads, group.spec.head_dim)
             for layer in group.layers:
@@ -230,7 +210,7 @@ class SdpaBackend:
         """Prepare nothing: the cache takes memory as it is written."""
         return False
 
-    def blocks(self, layer: int) -> list[torch.Tensor]:
+    def blocks(self, layer: int) -> list[Tensor]:
         """See `AttentionBackend`; the values of latents are a part of the keys."""
         caches = [cache for cache in (self._keys[layer], self._values[layer]) if cache.is_contiguous()]
         return [cache.view(-1, self._block_size, *cache.shape[1:]) for cache in caches]
@@ -249,7 +229,7 @@ class SdpaBackend:
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self._keys, self._values, plans)
 
-    def _copy_blocks(self, cache: torch.Tensor, copies: Ints) -> None:
+    def _copy_blocks(self, cache: Tensor, copies: Ints) -> None:
         """Copy once: a block may be the source of one copy and the target of another."""
         sources, targets = self._to_device(copies).unbind(1)
         blocks = cache.view(-1, self._block_size, *cache.shape[1:])
@@ -291,16 +271,14 @@ class SdpaBackend:
             self._to_device(seen - positions) if spec.slopes or spec.has_bias else None,
         )
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+    def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
 class SdpaStep:
     """Attention for one step; see `AttentionStep`."""
 
-    def __init__(
-        self, keys: dict[int, torch.Tensor], values: dict[int, torch.Tensor], plans: dict[int, _GroupPlan]
-    ) -> None:
+    def __init__(self, keys: dict[int, Tensor], values: dict[int, Tensor], plans: dict[int, _GroupPlan]) -> None:
         """Attend in the caches of each layer by its plan."""
         self._keys = keys
         self._values = values
@@ -309,34 +287,21 @@ class SdpaStep:
     def cache(self, layer: int) -> None:
         """Do nothing: `attend` writes K/V."""
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         plan = self._plans[layer]
         if plan.texts is not None:
-            return attend_to_texts(plan.spec, plan.texts, queries, keys, values)
+            return attend_to_texts(plan.spec, plan.texts, heads)
+        queries, keys, values = heads
         self.write(layer, keys, values)
         return self.read(layer, queries, sinks, bias)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write K/V of the step's tokens."""
         for cached, new in ((self._keys[layer], keys), (self._values[layer], values)):
             cached.index_copy_(0, self._plans[layer].slot_mapping, new)
 
-    def read(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def read(self, layer: int, queries: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Attend to what is written."""
         plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
         attended = queries.new_empty(*queries.shape[:2], cached_values.shape[2])
@@ -348,15 +313,15 @@ class SdpaStep:
 
 
 def attend(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    is_seen: torch.Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    is_seen: Tensor,
     spec: PagedKV,
-    distances: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+    distances: Tensor | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
     """softmax(soft cap(scale * queries . keys)) . values, in float32. Vaswani et al., 2017; Ainslie et al., 2023.
 
     Args:

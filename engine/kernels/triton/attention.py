@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Batch, Ints
-from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.cache.specs import CacheGroup, PagedGroups, PagedKV
 from weft.engine.device import to_device
 from weft.engine.kernels.triton import attention_jit as kernels
 from weft.engine.kernels.triton import attention_tiles
@@ -27,7 +28,7 @@ from weft.engine.kernels.triton.attention_plan import Work, plan_work
 from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
 from weft.engine.kernels.triton.layers_jit import launch_options
 from weft.engine.kernels.triton.prompts import PromptAttention, PromptStep, find_prompts, prompt_layers
-from weft.engine.layers.block import AttentionBackend, AttentionStep, PagedCache
+from weft.engine.layers.block import AttentionBackend, AttentionStep, Heads, PagedCache
 
 _LOG2_E = 1.4426950408889634
 
@@ -56,8 +57,8 @@ class _Launch:
 
     tile: Tile
     is_uniform: bool
-    items: torch.Tensor
-    merges: torch.Tensor
+    items: Tensor
+    merges: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class _GroupStep:
     """A step as the layers of a KV group see it; the tensors are views of the backend's metadata."""
 
     group: CacheGroup[PagedKV]
-    slots: torch.Tensor
+    slots: Tensor
     prompts: PromptStep | None
-    prompt_starts: torch.Tensor
+    prompt_starts: Tensor
     launches: list[_Launch]
 
 
@@ -81,7 +82,7 @@ class TritonBackend(AttentionBackend):
 
     def __init__(
         self,
-        groups: tuple[CacheGroup[PagedKV], ...],
+        groups: PagedGroups,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -94,7 +95,7 @@ class TritonBackend(AttentionBackend):
         is_dependent: bool = False,
         tiles: TileNames | None = None,
         prompts: PromptAttention | None = None,
-        scales: Mapping[int, torch.Tensor] | None = None,
+        scales: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Allocate the cache and all memory that steps need; only the null block of the cache is written.
 
@@ -120,7 +121,7 @@ class TritonBackend(AttentionBackend):
         self._prompts = prompts
         self._layers = prompt_layers(groups, num_heads, dtype, cache_dtype or dtype, block_size, device)
         self._options = launch_options(is_dependent)
-        self._caches: dict[int, torch.Tensor] = {}
+        self._caches: dict[int, Tensor] = {}
         for group in groups:
             shape = (num_blocks, group.spec.num_sides, group.spec.num_kv_heads, block_size, group.spec.head_dim)
             for layer in group.layers:
@@ -150,7 +151,7 @@ class TritonBackend(AttentionBackend):
         return False
 
     @override
-    def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
+    def blocks(self, layer: int) -> tuple[Tensor, ...]:
         return (self._caches[layer],)
 
     @override
@@ -193,20 +194,13 @@ class TritonBackend(AttentionBackend):
         work = plan_work(batch, first_seen, [(launch.tiling, takes_part) for launch, takes_part in launches])
         return _Plan(prompts, [launch for launch, _ in launches], work)
 
-    def cache(self, layer: int, slots: torch.Tensor) -> PagedCache:
+    def cache(self, layer: int, slots: Tensor) -> PagedCache:
         """Where a layer writes."""
         return PagedCache(self._caches[layer], slots, self._scales[layer])
 
-    def attend(
-        self,
-        step: _GroupStep,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, step: _GroupStep, layer: int, heads: Heads, sinks: Tensor | None) -> Tensor:
         """Attend, to prompts by the library if it took them; shapes as in `AttentionStep.attend`."""
+        queries, keys, values = heads
         outputs = queries.new_empty(*queries.shape[:2], values.shape[2])
         if step.group.spec.latent_dim is not None:
             self._write_latents(step, layer, keys)
@@ -221,13 +215,7 @@ class TritonBackend(AttentionBackend):
         return outputs
 
     def _attend_paged(
-        self,
-        spec: PagedKV,
-        launch: _Launch,
-        layer: int,
-        queries: torch.Tensor,
-        outputs: torch.Tensor,
-        sinks: torch.Tensor | None,
+        self, spec: PagedKV, launch: _Launch, layer: int, queries: Tensor, outputs: Tensor, sinks: Tensor | None
     ) -> None:
         """Compute the items of a launch."""
         num_heads, head_dim = queries.shape[1:]
@@ -250,13 +238,7 @@ class TritonBackend(AttentionBackend):
             )
 
     def _attend_heads(
-        self,
-        spec: PagedKV,
-        launch: _Launch,
-        layer: int,
-        queries: torch.Tensor,
-        outputs: torch.Tensor,
-        sinks: torch.Tensor | None,
+        self, spec: PagedKV, launch: _Launch, layer: int, queries: Tensor, outputs: Tensor, sinks: Tensor | None
     ) -> None:
         tile, (num_heads, head_dim) = launch.tile, queries.shape[1:]
         kernels.attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
@@ -285,9 +267,7 @@ class TritonBackend(AttentionBackend):
             **self._options,
         )
 
-    def _attend_latents(
-        self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
-    ) -> None:
+    def _attend_latents(self, spec: PagedKV, launch: _Launch, layer: int, queries: Tensor, outputs: Tensor) -> None:
         tile, num_heads, rotary_dim = launch.tile, queries.shape[1], spec.head_dim - spec.value_dim
         num_tiles = -(-num_heads // tile.rows)
         kernels.attend_latents_kernel[(len(launch.items) * num_tiles,)](
@@ -310,7 +290,7 @@ class TritonBackend(AttentionBackend):
             **self._options,
         )
 
-    def _write_latents(self, step: _GroupStep, layer: int, latents: torch.Tensor) -> None:
+    def _write_latents(self, step: _GroupStep, layer: int, latents: Tensor) -> None:
         num_tokens, _, key_dim = latents.shape
         kernels.write_latents_kernel[(num_tokens,)](
             *(latents, self._caches[layer], step.slots, latents.stride(0)),
@@ -319,7 +299,7 @@ class TritonBackend(AttentionBackend):
             **self._options,
         )
 
-    def _send(self, batch: Batch, plans: list[_Plan]) -> Iterator[torch.Tensor]:
+    def _send(self, batch: Batch, plans: list[_Plan]) -> Iterator[Tensor]:
         """Fill the metadata in one copy.
 
         Returns views of it: per group slots, starts of prompts, merges, then the items of each launch.
@@ -376,14 +356,6 @@ class TritonStep(AttentionStep):
         return None if step.group.spec.latent_dim is not None else self._backend.cache(layer, step.slots)
 
     @override
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         assert bias is None, "models with a bias are computed by torch's attention"
-        return self._backend.attend(self._steps[layer], layer, queries, keys, values, sinks)
+        return self._backend.attend(self._steps[layer], layer, heads, sinks)

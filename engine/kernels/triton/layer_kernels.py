@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 import triton
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.families.experts import Gating
@@ -88,7 +89,7 @@ class TritonKernels(TorchKernels):
         self._experts = experts
 
     @override
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> reference.TorchLinear:
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> reference.TorchLinear:
         if self._few_rows:
             return layers.FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
         return super()._matrix(weight, bias)
@@ -153,12 +154,12 @@ class TritonKernels(TorchKernels):
         linear = PackedLinear(matrix, reader.bias_of(ref), is_deterministic=is_deterministic)
         return linear if order is None else ActOrderLinear(linear, order)
 
-    def _rounded(self, weight: torch.Tensor) -> PackedMatrix:
+    def _rounded(self, weight: Tensor) -> PackedMatrix:
         matrix = pack(round_matrix(weight, self._storage), _STORED[self._storage])
         assert matrix is not None, "it was rounded to that form"
         return matrix
 
-    def packed_experts(self, ref: ExpertsRef, reader: WeightReader) -> tuple[PackedMatrix, torch.Tensor | None] | None:
+    def packed_experts(self, ref: ExpertsRef, reader: WeightReader) -> tuple[PackedMatrix, Tensor | None] | None:
         """All experts in one packed matrix, and their biases; None if they are plain.
 
         Raises:
@@ -167,7 +168,7 @@ class TritonKernels(TorchKernels):
         form = self.packed_form(ref.matrix, is_expert=True)
         if form is None:
             return None
-        experts: Iterator[tuple[PackedMatrix | None, torch.Tensor | None]]
+        experts: Iterator[tuple[PackedMatrix | None, Tensor | None]]
         if self._storage != "none":
             experts = ((self._rounded(weight), bias) for weight, bias in reader.experts(ref))
         else:
@@ -207,7 +208,7 @@ class TritonKernels(TorchKernels):
         return ActivatedLinear(gate_up, activate)
 
     @override
-    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+    def norm(self, weight: Tensor, eps: float) -> Layer:
         if not self._has_own_norms:
             return super().norm(weight, eps)
         return layers.TritonNorm(weight, eps, self._is_dependent)
@@ -221,9 +222,7 @@ class TritonKernels(TorchKernels):
         if not self._has_own_heads:
             return super().heads(norm, num_heads, num_kv_heads)
 
-        def prepare(
-            qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
-        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def prepare(qkv: Tensor, rotation: Tensor, cache: PagedCache | None) -> tuple[Tensor, Tensor, Tensor]:
             num_tokens, _, head_dim = qkv.shape
             num_prepared = num_heads + num_kv_heads * (2 if cache else 1)
             pairs = triton.next_power_of_2(head_dim // 2)

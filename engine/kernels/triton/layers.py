@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 import triton
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.kernels.torch.layer_kernels import CublasLinear
@@ -21,7 +22,7 @@ from weft.engine.layers.block import Attention, Block, GatedFeedForward, PreNorm
 class TritonNorm:
     """RMSNorm of rows."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, is_dependent: bool) -> None:
+    def __init__(self, weight: Tensor, eps: float, is_dependent: bool) -> None:
         """Take weight (size,), in the dtype of the hidden states or float32; for is_dependent see `launch_options`."""
         self.weight = weight
         self.eps = eps
@@ -29,7 +30,7 @@ class TritonNorm:
         self._num_warps = min(max(self._block // 512, 1), 16)
         self._options = launch_options(is_dependent)
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """(num_rows, size) -> the same shape and dtype."""
         num_rows, size = hidden.shape
         outputs = hidden.new_empty(num_rows, size)
@@ -55,7 +56,7 @@ class GatedActivation:
         self.name = activation
         self._options = launch_options(is_dependent)
 
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+    def __call__(self, values: Tensor) -> Tensor:
         """(num_rows, 2 * size), gate first -> (num_rows, size)."""
         num_rows, size = values.size(0), values.size(1) // 2
         outputs = values.new_empty(num_rows, size)
@@ -82,12 +83,7 @@ class FewRowsLinear(CublasLinear):
     """
 
     def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        max_rows: int,
-        is_dependent: bool,
-        norm: TritonNorm | None = None,
+        self, weight: Tensor, bias: Tensor | None, max_rows: int, is_dependent: bool, norm: TritonNorm | None = None
     ) -> None:
         """Take the matrix.
 
@@ -105,20 +101,20 @@ class FewRowsLinear(CublasLinear):
         self._norm = norm
 
     @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         if not self.takes(inputs):
             return super().__call__(self._normed(inputs))
         return self.multiply(inputs, inputs.new_empty(len(inputs), len(self.weight)))
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
         if self.takes(inputs):
             self.multiply(inputs, residual, adds=True)
         else:
             super().add_to(residual, self._normed(inputs))
 
     @override
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, inputs: Tensor) -> Tensor:
         if not self.takes(inputs):
             return super().to_float32(self._normed(inputs))
         return self.multiply(inputs, inputs.new_empty(len(inputs), len(self.weight), dtype=torch.float32))
@@ -132,13 +128,11 @@ class FewRowsLinear(CublasLinear):
             return None
         return FewRowsLinear(self.weight, self.bias, self._max_rows, self._is_dependent, norm)
 
-    def takes(self, inputs: torch.Tensor) -> bool:
+    def takes(self, inputs: Tensor) -> bool:
         """Whether the kernel multiplies these inputs (num_rows, in_features)."""
         return 0 < inputs.size(0) <= self._max_rows and inputs.stride(1) == 1
 
-    def multiply(
-        self, inputs: torch.Tensor, outputs: torch.Tensor, *, activation: str = "", adds: bool = False
-    ) -> torch.Tensor:
+    def multiply(self, inputs: Tensor, outputs: Tensor, *, activation: str = "", adds: bool = False) -> Tensor:
         """Launch `layers_jit.multiply` for inputs that `takes` accepts; returns outputs."""
         (num_rows, columns), num_outs = inputs.shape, outputs.size(1)
         uses_dot = num_rows > _MOST_WITHOUT_DOT
@@ -171,7 +165,7 @@ class FewRowsLinear(CublasLinear):
         room = _l2_bytes(self.weight.device) // (2 * self.weight.itemsize * num_rows)
         return max(min(room, columns) - block, 0) // 64 * 64  # whole cache lines
 
-    def _normed(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _normed(self, inputs: Tensor) -> Tensor:
         return self._norm(inputs) if self._norm else inputs
 
 
@@ -183,7 +177,7 @@ class FewRowsGated:
         self._gate_up = gate_up
         self._activate = activate
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
         gate_up = self._gate_up
         if not gate_up.takes(hidden):
@@ -191,11 +185,11 @@ class FewRowsGated:
         outputs = hidden.new_empty(len(hidden), len(gate_up.weight) // 2)
         return gate_up.multiply(hidden, outputs, activation=self._activate.name)
 
-    def sums(self, hidden: torch.Tensor) -> torch.Tensor:
+    def sums(self, hidden: Tensor) -> Tensor:
         """See `Activated`."""
         return self._gate_up(hidden)
 
-    def activate(self, sums: torch.Tensor) -> torch.Tensor:
+    def activate(self, sums: Tensor) -> Tensor:
         """See `Activated`."""
         return self._activate(sums)
 
@@ -205,7 +199,7 @@ class FewRowsGated:
         return FewRowsGated(gate_up, self._activate) if gate_up else None
 
 
-def supports(weight: torch.Tensor) -> bool:
+def supports(weight: Tensor) -> bool:
     """Whether `FewRowsLinear` can read weight (out_features, in_features): 16-bit values, each row 16-byte aligned."""
     is_aligned = weight.is_contiguous() and weight.size(1) % 16 == 0 and weight.data_ptr() % 16 == 0
     return is_aligned and weight.dtype in (torch.bfloat16, torch.float16)

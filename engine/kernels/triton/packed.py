@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 import triton
+from torch import Tensor
 
 from weft.engine.kernels.triton import products_jit as kernels
 from weft.engine.weights.groups import FP4, Groups
@@ -83,10 +84,10 @@ class PackedMatrix:
 
     form: Form
     in_features: int
-    codes: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    factors: torch.Tensor
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    factors: Tensor
 
     @property
     def out_features(self) -> int:
@@ -99,7 +100,7 @@ class PackedMatrix:
         return sum(part.nbytes for part in self._parts)
 
     @property
-    def _parts(self) -> tuple[torch.Tensor, ...]:
+    def _parts(self) -> tuple[Tensor, ...]:
         zeros = () if self.zeros is None else (self.zeros,)
         return self.codes, self.scales, *zeros, self.factors
 
@@ -115,14 +116,14 @@ class PackedMatrix:
 
     def multiply(
         self,
-        inputs: torch.Tensor,
-        bias: torch.Tensor | None,
-        outputs: torch.Tensor,
+        inputs: Tensor,
+        bias: Tensor | None,
+        outputs: Tensor,
         *,
-        ends: torch.Tensor | None = None,
+        ends: Tensor | None = None,
         adds: bool = False,
         is_deterministic: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Launch `multiply_packed` of packed_kernels.py for inputs (num_rows, in_features) of 16 bits; returns outputs.
 
         Args:
@@ -160,9 +161,7 @@ class PackedMatrix:
         )
         return outputs
 
-    def unpack(
-        self, dtype: torch.dtype, *, first: int = 0, num_rows: int = 0, ids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def unpack(self, dtype: torch.dtype, *, first: int = 0, num_rows: int = 0, ids: Tensor | None = None) -> Tensor:
         """Rows of the matrix in a dtype: num_rows from the first on, or those of ids (num_rows,) int64."""
         num_rows = num_rows if ids is None else len(ids)
         outputs = torch.empty(num_rows, self.in_features, dtype=dtype, device=self.codes.device)
@@ -180,7 +179,7 @@ class PackedMatrix:
             )
         return outputs
 
-    def _arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _arguments(self) -> tuple[Tensor, Tensor, Tensor]:
         """An absent tensor is not read."""
         return self.codes, self.scales, self.scales if self.zeros is None else self.zeros
 
@@ -264,7 +263,7 @@ def _kind(groups: Groups) -> Kind | None:
     return "fp4" if _codes(groups.values, "fp4") is not None else "int8"
 
 
-def _codes(values: torch.Tensor, kind: Kind) -> torch.Tensor | None:
+def _codes(values: Tensor, kind: Kind) -> Tensor | None:
     """One in a byte; None if a value has none."""
     if values.dtype != (torch.float8_e4m3fn if kind == "fp8" else torch.int8):
         return None
@@ -280,7 +279,7 @@ def _codes(values: torch.Tensor, kind: Kind) -> torch.Tensor | None:
     return None if (codes == 255).any() else codes
 
 
-def _with_zeros(groups: Groups, offsets: torch.Tensor) -> Groups:
+def _with_zeros(groups: Groups, offsets: Tensor) -> Groups:
     """The same with zero points in place of offsets, and values of 4 bits as signed ones."""
     # Then all weights are the offset, or as good as that, and a zero point would be no number in half precision.
     values, is_flat = groups.values, groups.scales.abs() * 2**15 <= offsets.abs()
@@ -294,7 +293,7 @@ def _with_zeros(groups: Groups, offsets: torch.Tensor) -> Groups:
     return replace(groups, values=values, scales=scales, zeros=zeros, offsets=None)
 
 
-def _by_runs(groups: Groups) -> tuple[torch.Tensor, torch.Tensor | None, int | None] | None:
+def _by_runs(groups: Groups) -> tuple[Tensor, Tensor | None, int | None] | None:
     """Scales, zeros and the inputs that share them, None for all, where groups lie in order; None where they do not."""
     scales, zeros, inputs = groups.scales.float(), groups.zeros, groups.values.size(1)
     if groups.group_of is None:
@@ -307,7 +306,7 @@ def _by_runs(groups: Groups) -> tuple[torch.Tensor, torch.Tensor | None, int | N
     return None
 
 
-def _exponents(scales: torch.Tensor) -> torch.Tensor | None:
+def _exponents(scales: Tensor) -> Tensor | None:
     """Twice the scales, as e8m0; None if they are no powers of two."""
     digits, powers = torch.frexp(scales)
     octets = torch.where(scales == 0, 0, powers + 127)
@@ -315,7 +314,7 @@ def _exponents(scales: torch.Tensor) -> torch.Tensor | None:
     return octets.to(torch.uint8) if are_powers else None
 
 
-def _joined(codes: torch.Tensor, form: Form) -> torch.Tensor:
+def _joined(codes: Tensor, form: Form) -> Tensor:
     """Two codes in a byte, a run beside the next one."""
     padded = torch.nn.functional.pad(codes, (0, -codes.size(1) % _STEP))
     low, high = padded.view(len(codes), -1, 2, form.run).unbind(2)

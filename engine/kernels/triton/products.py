@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 import triton
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.device import to_device
@@ -36,38 +37,38 @@ class PackedLinear(Linear):
     small, so that they take little memory.
     """
 
-    def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None, *, is_deterministic: bool = False) -> None:
+    def __init__(self, matrix: PackedMatrix, bias: Tensor | None, *, is_deterministic: bool = False) -> None:
         """Take both; is_deterministic: a row's bits do not depend on how many rows there are."""
         self.matrix, self.bias = matrix, bias
         self._is_deterministic = is_deterministic
 
     @override
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         return self._multiply(inputs, inputs.dtype) if self._is_packed(inputs) else self._many(inputs)
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor) -> None:
         if self._is_packed(inputs):
             self.matrix.multiply(inputs, self.bias, residual, adds=True, is_deterministic=self._is_deterministic)
         else:
             residual += self._many(inputs)
 
     @override
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, inputs: Tensor) -> Tensor:
         return self._multiply(inputs, torch.float32)  # however many rows: those of `_many` are rounded
 
-    def gather(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def gather(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the matrix, as an embedding."""
         return self.matrix.unpack(dtype, ids=ids)
 
-    def _multiply(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _multiply(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         outputs = inputs.new_empty(len(inputs), self.matrix.out_features, dtype=dtype)
         return self.matrix.multiply(inputs, self.bias, outputs, is_deterministic=self._is_deterministic)
 
-    def _is_packed(self, inputs: torch.Tensor) -> bool:
+    def _is_packed(self, inputs: Tensor) -> bool:
         return self._is_deterministic or len(inputs) <= _MOST_ROWS
 
-    def _many(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _many(self, inputs: Tensor) -> Tensor:
         matrix = self.matrix
         outputs = inputs.new_empty(len(inputs), matrix.out_features)
         size = max(_PART_BYTES // (inputs.itemsize * matrix.in_features) // _PART_ROWS, 1) * _PART_ROWS
@@ -89,7 +90,7 @@ class Fp8Linear(PackedLinear):
     since reading the weights takes as long in both.
     """
 
-    def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None) -> None:
+    def __init__(self, matrix: PackedMatrix, bias: Tensor | None) -> None:
         """Take both; scales of outputs become float32 once more."""
         super().__init__(matrix, bias)
         self._transposed = matrix.codes.view(torch.float8_e4m3fn).t()
@@ -103,14 +104,14 @@ class Fp8Linear(PackedLinear):
         return is_right and is_aligned
 
     @override
-    def _is_packed(self, inputs: torch.Tensor) -> bool:
+    def _is_packed(self, inputs: Tensor) -> bool:
         return len(inputs) <= MANY_ROWS
 
     @override
-    def _many(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _many(self, inputs: Tensor) -> Tensor:
         rounded, scales = round_rows(inputs, self.matrix.form.group)
         if self.matrix.form.group is None:
-            outputs: torch.Tensor = torch._scaled_mm(
+            outputs: Tensor = torch._scaled_mm(
                 rounded, self._transposed, scale_a=scales, scale_b=self._scales, out_dtype=inputs.dtype
             )
             return outputs if self.bias is None else outputs.add_(self.bias)
@@ -129,7 +130,7 @@ class Fp8Linear(PackedLinear):
         return outputs
 
 
-def round_rows(inputs: torch.Tensor, group: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def round_rows(inputs: Tensor, group: int | None) -> tuple[Tensor, Tensor]:
     """Inputs (num_rows, size) in e4m3, and scales (num_rows, number of groups) in float32."""
     num_rows, size = inputs.shape
     rounded = torch.empty(num_rows, size, dtype=torch.float8_e4m3fn, device=inputs.device)
@@ -155,10 +156,10 @@ class TritonExperts(Experts):
 
     def __init__(
         self,
-        gate_up: torch.Tensor | PackedMatrix,
-        gate_up_bias: torch.Tensor | None,
-        down: torch.Tensor | PackedMatrix,
-        down_bias: torch.Tensor | None,
+        gate_up: Tensor | PackedMatrix,
+        gate_up_bias: Tensor | None,
+        down: Tensor | PackedMatrix,
+        down_bias: Tensor | None,
         gating: Gating,
         *,
         is_deterministic: bool,
@@ -180,7 +181,7 @@ class TritonExperts(Experts):
         self._numbers = torch.arange(len(values), device=values.device)
 
     @override
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
+    def add_to(self, residual: Tensor, inputs: Tensor, ids: Tensor, shares: Tensor) -> None:
         num_chosen, size = ids.size(1), inputs.size(1)
         experts, pairs = ids.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
@@ -194,36 +195,31 @@ class TritonExperts(Experts):
             BLOCK=_MIX_BLOCK,
         )
 
-    def first(self, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+    def first(self, expert: int, inputs: Tensor) -> Tensor:
         """What gate and up projection of an expert make, gate first."""
         return self._multiply(inputs, *self._gate_up, *self._alone(expert, len(inputs)))
 
-    def second(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+    def second(self, expert: int, inner: Tensor) -> Tensor:
         """What its down projection makes."""
         return self._multiply(inner, *self._down, *self._alone(expert, len(inner)))
 
-    def _alone(self, expert: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _alone(self, expert: int, num_rows: int) -> tuple[Tensor, Tensor]:
         """The expert of each row, and where the rows of every expert end, if all are of one."""
         return self._numbers.new_full((num_rows,), expert), (self._numbers >= expert).int() * num_rows
 
     def _multiply(
-        self,
-        rows: torch.Tensor,
-        weight: torch.Tensor | PackedMatrix,
-        bias: torch.Tensor | None,
-        experts: torch.Tensor,
-        ends: torch.Tensor,
-    ) -> torch.Tensor:
+        self, rows: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None, experts: Tensor, ends: Tensor
+    ) -> Tensor:
         if isinstance(weight, PackedMatrix):
             packed = rows.new_empty(len(rows), weight.out_features)
             return weight.multiply(rows, bias, packed, ends=ends, is_deterministic=self._is_deterministic)
         if self._is_grouped and supports_grouped(weight):
-            outputs: torch.Tensor = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+            outputs: Tensor = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
             return outputs if bias is None else outputs.add_(bias.index_select(0, experts))
         return multiply_groups(rows, weight, bias, ends, self._is_deterministic)
 
 
-def supports_grouped(weight: torch.Tensor) -> bool:
+def supports_grouped(weight: Tensor) -> bool:
     """Whether torch's grouped product takes weight (num_experts, num_outs, columns)."""
     is_aligned = weight.size(1) % 8 == 0 and weight.size(2) % 8 == 0  # 16 bytes
     return is_aligned and has_grouped(weight.device, weight.dtype)
@@ -244,9 +240,7 @@ _LARGE_TILE_ROWS = 32
 """Rows of an expert, on average, from which on a program computes 64 of them instead of 16."""
 
 
-def multiply_groups(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ends: torch.Tensor, is_deterministic: bool
-) -> torch.Tensor:
+def multiply_groups(rows: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, is_deterministic: bool) -> Tensor:
     """Weft's grouped product: rows (num_rows, columns) in the order of their experts -> (num_rows, num_outs)."""
     num_experts, num_outs, columns = weight.shape
     block_rows = 64 if is_deterministic or len(rows) >= _LARGE_TILE_ROWS * num_experts else 16
@@ -309,7 +303,7 @@ class TritonSite(Site):
             owners[outs] = index
 
     @override
-    def add(self, outputs: torch.Tensor, inputs: torch.Tensor, rows: StepRows) -> None:
+    def add(self, outputs: Tensor, inputs: Tensor, rows: StepRows) -> None:
         order, pieces = self._prepare(rows)
         _, num_deltas, rank, columns = self._a.shape
         num_outs = self._b.size(1)
@@ -325,7 +319,7 @@ class TritonSite(Site):
             num_warps=4,
         )
 
-    def _prepare(self, rows: StepRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def _prepare(self, rows: StepRows) -> tuple[Tensor, Tensor]:
         """The rows with adapters in order, and pieces of at most _ROWS, on the device; once for each step."""
         if rows.prepared is None:
             pieces = [

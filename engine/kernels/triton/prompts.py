@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from weft.engine.batch import Batch, GroupBatch, Ints
 from weft.engine.cache.specs import CacheGroup, PagedKV
@@ -87,7 +88,7 @@ class Prompts:
     are_fresh: bool
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Attends in one layer.
 
 - queries: (num_tokens, num_heads, head_dim) of the range `PromptStep.tokens`
@@ -178,12 +179,10 @@ class FlashAttention2:
         if not prompts.are_fresh or (window is not None and longest > window):
             return None
 
-        def attend(
-            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-        ) -> torch.Tensor:
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, cache: Tensor, starts: Tensor) -> Tensor:
             # `torch.nn.attention.varlen.varlen_attn` calls the same; its signature still changes.
             flash = torch.ops.aten._flash_attention_forward
-            attended: torch.Tensor = flash(queries, keys, values, starts, starts, longest, longest, 0.0, True, False)[0]
+            attended: Tensor = flash(queries, keys, values, starts, starts, longest, longest, 0.0, True, False)[0]
             return attended
 
         return PromptStep(prompts.tokens, prompts.starts, attend)
@@ -199,11 +198,11 @@ _LEAST_TILE_KEYS = 64
 class _VarlenFunction(Protocol):
     def __call__(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
         max_seqlen_q: int,
         max_seqlen_k: int,
         *,
@@ -211,25 +210,25 @@ class _VarlenFunction(Protocol):
         causal: bool,
         window_size: tuple[int, int],
         softcap: float,
-    ) -> torch.Tensor: ...
+    ) -> Tensor: ...
 
 
 class _CacheFunction(Protocol):
     def __call__(
         self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
         *,
-        cache_seqlens: torch.Tensor,
-        page_table: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
+        cache_seqlens: Tensor,
+        page_table: Tensor,
+        cu_seqlens_q: Tensor,
         max_seqlen_q: int,
         softmax_scale: float,
         causal: bool,
         window_size: tuple[int, int],
         softcap: float,
-    ) -> torch.Tensor: ...
+    ) -> Tensor: ...
 
 
 class FlashAttention3:
@@ -269,9 +268,7 @@ class FlashAttention3:
         return PromptStep(prompts.tokens, prompts.starts, attend)
 
     def _fresh(self, prompts: Prompts, layers: PromptLayers) -> Attend:
-        def attend(
-            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-        ) -> torch.Tensor:
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, cache: Tensor, starts: Tensor) -> Tensor:
             return self._attend_varlen(
                 *(queries, keys, values, starts, starts, prompts.longest, prompts.longest),
                 softmax_scale=layers.spec.score_scale,
@@ -284,13 +281,10 @@ class FlashAttention3:
 
     def _paged(self, prompts: Prompts, layers: PromptLayers) -> Attend:
         """The package wants (num_blocks, block_size, num_kv_heads, head_dim), with any strides."""
-        seq_lens, tables = (
-            to_device(array.astype(np.int32), self._device) for array in (prompts.seq_lens, prompts.block_tables)
-        )
+        arrays = prompts.seq_lens, prompts.block_tables
+        seq_lens, tables = (to_device(array.astype(np.int32), self._device) for array in arrays)
 
-        def attend(
-            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-        ) -> torch.Tensor:
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, cache: Tensor, starts: Tensor) -> Tensor:
             cached_keys, cached_values = (side.transpose(1, 2) for side in cache.unbind(1))
             return self._attend_cache(
                 *(queries, cached_keys, cached_values),
@@ -321,10 +315,10 @@ class _Wrapper(Protocol):
 
     def plan(
         self,
-        qo_indptr: torch.Tensor,
-        paged_kv_indptr: torch.Tensor,
-        paged_kv_indices: torch.Tensor,
-        paged_kv_last_page_len: torch.Tensor,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim_qk: int,
@@ -339,7 +333,7 @@ class _Wrapper(Protocol):
         disable_split_kv: bool,
     ) -> None: ...
 
-    def run(self, q: torch.Tensor, paged_kv_cache: torch.Tensor) -> torch.Tensor: ...
+    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -410,7 +404,7 @@ class FlashInfer:
     def _new_planner(self) -> _Planner:
         return _Planner(self._module.BatchPrefillWithPagedKVCacheWrapper(self._workspace, kv_layout="HND"))
 
-    def _pinned(self, array: Ints) -> torch.Tensor:
+    def _pinned(self, array: Ints) -> Tensor:
         """An int32 tensor on the host, which the wrapper reads there and copies to the device without waiting."""
         tensor = torch.from_numpy(array.astype(np.int32))
         return tensor.pin_memory() if self._device.type == "cuda" else tensor

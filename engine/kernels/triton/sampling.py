@@ -8,6 +8,7 @@ between two ids. A row's id does not depend on the other rows. Nothing waits for
 import numpy as np
 import torch
 import triton
+from torch import Tensor
 from typing_extensions import override
 
 from weft.engine.batch import Floats, RowMasks, SamplingBatch
@@ -24,7 +25,7 @@ _NARROWING_PROGRAMS = 8  # for a row: each reads the row's histogram
 class TritonSampler:
     """Implements `PickIds`."""
 
-    def __call__(self, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:
+    def __call__(self, logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Tensor:
         """Logits (num_rows, vocab_size) float32, contiguous; overwrites those of masked rows."""
         parameters = to_device(pack_parameters(batch, masks, logits.size(1)), logits.device)
         bits = None
@@ -50,7 +51,7 @@ class TritonGraphSampler(GraphSampler):
         return np.pad(parameters, ((0, 0), (0, num_rows - parameters.shape[1])), "edge")
 
     @override
-    def sample(self, logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+    def sample(self, logits: Tensor, parameters: Tensor) -> Tensor:
         return launch(logits, parameters, None, is_filtered=True)
 
 
@@ -72,9 +73,7 @@ def pack_parameters(batch: SamplingBatch, masks: RowMasks | None, vocab_size: in
     return np.stack((inverses, batch.min_ps, top_ks, batch.top_ps, batch.uniforms, mask_rows)).astype(np.float32)
 
 
-def launch(
-    logits: torch.Tensor, parameters: torch.Tensor, bits: torch.Tensor | None, is_filtered: bool
-) -> torch.Tensor:
+def launch(logits: Tensor, parameters: Tensor, bits: Tensor | None, is_filtered: bool) -> Tensor:
     """Queue the kernels. They read and write device memory only, so that a CUDA graph may hold them.
 
     Args:

@@ -31,15 +31,7 @@ from weft.server import errors
 from weft.server.apis.openai.pages import json_answer
 from weft.server.http.context import Context, ServerContext
 from weft.server.model_entry import ModelName
-from weft.server.models.fleet import (
-    ASK_EVERY_S,
-    Ask,
-    FleetState,
-    ModelState,
-    ServedAdapter,
-    adapter_fault,
-    may_be_alias,
-)
+from weft.server.models import fleet as fleets
 from weft.server.models.served_model import ServedModel
 from weft.server.task.body import BodyRoute
 from weft.server.task.schema import WireModel
@@ -98,11 +90,11 @@ async def load_model(body: ModelBody, request: Request, context: Context) -> Res
     name = context.find_model(request, body.model).name
     before = _state(context, name)
 
-    def is_done(fleet: FleetState) -> bool:
+    def is_done(fleet: fleets.FleetState) -> bool:
         state = fleet.models[name]
         return state.state == "ready" or state.num_failures > before.num_failures
 
-    state = await asked(Ask("load", name), is_done, context)
+    state = await asked(fleets.Ask("load", name), is_done, context)
     if state.state == "failed":
         raise errors.ModelFailedError(f"the model {name} cannot be loaded: {state.message}", param="model")
     if state.state != "ready":
@@ -118,33 +110,33 @@ async def unload_model(body: ModelBody, request: Request, context: Context) -> R
         raise errors.InvalidRequestError(f"the model {model.name} is always loaded: set load: on-demand", param="model")
     num_before = _state(context, model.name).num_unloaded
 
-    def is_done(fleet: FleetState) -> bool:
+    def is_done(fleet: fleets.FleetState) -> bool:
         state = fleet.models[model.name]
         return state.state in ("unloaded", "failed") or state.num_unloaded > num_before
 
-    return _told(model.name, await asked(Ask("unload", model.name), is_done, context))
+    return _told(model.name, await asked(fleets.Ask("unload", model.name), is_done, context))
 
 
 @router.post("/v1/models/alias")
 async def set_alias(body: AliasBody, request: Request, context: Context) -> Response:
     """Let an alias mean another model from now on. Requests that have begun stay where they are."""
     name = context.find_model(request, body.model).name
-    if not may_be_alias(body.alias, context.fleet.read()):
+    if not fleets.may_be_alias(body.alias, context.fleet.read()):
         message = f"alias must be no model's or adapter's own name, and there may not be more of them, got {body.alias}"
         raise errors.InvalidRequestError(message, param="alias")
 
-    def is_done(fleet: FleetState) -> bool:
+    def is_done(fleet: fleets.FleetState) -> bool:
         return fleet.aliases.get(body.alias) == name
 
-    state = await asked(Ask("alias", name, body.alias), is_done, context)
+    state = await asked(fleets.Ask("alias", name, body.alias), is_done, context)
     if not is_done(context.fleet.read()):
         raise errors.EngineRestartingError(f"{body.alias} does not mean {name} yet; ask again")
     return _told(name, state)
 
 
 async def asked(
-    ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext, deadline: float | None = None
-) -> ModelState:
+    ask: fleets.Ask, is_done: Callable[[fleets.FleetState], bool], context: ServerContext, deadline: float | None = None
+) -> fleets.ModelState:
     """Ask, and wait, up to load_timeout_s unless there is a deadline; the model's state after that."""
     if deadline is None:
         deadline = time.monotonic() + context.settings.load_timeout_s
@@ -152,16 +144,16 @@ async def asked(
     while not is_done(context.fleet.read()) and (now := time.monotonic()) < deadline:
         if now >= ask_time:
             context.fleet.ask(ask)
-            ask_time = now + ASK_EVERY_S
+            ask_time = now + fleets.ASK_EVERY_S
         await asyncio.sleep(LOOK_S)
     return _state(context, ask.model)
 
 
-def _state(context: ServerContext, name: str) -> ModelState:
+def _state(context: ServerContext, name: str) -> fleets.ModelState:
     return context.fleet.read().models[name]
 
 
-def _told(name: str, state: ModelState) -> Response:
+def _told(name: str, state: fleets.ModelState) -> Response:
     condition = ModelCondition(name, state.state, state.memory_bytes)
     return json_answer(condition)
 
@@ -177,19 +169,21 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
         message = f"the model {model.name} takes no adapters: max_loras must be at least 1, but is 0"
         raise errors.InvalidRequestError(message, param="model")
     deadline = time.monotonic() + context.settings.load_timeout_s
-    served = ServedAdapter(model.name, await _found(name, body.lora_path, context.settings.load_timeout_s))
+    served = fleets.ServedAdapter(model.name, await _found(name, body.lora_path, context.settings.load_timeout_s))
     fleet = context.fleet.read()
-    fault = adapter_fault(served, fleet, replaces=body.load_inplace)
+    fault = fleets.adapter_fault(served, fleet, replaces=body.load_inplace)
     if fleet.adapters.get(name) == served and not body.load_inplace:
         fault = f"lora_name {name} is already this adapter"
     if fault is not None:
         raise errors.InvalidRequestError(fault, param="lora_name")
     await _load_in_engine(model, served.adapter, deadline, context.settings.load_timeout_s)
 
-    def is_done(fleet: FleetState) -> bool:
-        return fleet.adapters.get(name) == served or bool(adapter_fault(served, fleet, replaces=body.load_inplace))
+    def is_done(fleet: fleets.FleetState) -> bool:
+        return fleet.adapters.get(name) == served or bool(
+            fleets.adapter_fault(served, fleet, replaces=body.load_inplace)
+        )
 
-    ask = Ask("add adapter", model.name, adapter=served.adapter, replaces=body.load_inplace)
+    ask = fleets.Ask("add adapter", model.name, adapter=served.adapter, replaces=body.load_inplace)
     await asked(ask, is_done, context, deadline)
     if context.fleet.read().adapters.get(name) != served:
         raise errors.EngineRestartingError(
@@ -207,10 +201,10 @@ async def unload_adapter(body: UnloadAdapterBody, context: Context) -> Response:
     if served is None:
         raise errors.ModelNotFoundError(f"the LoRA adapter {errors.shown(name)} cannot be found", param="lora_name")
 
-    def is_done(fleet: FleetState) -> bool:
+    def is_done(fleet: fleets.FleetState) -> bool:
         return fleet.adapters.get(name) != served
 
-    await asked(Ask("drop adapter", served.model, adapter=served.adapter), is_done, context)
+    await asked(fleets.Ask("drop adapter", served.model, adapter=served.adapter), is_done, context)
     if not is_done(context.fleet.read()):
         raise errors.EngineRestartingError(f"the adapter {name} is still served; ask again")
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.", headers=ignored_header(ignored))

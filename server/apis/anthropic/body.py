@@ -122,9 +122,8 @@ def conversation(body: wire.MessagesBody, *, strict: bool) -> Conversation:
 
 def _left_out(body: wire.CountTokensBody, *, strict: bool) -> list[str]:
     """The paths of what has no use here, with the values, which a later version of the API may know."""
-    found = [
-        (f"tools[{i}].type", tool.type) for i, tool in enumerate(body.tools or ()) if isinstance(tool, wire.ServerTool)
-    ]
+    tools = enumerate(body.tools or ())
+    found = [(f"tools[{i}].type", tool.type) for i, tool in tools if isinstance(tool, wire.ServerTool)]
     if body.thinking is not None:
         if body.thinking.type not in ("enabled", "disabled", "adaptive"):
             found.append(("thinking.type", body.thinking.type))

@@ -44,15 +44,8 @@ def new_batch(endpoint: str, input_file_id: str, window_s: float, **fields: Any)
 def batch_row(batch: dict[str, Any], tenant: str, num_result_bytes: int = 0) -> Row:
     """The row of a batch. Until the batch has ended it is kept, and counts for the results that are not files yet."""
     is_kept, data = batch["status"] not in ENDED, msgspec.json.encode(batch)
-    return Row(
-        KIND,
-        batch["id"],
-        tenant,
-        data,
-        created=batch["created_at"],
-        is_kept=is_kept,
-        size=len(data) + num_result_bytes * is_kept,
-    )
+    size = len(data) + num_result_bytes * is_kept
+    return Row(KIND, batch["id"], tenant, data, created=batch["created_at"], is_kept=is_kept, size=size)
 
 
 def batch_json(row: Row) -> bytes:

@@ -7,8 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.batches.file_routes import find_file
-from weft.server.apis.batches.files import BatchBody
+from weft.server.apis.batches.file_routes import BatchBody, find_file
 from weft.server.apis.batches.lines import ENDPOINTS, KIND, WINDOW_S, batch_json, batch_row, new_batch
 from weft.server.apis.openai.pages import list_answer, read_page
 from weft.server.errors import InvalidRequestError, NotFoundError, shown

@@ -188,10 +188,8 @@ class BatchRun:
             except StorageError as exc:
                 if final != "failed":
                     raise
-                where = f"batches/{path.name} in the server's data folder"
-                told.append(
-                    batch_lines.fault(exc.code or exc.type, f"the results cannot become a file; they stay in {where}")
-                )
+                where = f"they stay in batches/{path.name} in the server's data folder"
+                told.append(batch_lines.fault(exc.code or exc.type, f"the results cannot become a file; {where}"))
             else:
                 files += [self._result_row(id, kind, size, checksum, batch["output_seconds"])] * bool(size)
         ended = batch | progress | {"status": final, f"{final}_at": int(time.time())}

@@ -200,6 +200,5 @@ def _check_distinct(labels: list[list[Ids]], at: str) -> None:
     spellings = [ids for label in labels for ids in label]
     beginnings = {ids[:n] for ids in spellings for n in range(len(ids))}
     if len(set(spellings)) < len(spellings) or not beginnings.isdisjoint(spellings):
-        raise UnsupportedValueError(
-            f"{at}: the labels of its answers cannot be told apart in this model's vocabulary", param=at
-        )
+        message = f"{at}: the labels of its answers cannot be told apart in this model's vocabulary"
+        raise UnsupportedValueError(message, param=at)

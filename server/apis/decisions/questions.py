@@ -166,9 +166,8 @@ def _content(content: wire.DecisionContent, at: str, types: frozenset[str] | Non
             raise UnsupportedValueError(f"{path}: the model does not take parts of type 'input_image'", param=path)
         if part.type not in kinds:
             wanted = ", ".join(sorted(kinds))
-            raise InvalidRequestError(
-                f"{path}.type must be one of {wanted}, got {shown(part.type)}", param=f"{path}.type"
-            )
+            message = f"{path}.type must be one of {wanted}, got {shown(part.type)}"
+            raise InvalidRequestError(message, param=f"{path}.type")
         if part.type == "input_json":
             text = _json_text(part.data, f"{path}.data")
         else:

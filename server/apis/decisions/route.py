@@ -19,21 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.apis.decisions import questions as forms
 from weft.server.apis.decisions import schema as wire
 from weft.server.apis.decisions.decide import decide
-from weft.server.apis.decisions.questions import (
-    PROMPT_FORMAT_VERSION,
-    REFUSED_IN_SGLANG_DECISIONS,
-    REFUSED_IN_SYSTEMONE,
-    Asked,
-    Named,
-    chat_of,
-    read_questions,
-    read_sglang,
-    read_systemone,
-    text_of,
-    thinking_off,
-)
 from weft.server.errors import InvalidRequestError, UnprocessableError
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.generate.events import Counts
@@ -48,13 +36,12 @@ from weft.server.task.task import Chat, OutputWishes, Texts
 from weft.server.task.validation import REFUSED_EVERYWHERE, as_missing_body, ignored_fields, ignored_header
 from weft.server.text.chat_template import TemplateOptions
 
+Scores = Sequence[Sequence[float]]
+"""For each question, what the model gives each of its answers."""
+
 
 def render_decision(
-    questions: Sequence[wire.DecisionQuestion],
-    scores: Sequence[Sequence[float]],
-    counts: Counts,
-    name: str,
-    least: float,
+    questions: Sequence[wire.DecisionQuestion], scores: Scores, counts: Counts, name: str, least: float
 ) -> bytes:
     """The whole answer in OpenAI's shape.
 
@@ -84,16 +71,12 @@ def _answer_object(question: wire.DecisionQuestion, logs: Sequence[float], least
     else:
         answer.score = expected_level(shares)
         answer.confidence = score_confidence(shares)
-        labels = [level.label for level in question.levels or ()]
-        answer.probabilities = [
-            wire.ValueProbability(i, share, label) for i, (share, label) in enumerate(zip(shares, labels, strict=True))
-        ]
+        levels = enumerate(zip(shares, question.levels or (), strict=True))
+        answer.probabilities = [wire.ValueProbability(i, share, level.label) for i, (share, level) in levels]
     return answer
 
 
-def render_sglang(
-    named: Sequence[Named], scores: Sequence[Sequence[float]], counts: Counts, name: str, temperature: float
-) -> bytes:
+def render_sglang(named: Sequence[forms.Named], scores: Scores, counts: Counts, name: str, temperature: float) -> bytes:
     """The whole answer in SGLang's shape. The temperature changes the probabilities and not the label mass."""
     answers: dict[str, dict[str, Any]] = {}
     for question, logs in zip(named, scores, strict=True):
@@ -107,18 +90,18 @@ def render_sglang(
         }
     num_tokens = counts.prompt_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0}
-    version = PROMPT_FORMAT_VERSION
+    version = forms.PROMPT_FORMAT_VERSION
     return msgspec.json.encode({"model": name, "prompt_format_version": version, "answers": answers, "usage": usage})
 
 
-def render_systemone(named: Sequence[Named], scores: Sequence[Sequence[float]], counts: Counts, name: str) -> bytes:
+def render_systemone(named: Sequence[forms.Named], scores: Scores, counts: Counts, name: str) -> bytes:
     """The whole answer in System One's shape."""
     answers = {question.id: _answer_in_shape(question, logs) for question, logs in zip(named, scores, strict=True)}
     usage = {"input_tokens": counts.prompt_tokens, "output_tokens": 0}
     return msgspec.json.encode({"model": name, "answers": answers, "usage": usage})
 
 
-def _answer_in_shape(question: Named, logs: Sequence[float]) -> dict[str, Any]:
+def _answer_in_shape(question: forms.Named, logs: Sequence[float]) -> dict[str, Any]:
     shares = softmax(logs)
     answer: dict[str, Any] = {"type": question.type, "x_label_mass": label_mass(logs)}
     if question.type == "noul":
@@ -130,7 +113,7 @@ def _answer_in_shape(question: Named, logs: Sequence[float]) -> dict[str, Any]:
     return {**answer, "score": expected_level(shares), "confidence": score_confidence(shares), "legend": legend}
 
 
-def _best(question: Named, shares: Sequence[float]) -> str:
+def _best(question: forms.Named, shares: Sequence[float]) -> str:
     return question.names[shares.index(max(shares))]
 
 
@@ -204,37 +187,37 @@ async def create_decision(body: wire.AnyDecisionBody, request: Request, context:
         return await create_systemone(given, request, context)
     workers, size = context.workers, len(await request.body())
     if isinstance(given, wire.DecisionBody):
-        asked = await workers.run_light(size, read_questions, given.questions)
+        asked = await workers.run_light(size, forms.read_questions, given.questions)
         least = context.settings.decision_refusal_below
-        messages = await workers.run_light(size, chat_of, given.input)
+        messages = await workers.run_light(size, forms.chat_of, given.input)
         render = partial(render_decision, given.questions, least=least)
         return await _answer_of_body(given, messages, asked, render, REFUSED_EVERYWHERE, request, context)
-    named = await workers.run_light(size, read_sglang, given)
+    named = await workers.run_light(size, forms.read_sglang, given)
     messages = await workers.run_light(size, _message_of, given.input, "input")
     render = partial(render_sglang, named, temperature=given.temperature)
     asked = [question.asked for question in named]
-    return await _answer_of_body(given, messages, asked, render, REFUSED_IN_SGLANG_DECISIONS, request, context)
+    return await _answer_of_body(given, messages, asked, render, forms.REFUSED_IN_SGLANG_DECISIONS, request, context)
 
 
 async def create_systemone(body: wire.SystemOneBody, request: Request, context: Context) -> Response:
     """Answer questions about a state."""
     workers, size = context.workers, len(await request.body())
     with _unprocessable():
-        named = await workers.run_light(size, read_systemone, body)
+        named = await workers.run_light(size, forms.read_systemone, body)
         messages = await workers.run_light(size, _message_of, body.state, "state")
     render = partial(render_systemone, named)
     asked = [question.asked for question in named]
-    return await _answer_of_body(body, messages, asked, render, REFUSED_IN_SYSTEMONE, request, context)
+    return await _answer_of_body(body, messages, asked, render, forms.REFUSED_IN_SYSTEMONE, request, context)
 
 
 def _message_of(value: wire.JsonText, at: str) -> list[Message]:
-    return chat_of(text_of(value, at), at)
+    return forms.chat_of(forms.text_of(value, at), at)
 
 
 async def _answer_of_body(
     body: BaseModel,
     messages: list[Message],
-    asked: Sequence[Asked],
+    asked: Sequence[forms.Asked],
     render: Callable[..., bytes],
     refused: Mapping[str, tuple[object, ...]],
     request: Request,
@@ -253,7 +236,7 @@ async def _answer_of_body(
     size, cache = len(await request.body()), fields.get("prompt_cache_options")
     ignored = await workers.run_light(size, ignored_fields, body, refused, strict=context.settings.strict_params)
     breakpoints = find_breakpoints(messages, cache)
-    variables = thinking_off(reasoning_switch(model.formats.template), fields.get("chat_template_kwargs"))
+    variables = forms.thinking_off(reasoning_switch(model.formats.template), fields.get("chat_template_kwargs"))
     shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
     is_cached = uses_cache(cache) or bool(breakpoints)
     common = GenerationBody(

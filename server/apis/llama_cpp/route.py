@@ -253,9 +253,8 @@ class LlamaCppRenderer:
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""
         (choice,) = choices
-        return msgspec.json.encode(
-            self._stopped(self._answer(choice.text, choice.tokens, choice.token_ids), choice.end)
-        )
+        answer = self._answer(choice.text, choice.tokens, choice.token_ids)
+        return msgspec.json.encode(self._stopped(answer, choice.end))
 
     def _answer(self, text: str, tokens: Sequence[Token], token_ids: list[int]) -> LlamaCppAnswer:
         self._has_new_line = self._has_new_line or "\n" in text

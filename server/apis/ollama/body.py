@@ -242,11 +242,9 @@ def chat_of(body: OllamaChatBody, defaults: GenerationDefaults) -> ChatCompletio
     Raises:
         InvalidRequestError: An option is out of range.
     """
+    tools = body.tools or None
     return ChatCompletionBody(
-        **_shared_fields(body, defaults),
-        messages=[*(body.messages or ())],
-        tools=body.tools or None,
-        reasoning_effort=_effort(body),
+        **_shared_fields(body, defaults), messages=[*(body.messages or ())], tools=tools, reasoning_effort=_effort(body)
     )
 
 

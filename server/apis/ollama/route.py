@@ -149,9 +149,8 @@ async def generate(body: wire.OllamaGenerateBody, request: Request, context: Con
             plain = wire.completion_of(body, model.defaults)
             task = await completion_task(plain, request, context, sent=body, refused=refused, is_bounded=False)
         else:
-            task = await chat_task(
-                wire.chat_of_prompt(body, model.defaults), request, context, sent=body, refused=refused
-            )
+            chat = wire.chat_of_prompt(body, model.defaults)
+            task = await chat_task(chat, request, context, sent=body, refused=refused)
         return await _respond(task, request, context, wire.cut_options(body, max_len), is_chat=False)
 
 
@@ -166,9 +165,8 @@ def _loaded(body: wire.OllamaBody, model: ServedModel, **empty: Any) -> Response
     """The answer to a body that asks for nothing: clients load a model so, or unload it, which has no effect here."""
     reason = "unload" if body.keep_alive == 0 else "load"
     name = body.model or model.name
-    return json_answer(
-        wire.OllamaAnswer(model=name, created_at=wire.time_text(), done=True, done_reason=reason, **empty)
-    )
+    value = wire.OllamaAnswer(model=name, created_at=wire.time_text(), done=True, done_reason=reason, **empty)
+    return json_answer(value)
 
 
 @router.get("/api/tags")

@@ -48,9 +48,8 @@ class CallStream:
     def _head(self, name: str) -> ChunkDelta:
         if self._is_custom:
             custom = CalledCustom("", name)
-            return ChunkDelta(
-                tool_calls=[AnsweredCall(index=self.num_calls - 1, id=new_call_id(), type="custom", custom=custom)]
-            )
+            call = AnsweredCall(index=self.num_calls - 1, id=new_call_id(), type="custom", custom=custom)
+            return ChunkDelta(tool_calls=[call])
         return self._function_delta(CalledFunction("", name), is_head=True)
 
     def _function_delta(self, function: CalledFunction, *, is_head: bool = False) -> ChunkDelta:

@@ -229,9 +229,8 @@ class CompletionRenderer(render.OpenAIRenderer):
             text = self._echo_of(choice.index).text + text
             rows = self._prompt_rows(choice.index) + rows
         end = choice.end
-        answered = CompletionChoice(
-            position, text, self._logprobs(rows), render.FINISH_WORDS[end.reason], end.stop_reason
-        )
+        finish_reason = render.FINISH_WORDS[end.reason]
+        answered = CompletionChoice(position, text, self._logprobs(rows), finish_reason, end.stop_reason)
         if self._options.token_ids:
             answered.token_ids = choice.token_ids
         self._add_prompt(answered, choice.index)

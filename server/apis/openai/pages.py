@@ -47,9 +47,8 @@ def list_answer(
         InvalidRequestError: There is no object `after`.
     """
     if rows is None:
-        raise InvalidRequestError(
-            f"after must be the id of an object in the list, got {shown(page.after)}", param="after"
-        )
+        message = f"after must be the id of an object in the list, got {shown(page.after)}"
+        raise InvalidRequestError(message, param="after")
     shown_rows = rows[: page.limit]
     return json_answer(
         {

@@ -181,11 +181,7 @@ def _split(data: bytes) -> list[bytes]:
 
 def followed(context: ServerContext, response_id: str, tenant: str, after: int, headers: dict[str, str]) -> Response:
     """The events of a background response as a stream."""
+    events = follow(context, response_id, tenant, after)
     return EventStream(
-        follow(context, response_id, tenant, after),
-        lambda: b"",
-        error_event,
-        headers=headers,
-        ping_s=context.settings.sse_ping_s,
-        close=lambda: None,
+        events, lambda: b"", error_event, headers=headers, ping_s=context.settings.sse_ping_s, close=lambda: None
     )

@@ -33,9 +33,8 @@ body_router = APIRouter(route_class=BodyRoute)
 async def create(body: ConversationBody, request: Request, context: Context) -> Response:
     """Begin a conversation."""
     tenant, headers = tenant_of(request), await _ignored(body, request, context)
-    made = storage.StoredConversation(
-        f"conv_{secrets.token_hex(storage.CONVERSATION_DIGITS // 2)}", int(time.time()), body.metadata or {}
-    )
+    new_id = f"conv_{secrets.token_hex(storage.CONVERSATION_DIGITS // 2)}"
+    made = storage.StoredConversation(new_id, int(time.time()), body.metadata or {})
     items = await _full_items(body.items or [], made.id, request, context)
 
     def work(transaction: Transaction) -> None:
@@ -49,9 +48,8 @@ async def create(body: ConversationBody, request: Request, context: Context) -> 
 @router.get("/v1/conversations/{conversation_id}")
 async def retrieve(conversation_id: str, request: Request, context: Context) -> Response:
     """The conversation, without its items."""
-    return _shown(
-        await context.store.read(lambda each: storage.load_conversation(each, conversation_id, tenant_of(request)))
-    )
+    stored = await context.store.read(lambda each: storage.load_conversation(each, conversation_id, tenant_of(request)))
+    return _shown(stored)
 
 
 @body_router.post("/v1/conversations/{conversation_id}")
@@ -130,9 +128,8 @@ async def remove_item(conversation_id: str, item_id: str, request: Request, cont
 
 async def _ignored(body: BaseModel, request: Request, context: ServerContext) -> dict[str, str]:
     strict, size = context.settings.strict_params, len(await request.body())
-    return ignored_header(
-        await context.workers.run_light(size, ignored_fields, body, {}, strict=strict, accepted=frozenset())
-    )
+    ignored = await context.workers.run_light(size, ignored_fields, body, {}, strict=strict, accepted=frozenset())
+    return ignored_header(ignored)
 
 
 async def _full_items(

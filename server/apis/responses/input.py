@@ -181,9 +181,8 @@ class Messages:
             self._call(id, call_of(*item.called()))
         else:
             turn = self._turn(("tool_calls",))
-            turn["content"] = PART_SEPARATOR.join(
-                text for text in (turn["content"], foreign_text(item.type, item.members)) if text
-            )
+            texts = turn["content"], foreign_text(item.type, item.members)
+            turn["content"] = PART_SEPARATOR.join(filter(None, texts))
 
     def _message(self, index: int, item: ResponseItem, at: str) -> None:
         role = _member(item, "role", at)

@@ -127,17 +127,15 @@ def _use(tool: ResponseTool, at: str, settings: Settings) -> McpUse:
     label = required(tool.server_label, f"{at}.server_label")
     server = _listed(tool, label, at, settings.mcp_servers)
     if not is_installed():
-        raise UnsupportedParameterError(
-            f"{at}: this server cannot use MCP: the package is missing (pip install 'weft[mcp]')", param=at
-        )
+        message = f"{at}: this server cannot use MCP: the package is missing (pip install 'weft[mcp]')"
+        raise UnsupportedParameterError(message, param=at)
     for name in _OF_OTHERS:
         if getattr(tool, name) is not None:
             raise InvalidRequestError(f"{at}.{name} is not a member of tools of type mcp", param=f"{at}.{name}")
     for name in _REFUSED:
         if value := (tool.model_extra or {}).get(name):
-            raise UnsupportedParameterError(
-                f"{at}.{name} is not supported by this server, got {shown(value)}", param=f"{at}.{name}"
-            )
+            message = f"{at}.{name} is not supported by this server, got {shown(value)}"
+            raise UnsupportedParameterError(message, param=f"{at}.{name}")
     headers = {**server.headers, **_headers(tool, at, server.headers)}
     connection = McpConnection(label, server.url, headers, settings.mcp_timeout_s, settings.mcp_max_bytes)
     allowed = ToolFilter(tool_names=tool.allowed_tools) if isinstance(tool.allowed_tools, list) else tool.allowed_tools

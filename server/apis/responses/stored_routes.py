@@ -62,9 +62,8 @@ async def retrieve(response_id: str, request: Request, context: Context) -> Resp
     stored = await context.store.read(lambda transaction: load_response(transaction, response_id, tenant))
     if not is_stream:
         sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-        return json_answer(
-            {**stored.response, "output": with_included(stored.response["output"], include, sealer.seal)}
-        )
+        output = with_included(stored.response["output"], include, sealer.seal)
+        return json_answer({**stored.response, "output": output})
     if not stored.response["background"]:
         message = "stream must not be true: only responses that were made in the background can be replayed"
         raise InvalidRequestError(message, param="stream")
@@ -95,9 +94,8 @@ async def cancel(response_id: str, request: Request, context: Context) -> Respon
 
     await context.store.write(work)
     await _stop(context, response_id)
-    return json_answer(
-        (await context.store.read(lambda transaction: load_response(transaction, response_id, tenant))).response
-    )
+    stored = await context.store.read(lambda transaction: load_response(transaction, response_id, tenant))
+    return json_answer(stored.response)
 
 
 async def _stop(context: ServerContext, response_id: str) -> None:
@@ -129,9 +127,8 @@ async def list_input_items(response_id: str, request: Request, context: Context)
 @body_router.post("/v1/responses/compact")
 async def compact(body: CompactBody, request: Request, context: Context) -> Response:
     """Summarise the items. The summary is as long as the context has room for, and at most `MAX_SUMMARY_TOKENS`."""
-    asked = ResponseBody(
-        **{name: getattr(body, name) for name in CompactBody.model_fields}, reasoning=ReasoningOptions(effort="none")
-    )
+    given = {name: getattr(body, name) for name in CompactBody.model_fields}
+    asked = ResponseBody(**given, reasoning=ReasoningOptions(effort="none"))
     model, tenant = await context.check_model(request, body.model), tenant_of(request)
     inputs = await input_items(asked, request, context)
     items = inputs.all

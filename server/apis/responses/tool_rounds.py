@@ -247,11 +247,9 @@ async def list_servers(
     listed = await context.workers.run_light(most, mcp_tools.hosted_functions, listings, own_names)
     can_show, fits = partial(_can_show, model.tokenizer), partial(_fits, model)
     functions, odd = await context.workers.run_template(model.tokenizer, most, presentable, listed, can_show, fits)
-    left_out = [path for listing in listings for path in listing.left_out]
+    left_out = [*(path for listing in listings for path in listing.left_out), *odd]
     prewarms = body.prompt_cache_options is not None and bool(body.prompt_cache_options.prewarm)
-    return McpTools(
-        listings, [] if prewarms else approved, mcp_tools.HostedTools(functions, left_out=[*left_out, *odd])
-    )
+    return McpTools(listings, [] if prewarms else approved, mcp_tools.HostedTools(functions, left_out=left_out))
 
 
 async def _listing(use: mcp_tools.McpUse, known: dict[str, mcp_tools.Listing]) -> mcp_tools.Listing:
@@ -305,9 +303,8 @@ async def open_rounds(
         written = msgspec.to_builtins(head.output)
         items = [InputItem(ResponseItem.model_validate(item), f"output[{i}]") for i, item in enumerate(written)]
         is_later = any(item["type"] == "mcp_call" for item in written)
-        made = await read(
-            items, len(msgspec.json.encode(written)), replace(tools.hosted, is_later=is_later, may_call=may_call)
-        )
+        hosted = replace(tools.hosted, is_later=is_later, may_call=may_call)
+        made = await read(items, len(msgspec.json.encode(written)), hosted)
         return replace(made, is_stream=True, deadline=task.deadline)
 
     limit = min(context.settings.mcp_max_calls, head.max_tool_calls or context.settings.mcp_max_calls)

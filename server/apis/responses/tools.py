@@ -12,8 +12,8 @@ from weft.server.apis.responses.mcp_tools import MCP_MEMBERS, HostedFunction, Ho
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.json_schema.loosen import loosened_arguments
 from weft.server.task import tool_use
-from weft.server.task.enforced import reported
 from weft.server.task.schema import FunctionDefinition, GrammarDefinition
+from weft.server.task.structured_output import reported
 from weft.server.task.validation import required
 from weft.server.text.declared import unhosted
 
@@ -208,9 +208,8 @@ def _names(
             tool_use.check_declared(reference.name, [*of_server.values()], f"{at}.name")
         return frozenset(name for name, known in of_server.items() if reference.name in (None, known))
     if reference.type not in _CALLED_BY_NAME:
-        raise UnsupportedValueError(
-            f"{at}.type must be 'function', 'custom' or 'mcp', got {shown(reference.type)}", param=f"{at}.type"
-        )
+        message = f"{at}.type must be 'function', 'custom' or 'mcp', got {shown(reference.type)}"
+        raise UnsupportedValueError(message, param=f"{at}.type")
     name = required(reference.name, f"{at}.name")
     if reference.namespace:
         name = tool_use.QualifiedName(reference.namespace, name).flat

@@ -54,7 +54,7 @@ class Int8Format:
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
         plain = DenseReader(CheckpointSource(folder, CPU), CPU, FLOAT, 1)
-        self._tensors = {tensor: plain.tensor(tensor) for tensor in spec.tensors}
+        self._tensors = {tensor: plain.tensor(tensor) for tensor in spec.weights if isinstance(tensor, TensorRef)}
         self._packed = {}
         for ref in {spec.embedding, *spec.matrices}:
             weight, bias = plain.dense(ref)

@@ -8,7 +8,7 @@ import torch
 
 from tests.engine.quality import growth_of_perplexity, held_out_chats, log_probabilities
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
-from weft.engine.layers.block import AttentionStep
+from weft.engine.layers.block import AttentionStep, Heads
 
 LARGEST = 448.0
 
@@ -23,15 +23,10 @@ class Fp8Cache:
         """`attend` writes."""
 
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self._step.attend(layer, queries, self.kept(keys), self.kept(values))
+        queries, keys, values = heads
+        return self._step.attend(layer, (queries, self.kept(keys), self.kept(values)))
 
     def kept(self, part: torch.Tensor) -> torch.Tensor:
         """What the cache holds of keys or values (num_tokens, num_kv_heads, head_dim)."""

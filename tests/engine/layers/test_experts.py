@@ -5,7 +5,7 @@ import torch
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from weft.engine.families.experts import SparseMixer, TopK
-from weft.engine.layers.experts import choose
+from weft.engine.layers.feed_forward import choose
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
 

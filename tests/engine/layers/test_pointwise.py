@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from weft.engine.families.experts import TopK
-from weft.engine.layers.experts import choose
-from weft.engine.layers.feed_forward import sigmoid, softplus
+from weft.engine.layers.feed_forward import choose, sigmoid, softplus
 
 
 @pytest.mark.parametrize(("own", "torchs"), [(sigmoid, torch.sigmoid), (softplus, torch.nn.functional.softplus)])

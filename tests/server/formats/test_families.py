@@ -11,10 +11,9 @@ from tests.server.formats.family_templates_for_tests import ALL
 from tests.server.formats.feeding import assert_told
 from tests.tokenizers_for_tests import byte_level, write_checkpoint
 from weft.server.formats import reasoning
-from weft.server.formats.detection import TOOL_FORMATS, choose_formats
+from weft.server.formats.detection import TOOL_FORMATS, choose_formats, renderer
 from weft.server.formats.parser import Tool
 from weft.server.formats.reasoning import ReasoningBlock, ReasoningFormat
-from weft.server.formats.trial import renderer
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.tokenizer import Tokenizer
 

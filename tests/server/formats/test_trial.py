@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from weft.server.formats import reasoning, trial
-from weft.server.formats.detection import NOT_SHOWN, TOOL_FORMATS, UNKNOWN, OutputFormats, choose_formats
-from weft.server.formats.trial import reading_format, shown_reasoning, shows_tools
+from weft.server.formats import detection as trial
+from weft.server.formats import reasoning
+from weft.server.formats.detection import (
+    NOT_SHOWN,
+    TOOL_FORMATS,
+    UNKNOWN,
+    OutputFormats,
+    choose_formats,
+    reading_format,
+    shown_reasoning,
+    shows_tools,
+)
 from weft.server.text.chat_template import ChatTemplate
 
 _TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"

@@ -20,9 +20,8 @@ from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import AnswerRules, Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
 from weft.server.formats.xml_families import QWEN3_CODER
-from weft.server.generate import loosening, repair
-from weft.server.generate.loosening import LATE_S, open_loosening
-from weft.server.generate.repair import MAX_TRIES, MORE_TRIES
+from weft.server.generate import repair
+from weft.server.generate.repair import LATE_S, MAX_TRIES, MORE_TRIES, open_loosening
 from weft.server.json_schema.loosen import loosened
 from weft.server.task.structured_output import json_structure
 from weft.server.task.task import OutputWishes
@@ -246,7 +245,7 @@ def test_a_search_without_time_is_made_again_later(monkeypatch: pytest.MonkeyPat
     again, _ = opened(many)
     assert (len(again.tried), again.lost) == (1, late.lost)
     later = time.monotonic() + LATE_S + 1
-    monkeypatch.setattr(loosening.time, "monotonic", lambda: later)
+    monkeypatch.setattr(repair.time, "monotonic", lambda: later)
     assert opened(many)[0].lost == ["tools[0].parameters.properties.b.allOf"]
 
 

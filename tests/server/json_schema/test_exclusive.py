@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from weft.server.errors import JsonSchemaError
 from weft.server.formats.grammar import guided_schema
 from weft.server.json_schema.loosen import loosened
-from weft.server.task.enforced import exact
+from weft.server.task.structured_output import exact
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}

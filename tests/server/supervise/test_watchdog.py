@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from weft.engine.wire.status_page import Status, StatusPage
-from weft.server.supervise.watchdog import Hindrance, Watchdog, hindrance
+from weft.server.supervise.child import Hindrance, Watchdog, hindrance
 
 RUNNING = Status(is_ready=1, progress_time=100.0, stall_time=110.0, num_requests_running=3)
 

@@ -7,7 +7,7 @@ from llguidance import LLMatcher
 
 from weft.server.formats.grammar import guided_schema
 from weft.server.formats.parser import Tool
-from weft.server.task.enforced import MAX_LOST, enforceable, exact
+from weft.server.task.structured_output import MAX_LOST, enforceable, exact
 
 TEXT = {"type": "string"}
 LOOKAHEAD = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)"}}}

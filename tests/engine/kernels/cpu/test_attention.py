@@ -97,7 +97,7 @@ class Harness:
         parts = (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
         queries, keys, values = qkv.split_with_sizes(parts, dim=1)
         values = values if self.shape.latent_dim is None else keys[..., : self.shape.latent_dim]
-        attended = self.backend.begin(batch).attend(0, queries, keys, values, self.sinks, self.bias)
+        attended = self.backend.begin(batch).attend(0, (queries, keys, values), self.sinks, self.bias)
         return [part.clone() for part in attended.split([n for _, n in scheduled])]
 
     def run(self, tokens: Tokens, sizes: Sequence[int], others: Sequence[Tokens] = ()) -> torch.Tensor:
@@ -429,8 +429,8 @@ def test_groups_of_layers_keep_their_own_blocks(library: NativeLibrary) -> None:
         start = request.num_computed_tokens
         step = backend.begin(paged.make_batch([(request, count)]))
         for layer, harness in enumerate(single):
-            parts = tokens[layer].qkv[start : start + count].split_with_sizes((4, 2, 2), dim=1)
-            attended = step.attend(layer, *parts).clone()
+            q, k, v = tokens[layer].qkv[start : start + count].split_with_sizes((4, 2, 2), dim=1)
+            attended = step.attend(layer, (q, k, v)).clone()
             assert is_same(attended, harness.step([(tokens[layer], count)])[0])
 
 

@@ -16,7 +16,16 @@ from weft.engine.kernels.cpu.block_run import NativeRun
 from weft.engine.kernels.cpu.layer_kernels import CpuKernels, WeightStorage
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.torch.caches import TorchStateStep
-from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, StepCaches, run_blocks
+from weft.engine.layers.block import (
+    Attention,
+    BlockStep,
+    GatedFeedForward,
+    Heads,
+    Mixer,
+    PreNormBlock,
+    StepCaches,
+    run_blocks,
+)
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.recurrence import StateSpace
 from weft.engine.layers.rotary import RopeConfig, RotaryTable
@@ -167,15 +176,9 @@ class Passing:
         """There is none."""
 
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return queries
+        return heads[0]
 
 
 def test_attention_of_another_kind_is_called_block_by_block(library: NativeLibrary) -> None:

@@ -68,7 +68,7 @@ class Harness:
             for part in range(3)
         )
         with torch.inference_mode():
-            attended = self.backend.begin(batch).attend(0, queries, keys, values, self.sinks)
+            attended = self.backend.begin(batch).attend(0, (queries, keys, values), self.sinks)
         return list(torch.split(attended, [count for _, count in scheduled]))
 
     def expected(self, request: PagedRequest) -> torch.Tensor:

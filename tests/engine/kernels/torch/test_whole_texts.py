@@ -35,7 +35,7 @@ def test_each_text_sees_itself_alone(
     texts = equal_texts(batch_of(lengths, spec), spec, CPU)
     assert texts is not None and len(texts) == len(set(lengths))
     queries, (keys, values) = torch.randn(sum(lengths), num_heads, 16), torch.randn(2, sum(lengths), 2, 16)
-    got = torch.split(attend_to_texts(spec, texts, queries, keys, values), lengths)
+    got = torch.split(attend_to_texts(spec, texts, (queries, keys, values)), lengths)
     parts = zip(got, *(torch.split(part, lengths) for part in (queries, keys, values)), strict=True)
     for one, q, k, v in parts:
         places = torch.arange(len(q))

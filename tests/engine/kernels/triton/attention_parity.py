@@ -138,7 +138,7 @@ class Harness:
         if self.case.latent_dim is not None:
             queries, keys, _ = qkv.split_with_sizes((self.case.num_heads, 1, 1), 1)
             with torch.inference_mode():
-                return step.attend(0, queries, keys, keys[..., : self.case.latent_dim])
+                return step.attend(0, (queries, keys, keys[..., : self.case.latent_dim]))
         cache, sizes = step.cache(0), (self.case.num_heads, self.case.num_kv_heads)
         assert cache is not None
         if self.device.type == "cpu" and num_tokens > 20:  # the interpreter would write for longer than it attends
@@ -147,11 +147,11 @@ class Harness:
             blocks, places = slots[slots >= 0] // self.case.block_size, slots[slots >= 0] % self.case.block_size
             kept = self.rounded(torch.stack(kv, 1)[slots >= 0])
             cache.blocks.view(torch.uint8)[blocks, :, :, places] = kept.view(torch.uint8)
-            return step.attend(0, queries, kv[0], kv[1], self.sinks)
+            return step.attend(0, (queries, kv[0], kv[1]), self.sinks)
         rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
         heads = TritonKernels().heads(None, *sizes)
         with torch.inference_mode():
-            return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), cache), self.sinks)
+            return step.attend(0, heads(qkv.clone(), rotation.to(qkv), cache), self.sinks)
 
     def step(self, scheduled: Sequence[tuple[Tokens, int]], copies: np.ndarray = NO_COPIES) -> list[torch.Tensor]:
         """Compute the next n tokens of each; returns their attention outputs."""

@@ -18,7 +18,15 @@ from weft.engine.kernels.triton.layers import (
     supports,
 )
 from weft.engine.kernels.triton.layers_jit import supports_dependent_launch
-from weft.engine.layers.block import Attention, AttentionStep, BlockStep, GatedFeedForward, PreNormBlock, StepCaches
+from weft.engine.layers.block import (
+    Attention,
+    AttentionStep,
+    BlockStep,
+    GatedFeedForward,
+    Heads,
+    PreNormBlock,
+    StepCaches,
+)
 from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.norm import RMSNorm
 
@@ -117,14 +125,9 @@ class OwnValues(AttentionStep):
         return None
 
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        queries, _, values = heads
         return values.repeat_interleave(queries.size(1) // values.size(1), dim=1) + queries
 
 

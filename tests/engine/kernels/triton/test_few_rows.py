@@ -10,7 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.engine.given_weights import given
 from tests.triton_compilation import compile_kernel, instructions, resources
 from tests.triton_interpreter import needs_triton
-from weft.engine.layers.block import Attention, AttentionStep, Decoder, GatedFeedForward, PreNormBlock, StepCaches
+from weft.engine.layers.block import (
+    Attention,
+    AttentionStep,
+    Decoder,
+    GatedFeedForward,
+    Heads,
+    PreNormBlock,
+    StepCaches,
+)
 from weft.engine.layers.rotary import RopeConfig, RotaryTable
 
 TYPES = dict.fromkeys(("inputs", "weight", "bias", "norm_weight", "outputs"), "*bf16")
@@ -73,15 +81,9 @@ class NoAttention(AttentionStep):
         return None
 
     def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
+        self, layer: int, heads: Heads, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return torch.empty(queries.shape, dtype=queries.dtype)
+        return torch.empty(heads[0].shape, dtype=heads[0].dtype)
 
 
 class Operations(TorchDispatchMode):

@@ -110,7 +110,7 @@ def test_a_model_is_unloaded_once_even_if_requests_have_it_loaded_again(
 
     fleet_site.tell(ModelState("ready"))
     monkeypatch.setattr(fleet_site.app.state.context.fleet, "ask", obey)
-    monkeypatch.setattr(model_admin, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(model_admin.fleets, "ASK_EVERY_S", 0.0)
     assert manage(fleet_site, "unload", model="b").status == 200
     assert len(asks) == 1, "a second one would end what is being loaded for others"
 

@@ -7,8 +7,7 @@ import pytest
 from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, sentencepiece, write_checkpoint
 from weft.server.apis.decisions.decide import _frame, _opening, _spellings
-from weft.server.formats.detection import OutputFormats, choose_formats
-from weft.server.formats.trial import renderer
+from weft.server.formats.detection import OutputFormats, choose_formats, renderer
 from weft.server.task.task import Chat
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
 from weft.server.text.tokenizer import Tokenizer
