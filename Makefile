@@ -6,7 +6,7 @@
 #   make test-cluster  the tests on a cluster of Ray alone, for minutes  (ARGS=)
 #   make test-agents  coding agents at work on scripts, alone with the server (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
-#   make real       fetches small real models and tokenizers, 0.55 GB, and runs the tests that need them  (ARGS=)
+#   make real       fetches small real models and tokenizers, 0.7 GB, and runs the tests that need them  (ARGS=)
 #   make lint       format, lint and type checks
 #   make wheel      dist/weft-*.whl, with the native kernels for every processor, for pip install elsewhere
 #   make docs       rewrites the generated parts of README.md and docs/
@@ -17,6 +17,7 @@
 #                   BENCH=offload: the first token of a prompt whose blocks come back from disk, beside computing it
 #                   BENCH=start: from the command to the first answer, beside Python loading torch
 #                   BENCH=seq2seq: models with an encoder beside transformers
+#                   BENCH=speech: a real Whisper beside transformers and faster-whisper; `make real` fetches it
 #                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=quality: what every form of weights does to the demo model
 #                   BENCH=real_quality: what they do to the models of `make real`, beside transformers and llama.cpp

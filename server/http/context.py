@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from weft.server.errors import ApiError, InvalidRequestError, ModelNotFoundError, shown
 from weft.server.http.auth import ADMIN_PATHS
+from weft.server.http.form import FileRoom
 from weft.server.http.limits import Lifecycle, Workers
 from weft.server.http.metrics import Metrics
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
@@ -31,7 +32,6 @@ MAX_NAMES = 100
 """Most names that a message lists."""
 MAX_NAME_CHARS = 256
 """Longest model name that is not a served one. Every chunk of a stream repeats the name."""
-
 MAX_DECODERS = 4
 
 
@@ -43,6 +43,7 @@ class ServerContext:
         models: The served models by name. The first one serves requests that name none.
         created: Creation time of the models, in seconds since 1970.
         decoders: Places for processes that decode sound.
+        files: Room for what they read and make.
     """
 
     models: Mapping[str, ServedModel]
@@ -54,6 +55,7 @@ class ServerContext:
     store: Store
     created: int
     decoders: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODERS))
+    files: FileRoom = field(default_factory=FileRoom)
 
     @property
     def default_model(self) -> ServedModel:

@@ -1,13 +1,15 @@
 """Reads a multipart form with one file, which goes elsewhere while it arrives; memory holds a few pieces of it."""
 
 import logging
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import IO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from weft.server.errors import BodyTooLargeError, InvalidRequestError, MalformedBodyError, shown
+from weft.server.errors import BodyTooLargeError, InvalidRequestError, MalformedBodyError, QueueFullError, shown
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it logs what clients send; they are told the fault
 
@@ -15,6 +17,43 @@ MAX_FIELDS = 16
 MAX_FIELD_BYTES = 1 << 16
 PIECE_BYTES = 1 << 20
 """The file is written in pieces of about this size."""
+MOST_BYTES = 8 << 30
+"""Of all `CountedFile`s of a process."""
+
+
+class FileRoom:
+    """The bytes of files that are open, of all requests."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
+class CountedFile:
+    """A file without a name, whose bytes count until it is closed, or nobody has it any more."""
+
+    def __init__(self, room: FileRoom) -> None:
+        """Make an empty one."""
+        self._room, self._num_bytes = room, 0
+        self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+
+    def count(self, num_bytes: int) -> None:
+        """Count some more.
+
+        Raises:
+            QueueFullError: There is no room for them.
+        """
+        if self._room.num_bytes + num_bytes > MOST_BYTES:
+            raise QueueFullError(f"the files of all requests would have more than {MOST_BYTES} bytes; try again")
+        self._room.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self.file.close()
+        self._room.num_bytes -= self._num_bytes
+        self._num_bytes = 0
+
+    __del__ = close
 
 
 class Form:

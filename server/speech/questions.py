@@ -104,7 +104,7 @@ class Questions:
         """End what still runs in the engine, and let go of the sound. Idempotent."""
         for generation in self._open:
             generation.close()
-        self.sound.file.close()
+        self.sound.kept.close()
         if self._is_accepted and not self._is_closed:
             self._timer.finish_choice(0, self.reason, self.num_output)
         self._is_closed = True

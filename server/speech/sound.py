@@ -9,7 +9,6 @@ import importlib.util
 import os
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -23,6 +22,7 @@ from weft.server.errors import (
     InvalidRequestError,
     UnsupportedParameterError,
 )
+from weft.server.http.form import CountedFile, FileRoom
 
 DECODE_S: Final = 300.0
 """A process that takes longer is ended."""
@@ -33,7 +33,7 @@ _MAX_REPORT: Final = 4096
 class Sound:
     """Samples of 16 bits, of one channel, in an open file."""
 
-    file: IO[bytes]
+    kept: CountedFile
     num_samples: int
     rate: int
 
@@ -44,7 +44,7 @@ class Sound:
 
     def read(self, start: int, num_samples: int) -> bytes:
         """Some samples; fewer at the end."""
-        return os.pread(self.file.fileno(), 2 * num_samples, 2 * start)
+        return os.pread(self.kept.file.fileno(), 2 * num_samples, 2 * start)
 
 
 class _Report(msgspec.Struct):
@@ -61,7 +61,7 @@ def check_decoder() -> None:
         raise UnsupportedParameterError(message, param="file")
 
 
-async def decode(source: IO[bytes], rate: int, max_s: float, places: asyncio.Semaphore) -> Sound:
+async def decode(source: IO[bytes], rate: int, max_s: float, places: asyncio.Semaphore, room: FileRoom) -> Sound:
     """Decode a file, which the caller closes, as it closes the sound.
 
     Args:
@@ -69,22 +69,25 @@ async def decode(source: IO[bytes], rate: int, max_s: float, places: asyncio.Sem
         rate: Samples of a second, of the result.
         max_s: Most seconds of sound.
         places: Bounds the processes.
+        room: Bounds what they make.
 
     Raises:
         InvalidRequestError: It is damaged, holds no sound or exceeds a bound; 413 if it is too long.
-        InternalError: There is no room for the sound.
+        InternalError: The sound cannot be written.
+        QueueFullError: There is no room for it.
     """
     source.seek(0)
-    target = tempfile.TemporaryFile()  # noqa: SIM115
+    target = CountedFile(room)
     try:
         async with places:
-            report = await _decoded(source, target, rate, max_s)
+            report = await _decoded(source, target.file, rate, max_s)
         if report.is_ours:
             raise InternalError(f"file: {report.fault}", param="file")
         if report.fault is not None:
             raise _error(report.fault, is_too_long=report.is_too_long)
         if report.samples < 1:
             raise _error("it holds no sound")
+        target.count(2 * report.samples)
     except BaseException:
         target.close()
         raise

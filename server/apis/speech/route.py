@@ -1,10 +1,8 @@
 """POST /v1/audio/transcriptions and /v1/audio/translations: a file of sound becomes text, streamed or whole."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import IO
+from contextlib import aclosing, closing
 
 import msgspec
 from fastapi import APIRouter
@@ -15,7 +13,7 @@ from weft.server.apis.openai.render import DONE, stream_error
 from weft.server.apis.speech.body import REFUSED, SpeechBody, read_body, read_wishes
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext, with_early_headers
-from weft.server.http.form import read_form
+from weft.server.http.form import CountedFile, read_form
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import EventStream, encode_event
 from weft.server.models.whisper import LANGUAGES
@@ -44,37 +42,40 @@ async def translate(request: Request, context: Context) -> Response:
 
 
 async def _speech(request: Request, context: ServerContext, task: str) -> Response:
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # without a name, so nothing of it is ever left
+    upload = CountedFile(context.files)
 
     async def write(data: bytes) -> None:
-        await asyncio.to_thread(file.write, data)
+        upload.count(len(data))
+        await asyncio.to_thread(upload.file.write, data)
 
     try:
         form = await read_form(request, "file", context.settings.max_body_bytes, write)
-        file.flush()
+        upload.file.flush()
         body = read_body(form)
     except ClientDisconnect:
-        file.close()
+        upload.close()
         return Response(status_code=CLIENT_CLOSED)
     except BaseException:
-        file.close()
+        upload.close()
         raise
-    work = _answer(body, file, request, context, task)
+    work = _answer(body, upload, request, context, task)
     answer = with_early_headers(work, stream_error, context.settings.sse_ping_s) if body.stream else work
     return await while_wanted(request, answer) or Response(status_code=CLIENT_CLOSED)
 
 
-async def _answer(body: SpeechBody, file: IO[bytes], request: Request, context: ServerContext, task: str) -> Response:
+async def _answer(
+    body: SpeechBody, upload: CountedFile, request: Request, context: ServerContext, task: str
+) -> Response:
     settings, is_stream = context.settings, bool(body.stream)
     deadline = deadline_of(request, is_stream=is_stream, ping_s=settings.sse_ping_s)
-    with file:
+    with closing(upload):
         ignored = ignored_fields(body, REFUSED, strict=settings.strict_params)
         model = await context.check_model(request, body.model)
         info, metrics = model.engine_info, context.metrics.of(model.name)
         shape, wishes = read_wishes(body, model, info, task)
         metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
         check_decoder()
-        sound = await decode(file, shape.sample_rate, settings.max_audio_s, context.decoders)
+        sound = await decode(upload.file, shape.sample_rate, settings.max_audio_s, context.decoders, context.files)
     timer = RequestTimer(metrics, request.state.arrival_time, 1)
     asked = Questions(model, info, shape, sound, timer, tenant_of(request), deadline)
     written, headers = _Written(asked, wishes, body), ignored_header(ignored)

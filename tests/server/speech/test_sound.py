@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 from array import array
 from collections.abc import Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ import numpy as np
 import pytest
 
 from tests.server.hearing import wav, wav_header
-from weft.server.errors import ApiError, BodyTooLargeError, InvalidRequestError, UnsupportedParameterError
+from weft.server.errors import (
+    ApiError,
+    BodyTooLargeError,
+    InvalidRequestError,
+    QueueFullError,
+    UnsupportedParameterError,
+)
+from weft.server.http import form
+from weft.server.http.form import CountedFile, FileRoom
 from weft.server.speech import sound
 
 
@@ -35,8 +44,9 @@ def samples_of(data: bytes, rate: int = 16000, max_s: float = 60) -> Any:
         with tempfile.TemporaryFile() as file:
             file.write(data)
             file.flush()
-            found = await sound.decode(file, rate, max_s, asyncio.Semaphore(1))
-            with found.file:
+            found = await sound.decode(file, rate, max_s, asyncio.Semaphore(1), room := FileRoom())
+            assert room.num_bytes == 2 * found.num_samples
+            with closing(found.kept):
                 assert found.seconds == found.num_samples / rate
                 return array("h", found.read(0, found.num_samples))
 
@@ -158,6 +168,21 @@ def test_sound_that_is_too_long() -> None:
     assert len(samples_of(wav(1.5), max_s=1.5)) == 24000
 
 
+def test_sound_that_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "MOST_BYTES", 32000)
+    assert len(samples_of(wav(1.0))) == 16000
+    with pytest.raises(QueueFullError, match="more than 32000 bytes"):
+        samples_of(wav(1.1))
+
+
+def test_bytes_count_until_nobody_has_the_file() -> None:
+    file = CountedFile(room := FileRoom())
+    file.count(5)
+    assert room.num_bytes == 5
+    del file
+    assert room.num_bytes == 0
+
+
 def test_what_was_recorded_without_its_length() -> None:
     """As programs write it that do not know how much will come."""
     data = wav_header(0, 16000, 1)[:-4] + b"\xff" * 4 + bytes(3200)
@@ -188,7 +213,7 @@ def test_a_process_ends_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: py
 
     async def run() -> int:
         with tempfile.TemporaryFile() as file:
-            decoding = asyncio.create_task(sound.decode(file, 16000, 9, asyncio.Semaphore(1)))
+            decoding = asyncio.create_task(sound.decode(file, 16000, 9, asyncio.Semaphore(1), FileRoom()))
             while not (tmp_path / "began").exists():
                 await asyncio.sleep(0.01)
             decoding.cancel()

@@ -32,6 +32,7 @@ from tests.server.hearing import (
 from weft.engine.wire.inputs import AudioShape
 from weft.engine.wire.params import TimestampRule
 from weft.server.errors import QueueFullError
+from weft.server.http import form
 from weft.server.speech import questions
 
 PLAIN = {"model_type": "moonshine", "is_encoder_decoder": True, "decoder_start_token_id": 1}
@@ -242,6 +243,12 @@ def test_files_that_are_refused(site: Any, tmp_path: Path) -> None:
     assert (say(small, wav(1.2)).status, say(small, wav(2)).status) == (413, 413)
 
 
+def test_no_room_for_files(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "MOST_BYTES", 20000)
+    assert (say(site, wav(0.3)).status, say(site, wav(0.7)).error["code"]) == (200, "queue_full")  # the file and sound
+    assert site.app.state.context.files.num_bytes == 0
+
+
 def test_unknown_fields_are_reported_or_refused(site: Any, tmp_path: Path) -> None:
     fields = {"chunking_strategy": "auto", "user": "me", "other[]": ["1", "2"], "temperature[x]": "9"}
     reply = say(site, language="en", **fields, prompt="", temperature="", stream="")  # as forms of browsers send them
@@ -365,8 +372,8 @@ class TestSdk:
         assert isinstance(verbose, TranscriptionVerbose) and verbose.segments is not None
         assert TranscriptionVerbose.model_validate_json(verbose.model_dump_json()) == verbose
         assert (verbose.language, verbose.duration, verbose.segments[0].end) == ("german", 0.5, 0.24)
-        for form in ("text", "srt", "vtt"):
-            text = create(model=MODEL, file=file, response_format=form)
+        for shape in ("text", "srt", "vtt"):
+            text = create(model=MODEL, file=file, response_format=shape)
             assert isinstance(text, str) and "Hi\n" in text
         translated = client.audio.translations.create(model=MODEL, file=file, response_format="verbose_json")
         assert isinstance(translated, TranslationVerbose) and translated.language == "english"
