@@ -60,11 +60,16 @@ export async function readStats(model) {
   return (await request(path, { cache: "no-store", signal })).json();
 }
 
-/** GET /v1/models: the sampling parameters of requests that set none, by the names of the models that answer. */
+/**
+ * GET /v1/models.
+ * @returns {Promise<{defaults: Map<string, object>, hearing: string}>} the sampling parameters of requests that set none,
+ *   by the names of the models that chat; and the first model that hears, "" for none
+ */
 export async function readModels() {
   const { data, models } = await (await request("v1/models", {})).json();
   const cards = new Map(data.map((card) => [card.id, card.default_sampling_params ?? {}]));
-  return new Map((models ?? []).map(({ slug }) => [slug, cards.get(slug)]));
+  const hearing = data.find(({ input_modalities: inputs }) => inputs?.includes("audio"))?.id ?? "";
+  return { defaults: new Map((models ?? []).map(({ slug }) => [slug, cards.get(slug)])), hearing };
 }
 
 const json = (body) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
@@ -76,6 +81,18 @@ const json = (body) => ({ method: "POST", headers: { "content-type": "applicatio
  */
 export async function countTokens(body, signal) {
   return (await (await request("tokenize", { ...json(body), signal })).json()).count;
+}
+
+/**
+ * POST /v1/audio/transcriptions.
+ * @param {Blob} sound
+ * @returns {Promise<string>} what is said in it
+ */
+export async function transcribe(sound, model, signal) {
+  const body = new FormData();
+  body.append("model", model);
+  body.append("file", sound, "speech");
+  return (await (await request("v1/audio/transcriptions", { method: "POST", body, signal })).json()).text;
 }
 
 /**

@@ -53,6 +53,14 @@ export class Composer {
     input.focus();
   }
 
+  /** Put words behind what is written; on a phone, do not open the keyboard. */
+  append(text) {
+    this.recalled = -1;
+    input.value += (/\S$/.test(input.value) ? " " : "") + text;
+    this.fit();
+    if (matchMedia("(hover: hover)").matches) input.focus();
+  }
+
   press(event) {
     if (event.isComposing || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
     if (event.key === "Enter") {
@@ -91,6 +99,7 @@ export class Composer {
   clear() {
     this.edited = null;
     this.attachments.set();
+    byId("speech-fault").textContent = "";
     this.recalled = -1;
     this.write("");
   }

@@ -9,6 +9,7 @@ import { bindDrawers, closeDrawer, toggleSidebar } from "./drawers.js";
 import { EngineView } from "./engine_view.js";
 import { keptFiles } from "./drafts.js";
 import { current, draft, key } from "./local.js";
+import { Microphone } from "./microphone.js";
 import { chooseModel, showModels } from "./models.js";
 import { bindNotices, tellUndoable, warnUnsaved } from "./notices.js";
 import { askForKey, bindSettings, bindTheme, change, showDefaults, showServers, useSettings } from "./settings_view.js";
@@ -39,6 +40,7 @@ const chat = new Chat({
 });
 const composer = new Composer(chat, () => context.refresh());
 const context = new Context(chat, composer);
+const microphone = new Microphone((text) => composer.append(text));
 
 const list = new ConversationsView({
   currentId: () => chat.conversation.id,
@@ -119,6 +121,7 @@ document.addEventListener("keydown", (event) => {
   const shortcut = event.ctrlKey || event.metaKey ? SHORTCUTS[name] : event.key === "/" && !isTyping ? SHORTCUTS.k : null;
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (document.body.dataset.drawer) closeDrawer();
+    else if (microphone.isBusy) microphone.cancel();
     else if (chat.isRunning) chat.stop();
     else if (composer.edited) composer.cancelEdit();
   } else if (shortcut) {
@@ -160,7 +163,9 @@ async function showModel() {
   showServers(model.mcp_servers);
   chat.show();
   models ??= showModels(chat);
-  showDefaults((await models).get(model.name) ?? {});
+  const { defaults, hearing } = await models;
+  microphone.offer(hearing);
+  showDefaults(defaults.get(model.name) ?? {});
 }
 
 const engine = new EngineView(

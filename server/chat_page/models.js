@@ -16,13 +16,13 @@ function show(chosen) {
 export const chooseModel = (name) => show(name ?? "");
 
 /**
- * Offer the models that answer.
+ * Offer the models that chat.
  * @param {import("./chat.js").Chat} chat
- * @returns {Promise<Map<string, object>>} the sampling parameters of requests that set none, by model
+ * @returns what `readModels` does
  */
 export async function showModels(chat) {
-  const models = await readModels().catch(() => new Map());
-  names = [...models.keys()];
+  const models = await readModels().catch(() => ({ defaults: new Map(), hearing: "" }));
+  names = [...models.defaults.keys()];
   chooseModel(chat.conversation.settings.model);
   return models;
 }

@@ -29,9 +29,8 @@ def chromium() -> Iterator[Browser]:
         message = f"no browser: none of {', '.join(NAMES)} is on PATH"
         pytest.fail(message) if os.environ.get("REQUIRE_BROWSER") else pytest.skip(message)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [], timeout=240_000
-        )
+        args = ["--use-fake-device-for-media-stream", *["--no-sandbox"] * (os.geteuid() == 0)]  # its microphone beeps
+        browser = playwright.chromium.launch(executable_path=path, args=args, timeout=240_000)
         yield browser
         browser.close()
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import msgspec
 
-from tests.server.conftest import EOS, Asked, FakeEngine, FakeGeneration, Site
+from tests.server.conftest import EOS, Asked, ByteTokenizer, FakeEngine, FakeGeneration, Site
 from weft.engine.wire.inputs import AudioInput, AudioShape, InputLimits
 from weft.engine.wire.messages import AddRequest, FinishReason, TokenLogprobs, TokensOutput
+from weft.server.app.app import create_app
+from weft.server.models.served_model import served_model
+from weft.server.settings import Settings
 
 START, ENGLISH, GERMAN, TRANSLATE, TRANSCRIBE, PREVIOUS, SILENCE, NO_TIMES, TIME = range(258, 267)
 """TIME is that of time 0."""
@@ -83,6 +86,16 @@ def hearing_site(
     site = Site(model=str(folder), **settings)
     site.engine = Hearing(writes, shape)
     site.rebuild()
+    return site
+
+
+def hearing_and_chatting_site(folder: Path, writes: Writes) -> Any:
+    """Serves `ears`, whose window is half a minute, and after it `chat`, which reads text."""
+    shape = msgspec.structs.replace(SHAPE, max_samples=30 * RATE)
+    site = hearing_site(folder, writes, shape, served_model_name=("ears",))
+    ears = served_model(site.engine, site.tokenizer, site.settings)
+    chat = served_model(FakeEngine(), ByteTokenizer(), Settings.model_validate({"served_model_name": ("chat",)}))
+    site.app = create_app({"ears": ears, "chat": chat}, site.settings)
     return site
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.openai.agent_models import AgentModel, agent_models
+from weft.server.apis.openai.agent_models import AgentModel, agent_models, input_modalities
 from weft.server.apis.openai.pages import json_answer
 from weft.server.http.context import Context, ServerContext
 from weft.server.http.middleware import asks_in_anthropics_way
@@ -37,6 +37,7 @@ class ModelCard(msgspec.Struct):
         state: unloaded, loading, ready, unloading or failed.
         memory_bytes: What it takes while it is loaded, if that was planned.
         last_used: When a model that is loaded on demand last worked, in seconds since 1970.
+        input_modalities: `audio` of a model that hears, else `text`; null if it was never loaded and may be either.
     """
 
     id: str
@@ -51,6 +52,7 @@ class ModelCard(msgspec.Struct):
     last_used: float | None = None
     shutdown_date: None = None
     parent: str | None = None
+    input_modalities: tuple[str, ...] | None = None
 
 
 class ModelList(msgspec.Struct):
@@ -108,6 +110,7 @@ def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCa
     info = model.engine_client.info
     defaults = msgspec.convert(model.defaults.values(), SamplingDefaults)
     card = ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
+    card.input_modalities = input_modalities(model)
     state = context.fleet.read().models.get(model.name)
     if state is not None:
         card.state, card.memory_bytes, card.last_used = state.state, state.memory_bytes, state.last_used

@@ -13,6 +13,7 @@ from openai.types.audio import Transcription, TranscriptionVerbose, TranslationV
 
 from tests.server.conftest import EOS, MODEL, Reply
 from tests.server.hearing import (
+    CONFIG,
     ENGLISH,
     GENERATION,
     GERMAN,
@@ -24,6 +25,7 @@ from tests.server.hearing import (
     TIME,
     TRANSCRIBE,
     TRANSLATE,
+    hearing_and_chatting_site,
     hearing_site,
     saying,
     wav,
@@ -69,6 +71,28 @@ def test_a_short_sound(site: Any) -> None:
     assert (params.temperature, params.max_tokens, params.timestamps) == (0, MAX_OWN - 4, None)
     assert (params.begin_bans, params.bad_words_token_ids) == ((32, EOS), BAN_TIMES)
     assert all(each.generation.closed.is_set() for each in site.engine.asked)
+
+
+def test_models_say_whether_they_hear(tmp_path: Path) -> None:
+    """Who chats is not offered those that do."""
+    site = hearing_and_chatting_site(tmp_path, saying(""))
+    listed = site.call("GET", "/v1/models").json
+    assert [(each["id"], each["input_modalities"]) for each in listed["data"]] == [
+        ("ears", ["audio"]),
+        ("chat", ["text"]),
+    ]
+    assert [(each["slug"], each["priority"]) for each in listed["models"]] == [("chat", 0)]
+    assert [site.call("GET", path).json["model"] for path in ("/stats", "/stats?model=ears")] == ["chat", "ears"]
+
+
+@pytest.mark.parametrize(("config", "hears"), [(CONFIG, ["audio"]), (PLAIN, None)])
+def test_only_the_files_of_a_whisper_say_it_before_the_handshake(tmp_path: Path, config: Any, hears: Any) -> None:
+    site = hearing_site(tmp_path, saying(""), config=config)
+    site.engine.info = None
+    listed = site.call("GET", "/v1/models").json
+    assert [each["input_modalities"] for each in listed["data"]] == [hears, hears]
+    assert len(listed["models"]) == (2 if hears is None else 0)
+    assert site.call("GET", "/stats").json["model"] == MODEL
 
 
 def test_texts_and_subtitles(site: Any) -> None:
