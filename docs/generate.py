@@ -183,6 +183,16 @@ def render_seq2seq(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_speech(run: Path) -> str:
+    """The table of a stored run of speech to text: medians, and words that were written wrong."""
+    sides = json.loads(run.read_text(encoding="utf-8"))["sides"]
+    lines = ["| | a sentence | 16 at once | words wrong |", "| --- | ---: | ---: | ---: |"]
+    for name, each in sides.items():
+        one, many = (median(each[key]) for key in ("1", "16"))
+        lines.append(f"| {name} | {one:.2f} s | {many:.1f} s | {each['wrong'] / each['words']:.1%} |")
+    return "\n".join(lines) + "\n"
+
+
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/cli/architectures.json"
@@ -210,6 +220,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "real-quality.json": partial(render_real, ROOT / "benchmarks/results/real-quality.json"),
     "correctness": partial(render_correctness, ROOT / "benchmarks/results/real-quality.json"),
     "seq2seq.json": partial(render_seq2seq, ROOT / "benchmarks/results/seq2seq.json"),
+    "speech.json": partial(render_speech, ROOT / "benchmarks/results/speech.json"),
     "start.json": partial(render_starts, ROOT / "benchmarks/results/start.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
