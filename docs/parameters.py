@@ -189,9 +189,9 @@ SPEECH_ROUTES: Routes = (
     ("/v1/audio/translations", SpeechBody, REFUSED_OF_SPEECH),
 )
 SPEECH_REMARKS = {
-    "language": "of the sound, by code or English name; detected if not given; Whisper only",
+    "language": "of the sound, by code or English name; else the checkpoint's, else detected; Whisper only",
     "prompt": "text that stands before the sound's, cut to its end; Whisper only",
-    "temperature": "0 to 1; 0, the default, is raised where a text repeats itself or is improbable",
+    "temperature": "0 to 1; Whisper raises 0, the default, where a text repeats itself or is improbable",
     "response_format": "`json`, `text`, `srt`, `vtt`, `verbose_json`",
     "timestamp_granularities": "`segment`, with `verbose_json`; `word` is refused",
     "include": "`logprobs`, with `json`",

@@ -15,7 +15,7 @@ from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.cut import Cut, rows
 from weft.engine.describe.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
 from weft.engine.describe.tensor_names import attention_spec, mixer_spec, output_spec
-from weft.engine.families import attention as kinds
+from weft.engine.families import attention as attention_switches
 from weft.engine.layers.block import Attention, BlockStep, Linear, Mixer, ProjectedMixer
 from weft.engine.layers.feed_forward import ACTIVATIONS
 from weft.engine.layers.kernels import LayerKernels
@@ -138,7 +138,7 @@ class GatedDeltaSpec(MixerSpec):
 
 @mixer_spec.register
 def gated_delta_spec(
-    switches: kinds.DeltaSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: attention_switches.DeltaSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedDeltaSpec:
     """Linear attention of the layer of this name."""
     prefix = f"{layer}.{switches.prefix}"
@@ -161,7 +161,7 @@ def gated_delta_spec(
 
 
 def _projections(
-    switches: kinds.DeltaSwitches, sizes: DeltaSizes, hidden: int, prefix: str
+    switches: attention_switches.DeltaSwitches, sizes: DeltaSizes, hidden: int, prefix: str
 ) -> tuple[tuple[WeightRef, ...], tuple[tuple[int, ...], ...]]:
     """The matrices, and for each the sizes of what it makes."""
     names = tuple(f"{prefix}.{name}" for name in switches.projections)
@@ -225,7 +225,7 @@ class ShortConvolutionSpec(MixerSpec):
 
 @mixer_spec.register
 def short_convolution_spec(
-    switches: kinds.ShortConvolutionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: attention_switches.ShortConvolutionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> ShortConvolutionSpec:
     """The convolution of the layer of this name."""
     prefix = f"{layer}.conv"
@@ -284,7 +284,7 @@ class GatedRecurrenceSpec(MixerSpec):
 
 @mixer_spec.register
 def gated_recurrence_spec(
-    switches: kinds.GatedRecurrenceSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: attention_switches.GatedRecurrenceSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedRecurrenceSpec:
     """Griffin's recurrence in the layer of this name."""
     prefix = f"{layer}.temporal_block"
@@ -356,7 +356,7 @@ class GatedAttentionSpec(MixerSpec):
 
 @mixer_spec.register
 def gated_attention_spec(
-    switches: kinds.GatedAttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+    switches: attention_switches.GatedAttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
 ) -> GatedAttentionSpec:
     """Attention of the layer of this name."""
     spec = attention_spec(config, layer, switches.index, output_norm)

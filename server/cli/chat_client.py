@@ -80,8 +80,9 @@ class ChatClient:
         )
 
     def models(self) -> list[str]:
-        """Names of the models that the server lists; `cards` says what is raised."""
-        return [strip_controls(str(model.get("id"))) for model in self.cards()]
+        """Names of the listed models that may chat; `cards` says what is raised."""
+        cards = (card for card in self.cards() if card.get("input_modalities") != ["audio"])
+        return [strip_controls(str(card.get("id"))) for card in cards]
 
     def cards(self) -> list[dict[str, object]]:
         """The models that the server lists, as they come: control characters and all.

@@ -181,15 +181,24 @@ def language_id(tokenizer: TextTokenizer, name: str, param: str) -> int:
     raise InvalidRequestError(f"{param}: the model's tokenizer has no language {shown(name)}", param=param)
 
 
+def refuse_to_continue(continues: bool | None) -> None:
+    """A message is what a decoder continues, and an encoder reads whole.
+
+    Raises:
+        InvalidRequestError: It is to be continued.
+    """
+    if continues:
+        name = "continue_final_message"
+        raise InvalidRequestError(f"{name} is only allowed for a model without an encoder", param=name)
+
+
 def last_text(messages: Sequence[Mapping[str, object]], param: str, *, continues: bool) -> str:
     """The text of the last message of a user, which is what a model with an encoder reads of a chat.
 
     Raises:
         InvalidRequestError: There is none, or an answer that has begun is to be continued.
     """
-    if continues:
-        name = "continue_final_message"
-        raise InvalidRequestError(f"{name} is only allowed for a model without an encoder", param=name)
+    refuse_to_continue(continues)
     for message in reversed(messages):
         if message.get("role") == "user":
             content = message.get("content")

@@ -107,6 +107,19 @@ class ServedModel:
     whisper: Whisper | None = None
 
     @property
+    def input_modalities(self) -> tuple[str, ...] | None:
+        """`audio` if it hears, else `text`. None before its first handshake, unless its files say it."""
+        if (info := self.engine_client.info) is None:
+            return None if self.whisper is None else ("audio",)
+        return ("text",) if info.audio is None else ("audio",)
+
+    @property
+    def may_chat(self) -> bool:
+        """Whether it generates from text, as far as that is known."""
+        info = self.engine_client.info
+        return self.input_modalities != ("audio",) and (info is None or info.task == "generate")
+
+    @property
     def engine_info(self) -> EngineInfo:
         """What its engine reported in the handshake.
 

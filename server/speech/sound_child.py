@@ -107,7 +107,9 @@ def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFra
     for packet in container.demux(stream):
         try:
             frames = packet.decode()
-        except av.InvalidDataError:
+        except MemoryError:
+            raise
+        except av.FFmpegError:  # of many kinds: a decoder may call damage forbidden, or not yet written
             is_damaged = True
             continue
         num_frames += len(frames)
@@ -121,11 +123,12 @@ def _resampled(frames: Iterator[AudioFrame], rate: int) -> Iterator[AudioFrame]:
     resampler, form = AudioResampler(format="s16", layout="mono", rate=rate), None
     for frame in frames:
         now = frame.format.name, frame.layout.name, frame.sample_rate
-        if form is not None and now != form:
+        if now != form:
             _check(frame.layout.nb_channels, frame.sample_rate)
-            yield from resampler.resample(None)
-            resampler = AudioResampler(format="s16", layout="mono", rate=rate)
-        form = now
+            if form is not None:
+                yield from resampler.resample(None)
+                resampler = AudioResampler(format="s16", layout="mono", rate=rate)
+            form = now
         yield from resampler.resample(frame)
     if form is not None:
         yield from resampler.resample(None)

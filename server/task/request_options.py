@@ -24,7 +24,7 @@ from weft.engine.wire.messages import TIER_WIDTH, BeamOptions, EngineInfo, Pin
 from weft.engine.wire.params import BACKGROUND, MAX_BEAMS
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import is_of_batch
-from weft.server.models.seq2seq import NOT_ENCODED, Encoded, language_id
+from weft.server.models.seq2seq import NOT_ENCODED, Encoded, language_id, refuse_to_continue
 from weft.server.models.served_model import ServedModel
 from weft.server.settings import EVERYBODY, Settings
 from weft.server.task.bodies import ContentPart, Message
@@ -307,6 +307,7 @@ def read_encoded(body: GenerationBody, model: ServedModel, *, may_search: bool) 
         ids.append(None if name is None else language_id(model.tokenizer, name, param))
     if (seq2seq := model.seq2seq) is None:
         return NOT_ENCODED
+    refuse_to_continue(getattr(body, "continue_final_message", None))
     source, target = ids
     if source is not None and body.truncate_prompt_tokens is not None:
         name = "truncate_prompt_tokens"

@@ -22,7 +22,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from weft.engine.wire.status_page import SHOWN, Status
-from weft.server.apis.openai.agent_models import chat_models
 from weft.server.apis.openai.pages import json_answer
 from weft.server.errors import EngineRestartingError, ShuttingDownError
 from weft.server.formats.reasoning import reasoning_switch
@@ -65,7 +64,9 @@ _switch = lru_cache(maxsize=16)(reasoning_switch)
 @router.get("/stats")
 async def show_stats(request: Request, context: Context, model: str | None = None) -> Response:
     """The abilities of a model, by default the first that chats, and what its engine counted since it started."""
-    served = context.find_model(request, model or next(chat_models(context.models), None))
+    served = context.find_model(
+        request, model or next((name for name, each in context.models.items() if each.may_chat), None)
+    )
     await served.engine_client.meet()
     info, status = served.engine_client.info, served.engine_client.status()
     switch = _switch(served.formats.template)

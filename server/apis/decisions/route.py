@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.decisions import questions as forms
+from weft.server.apis.decisions import questions as question_forms
 from weft.server.apis.decisions import schema as wire
 from weft.server.apis.decisions.decide import decide
 from weft.server.errors import InvalidRequestError, UnprocessableError
@@ -76,7 +76,9 @@ def _answer_object(question: wire.DecisionQuestion, logs: Sequence[float], least
     return answer
 
 
-def render_sglang(named: Sequence[forms.Named], scores: Scores, counts: Counts, name: str, temperature: float) -> bytes:
+def render_sglang(
+    named: Sequence[question_forms.Named], scores: Scores, counts: Counts, name: str, temperature: float
+) -> bytes:
     """The whole answer in SGLang's shape. The temperature changes the probabilities and not the label mass."""
     answers: dict[str, dict[str, Any]] = {}
     for question, logs in zip(named, scores, strict=True):
@@ -90,18 +92,18 @@ def render_sglang(named: Sequence[forms.Named], scores: Scores, counts: Counts, 
         }
     num_tokens = counts.prompt_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0}
-    version = forms.PROMPT_FORMAT_VERSION
+    version = question_forms.PROMPT_FORMAT_VERSION
     return msgspec.json.encode({"model": name, "prompt_format_version": version, "answers": answers, "usage": usage})
 
 
-def render_systemone(named: Sequence[forms.Named], scores: Scores, counts: Counts, name: str) -> bytes:
+def render_systemone(named: Sequence[question_forms.Named], scores: Scores, counts: Counts, name: str) -> bytes:
     """The whole answer in System One's shape."""
     answers = {question.id: _answer_in_shape(question, logs) for question, logs in zip(named, scores, strict=True)}
     usage = {"input_tokens": counts.prompt_tokens, "output_tokens": 0}
     return msgspec.json.encode({"model": name, "answers": answers, "usage": usage})
 
 
-def _answer_in_shape(question: forms.Named, logs: Sequence[float]) -> dict[str, Any]:
+def _answer_in_shape(question: question_forms.Named, logs: Sequence[float]) -> dict[str, Any]:
     shares = softmax(logs)
     answer: dict[str, Any] = {"type": question.type, "x_label_mass": label_mass(logs)}
     if question.type == "noul":
@@ -113,7 +115,7 @@ def _answer_in_shape(question: forms.Named, logs: Sequence[float]) -> dict[str, 
     return {**answer, "score": expected_level(shares), "confidence": score_confidence(shares), "legend": legend}
 
 
-def _best(question: forms.Named, shares: Sequence[float]) -> str:
+def _best(question: question_forms.Named, shares: Sequence[float]) -> str:
     return question.names[shares.index(max(shares))]
 
 
@@ -187,37 +189,39 @@ async def create_decision(body: wire.AnyDecisionBody, request: Request, context:
         return await create_systemone(given, request, context)
     workers, size = context.workers, len(await request.body())
     if isinstance(given, wire.DecisionBody):
-        asked = await workers.run_light(size, forms.read_questions, given.questions)
+        asked = await workers.run_light(size, question_forms.read_questions, given.questions)
         least = context.settings.decision_refusal_below
-        messages = await workers.run_light(size, forms.chat_of, given.input)
+        messages = await workers.run_light(size, question_forms.chat_of, given.input)
         render = partial(render_decision, given.questions, least=least)
         return await _answer_of_body(given, messages, asked, render, REFUSED_EVERYWHERE, request, context)
-    named = await workers.run_light(size, forms.read_sglang, given)
+    named = await workers.run_light(size, question_forms.read_sglang, given)
     messages = await workers.run_light(size, _message_of, given.input, "input")
     render = partial(render_sglang, named, temperature=given.temperature)
     asked = [question.asked for question in named]
-    return await _answer_of_body(given, messages, asked, render, forms.REFUSED_IN_SGLANG_DECISIONS, request, context)
+    return await _answer_of_body(
+        given, messages, asked, render, question_forms.REFUSED_IN_SGLANG_DECISIONS, request, context
+    )
 
 
 async def create_systemone(body: wire.SystemOneBody, request: Request, context: Context) -> Response:
     """Answer questions about a state."""
     workers, size = context.workers, len(await request.body())
     with _unprocessable():
-        named = await workers.run_light(size, forms.read_systemone, body)
+        named = await workers.run_light(size, question_forms.read_systemone, body)
         messages = await workers.run_light(size, _message_of, body.state, "state")
     render = partial(render_systemone, named)
     asked = [question.asked for question in named]
-    return await _answer_of_body(body, messages, asked, render, forms.REFUSED_IN_SYSTEMONE, request, context)
+    return await _answer_of_body(body, messages, asked, render, question_forms.REFUSED_IN_SYSTEMONE, request, context)
 
 
 def _message_of(value: wire.JsonText, at: str) -> list[Message]:
-    return forms.chat_of(forms.text_of(value, at), at)
+    return question_forms.chat_of(question_forms.text_of(value, at), at)
 
 
 async def _answer_of_body(
     body: BaseModel,
     messages: list[Message],
-    asked: Sequence[forms.Asked],
+    asked: Sequence[question_forms.Asked],
     render: Callable[..., bytes],
     refused: Mapping[str, tuple[object, ...]],
     request: Request,
@@ -236,7 +240,9 @@ async def _answer_of_body(
     size, cache = len(await request.body()), fields.get("prompt_cache_options")
     ignored = await workers.run_light(size, ignored_fields, body, refused, strict=context.settings.strict_params)
     breakpoints = find_breakpoints(messages, cache)
-    variables = forms.thinking_off(reasoning_switch(model.formats.template), fields.get("chat_template_kwargs"))
+    variables = question_forms.thinking_off(
+        reasoning_switch(model.formats.template), fields.get("chat_template_kwargs")
+    )
     shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
     is_cached = uses_cache(cache) or bool(breakpoints)
     common = GenerationBody(

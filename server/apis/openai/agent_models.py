@@ -3,7 +3,7 @@
 Codex asks for it where its provider has a command for the key. All members that its parser requires are there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -61,22 +61,8 @@ class AgentModel(msgspec.Struct, kw_only=True):
 
 def agent_models(models: Mapping[str, ServedModel]) -> list[AgentModel]:
     """Every model that may chat, under each of its names, in the order of the list."""
-    return [_described(name, models[name], i) for i, name in enumerate(chat_models(models))]
-
-
-def chat_models(models: Mapping[str, ServedModel]) -> Iterator[str]:
-    """The names of those that generate from text, and of those of which that is not known yet."""
-    for name, model in models.items():
-        info = model.engine_client.info
-        if input_modalities(model) != ("audio",) and (info is None or info.task == "generate"):
-            yield name
-
-
-def input_modalities(model: ServedModel) -> tuple[str, ...] | None:
-    """`audio` of a model that hears, else `text`. None before its first handshake, unless its files say it."""
-    if (info := model.engine_client.info) is None:
-        return None if model.whisper is None else ("audio",)
-    return ("text",) if info.audio is None else ("audio",)
+    chatting = (name for name, model in models.items() if model.may_chat)
+    return [_described(name, models[name], i) for i, name in enumerate(chatting)]
 
 
 def _described(name: str, model: ServedModel, priority: int) -> AgentModel:

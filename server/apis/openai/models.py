@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.apis.openai.agent_models import AgentModel, agent_models, input_modalities
+from weft.server.apis.openai.agent_models import AgentModel, agent_models
 from weft.server.apis.openai.pages import json_answer
 from weft.server.http.context import Context, ServerContext
 from weft.server.http.middleware import asks_in_anthropics_way
@@ -110,7 +110,7 @@ def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCa
     info = model.engine_client.info
     defaults = msgspec.convert(model.defaults.values(), SamplingDefaults)
     card = ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
-    card.input_modalities = input_modalities(model)
+    card.input_modalities = model.input_modalities
     state = context.fleet.read().models.get(model.name)
     if state is not None:
         card.state, card.memory_bytes, card.last_used = state.state, state.memory_bytes, state.last_used

@@ -73,9 +73,11 @@ def _fields(form: Form) -> dict[str, object]:
     lists = {name.removesuffix("[]"): list(values) for name, values in form.lists.items()}
     for name, text in form.fields.items():
         base = name.partition("[")[0]
+        if not text:
+            continue
         if name in _LISTS or _INDEXED.fullmatch(name):
             lists.setdefault(base, []).append(text)
-        elif text:
+        else:
             texts[base if base == "chunking_strategy" else name] = text
     return {**texts, **lists}
 

@@ -72,7 +72,7 @@ async def _answer(
         ignored = ignored_fields(body, REFUSED, strict=settings.strict_params)
         model = await context.check_model(request, body.model)
         info, metrics = model.engine_info, context.metrics.of(model.name)
-        shape, wishes = read_wishes(body, model, info, task)
+        shape, wishes = await context.workers.run_light(len(body.prompt or ""), read_wishes, body, model, info, task)
         metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
         check_decoder()
         sound = await decode(upload.file, shape.sample_rate, settings.max_audio_s, context.decoders, context.files)

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from weft.engine.wire.params import PooledOutput, Pooling
 from weft.server.errors import InvalidRequestError, UnsupportedValueError
-from weft.server.generate import vectors as calls
+from weft.server.generate import vectors as vector_calls
 from weft.server.http.context import Context, ServerContext
 from weft.server.task import vectors as wire
 from weft.server.task.body import BodyRoute
@@ -21,14 +21,16 @@ async def create_embeddings(body: wire.EmbeddingBody, request: Request, context:
     model = await context.check_model(request, body.model)
     require_task(model, "embed")
     inputs = wire.prompted(wire.as_list(body.input), model, body.prompt_name, body.input_type)
-    pooling = Pooling(dimensions=calls.check_dimensions(body.dimensions, model), is_finished=body.normalize)
-    call = calls.VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
+    pooling = Pooling(dimensions=vector_calls.check_dimensions(body.dimensions, model), is_finished=body.normalize)
+    call = vector_calls.VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
     vectors = await call.vectors(inputs, pooling, "embd")
 
     def entries() -> list[wire.Embedding]:
-        return [calls.embedding(index, output, body.encoding_format) for index, output in enumerate(vectors.outputs)]
+        return [
+            vector_calls.embedding(index, output, body.encoding_format) for index, output in enumerate(vectors.outputs)
+        ]
 
-    return await calls.answer(context, vectors, lambda: _listed(vectors, entries()))
+    return await vector_calls.answer(context, vectors, lambda: _listed(vectors, entries()))
 
 
 @router.post("/pooling")
@@ -44,17 +46,18 @@ async def pool(body: wire.PoolingBody, request: Request, context: Context) -> Re
         param = "normalize" if body.normalize else "use_activation"
         raise InvalidRequestError(f"{param} cannot be used with task token_embed", param=param)
     is_finished = body.normalize if own == "embed" else body.use_activation
-    pooling = Pooling(is_per_token, calls.check_dimensions(body.dimensions, model), is_finished)
-    call = calls.VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
+    pooling = Pooling(is_per_token, vector_calls.check_dimensions(body.dimensions, model), is_finished)
+    call = vector_calls.VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
     vectors = await call.vectors(wire.as_list(body.input), pooling, "pool")
 
     def entries() -> list[wire.Hidden]:
         outputs = enumerate(vectors.outputs)
         return [
-            calls.hidden(index, output, body.encoding_format, is_per_token=is_per_token) for index, output in outputs
+            vector_calls.hidden(index, output, body.encoding_format, is_per_token=is_per_token)
+            for index, output in outputs
         ]
 
-    return await calls.answer(context, vectors, lambda: _listed(vectors, entries()))
+    return await vector_calls.answer(context, vectors, lambda: _listed(vectors, entries()))
 
 
 @router.post("/v1/classify")
@@ -63,16 +66,16 @@ async def classify(body: wire.ClassifyBody, request: Request, context: Context) 
     """The labels' probabilities for each input."""
     model = await context.check_model(request, body.model)
     require_task(model, "classify")
-    labels = calls.vector_info(model).labels
-    call = calls.VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
+    labels = vector_calls.vector_info(model).labels
+    call = vector_calls.VectorCall(body, request, context, model, wire.InputEncoder(model, body, "input"))
     vectors = await call.vectors(wire.as_list(body.input), Pooling(is_finished=body.use_activation), "classify")
 
     def entry(index: int, output: PooledOutput) -> wire.Class:
-        probs = calls.values_of(output)
+        probs = vector_calls.values_of(output)
         return wire.Class(index, labels[probs.index(max(probs))], probs, len(probs))
 
     entries = [entry(index, output) for index, output in enumerate(vectors.outputs)]
-    return await calls.answer(context, vectors, lambda: _listed(vectors, entries))
+    return await vector_calls.answer(context, vectors, lambda: _listed(vectors, entries))
 
 
 @router.post("/v1/score")
@@ -87,7 +90,7 @@ async def score(body: wire.ScoreBody, request: Request, context: Context) -> Res
         raise InvalidRequestError(message, param="text_1")
     vectors, scores = await _scores(body, request, context, firsts, seconds, "text_2", "score")
     data = [wire.Score(index, value) for index, value in enumerate(scores)]
-    return await calls.answer(context, vectors, lambda: _listed(vectors, data))
+    return await vector_calls.answer(context, vectors, lambda: _listed(vectors, data))
 
 
 @router.post("/v1/rerank")
@@ -106,7 +109,7 @@ async def rerank(body: wire.RerankBody, request: Request, context: Context) -> R
     results = [wire.Ranked(index, scores[index], shown[index]) for index in order]
     meta: dict[str, dict[str, str | int]] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     ranking = wire.Ranking(vectors.id, vectors.name, results, vectors.usage, meta)
-    return await calls.answer(context, vectors, lambda: ranking)
+    return await vector_calls.answer(context, vectors, lambda: ranking)
 
 
 async def _scores(
@@ -117,7 +120,7 @@ async def _scores(
     seconds: list[str],
     param: str,
     id_prefix: str,
-) -> tuple[calls.Vectors, list[float]]:
+) -> tuple[vector_calls.Vectors, list[float]]:
     """The score of each pair; one first text goes with all others.
 
     A classifier with one label reads both texts at once. With a model for embeddings it is the cosine of two vectors,
@@ -129,7 +132,7 @@ async def _scores(
     encoder = wire.InputEncoder(model, body, param, body.instruction, num_queries=len(firsts) if is_embedder else 0)
     if isinstance(body, wire.RerankBody):
         encoder.most_per_document = body.max_tokens_per_doc
-    call = calls.VectorCall(body, request, context, model, encoder)
+    call = vector_calls.VectorCall(body, request, context, model, encoder)
     if is_embedder:
         if body.use_activation is not None:
             raise InvalidRequestError("use_activation needs a model for the task classify", param="use_activation")
@@ -140,18 +143,18 @@ async def _scores(
         first, others = vectors.outputs[: len(firsts)], vectors.outputs[len(firsts) :]
         pairs = zip(first if len(first) > 1 else [first[0]] * len(others), others, strict=True)
         size = sum(len(output.values) for output in others)
-        return vectors, await context.workers.run(size, lambda: [calls.cosine(a, b) for a, b in pairs])
-    labels = calls.vector_info(model).labels
+        return vectors, await context.workers.run(size, lambda: [vector_calls.cosine(a, b) for a, b in pairs])
+    labels = vector_calls.vector_info(model).labels
     if len(labels) != 1:
         message = f"scores need a classifier with one label, and {model.name} has {len(labels)}"
         raise UnsupportedValueError(message, param="model")
     whole = firsts if len(firsts) > 1 else firsts * len(seconds)
     inputs: list[wire.Input] = list(zip(whole, seconds, strict=True))
     vectors = await call.vectors(inputs, Pooling(is_finished=body.use_activation), id_prefix)
-    return vectors, [calls.values_of(output)[0] for output in vectors.outputs]
+    return vectors, [vector_calls.values_of(output)[0] for output in vectors.outputs]
 
 
 def _listed(
-    vectors: calls.Vectors, data: list[wire.Embedding] | list[wire.Hidden] | list[wire.Class] | list[wire.Score]
+    vectors: vector_calls.Vectors, data: list[wire.Embedding] | list[wire.Hidden] | list[wire.Class] | list[wire.Score]
 ) -> wire.VectorList:
     return wire.VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)

@@ -28,7 +28,7 @@ def test_a_url_is_taken_with_or_without_its_version(url: str, root: str) -> None
 
 
 def test_models_and_the_key_that_is_sent(script: Script) -> None:
-    script.models = ["a", "b\x1b[2J"]
+    script.models = [{"id": "ears", "input_modalities": ["audio"]}, "a", "b\x1b[2J"]
     assert ChatClient(script.url, "schlüssel").models() == ["a", "b[2J"]
     assert script.headers[0]["Authorization"].encode("latin-1").decode() == "Bearer schlüssel"
     ChatClient(script.url, None).models()

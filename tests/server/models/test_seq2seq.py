@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.seq2seq_checkpoints import ENGLISH, EOS, FRENCH, letters
+from tests.server.conftest import Site
 from weft.engine.wire.messages import BeamOptions
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.prompts import encode_now
@@ -70,6 +71,17 @@ def test_a_chat_is_its_last_message_without_a_template(site: Any, tmp_path: Path
     ids = encode_now(site.tokenizer, Chat(messages, TemplateOptions()), TokenRoom(100))
     rendered = "user: user\nassistant: assistant\nuser: user\nassistant:" if template else "user"
     assert bytes(ids[1:]).decode() == rendered
+
+
+def test_with_a_template_no_answer_is_continued_either(tmp_path: Path) -> None:
+    """The open message went to the encoder, and the decoder began anew."""
+    site = Site(model=str(write(tmp_path)))
+    site.tokenizer.template = "{{ messages }}"
+    site.rebuild()
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+    reply = site.chat(messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert (reply.status, reply.error["param"]) == (400, "continue_final_message")
+    assert site.engine.asked == []
 
 
 def test_languages(tmp_path: Path) -> None:
