@@ -20,13 +20,17 @@ from tokenizers import processors
 
 from weft.engine.wire.bpe import convert_tekken
 from weft.engine.wire.machine import user_folder
+from weft.engine.wire.python_tokenizer import convert_python_tokenizer
 from weft.engine.wire.sentencepiece_model import convert_sentencepiece
 
-TOKENIZER_KINDS = (("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+TOKENIZER_KINDS = (
+    *(("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt")),
+    *(("source.spm", "target.spm", "vocab.json"), ("spiece.model",), ("sentencepiece.bpe.model",)),
+)
 """Names of the files of each kind of tokenizer, the best first."""
 
 _VERSION = b"2"  # of what `convert` makes
-_ALSO_READ = ("tokenizer_config.json", "config.json", "added_tokens.json", "special_tokens_map.json")
+_ALSO_READ = ("tokenizer_config.json", "config.json", "added_tokens.json", "special_tokens_map.json", "vocab.json")
 _MOST_SECONDS = 300
 
 
@@ -42,8 +46,8 @@ def tokenizer_folder(folder: Path) -> Path:
     """
     kind = next((names for names in TOKENIZER_KINDS if all((folder / name).is_file() for name in names)), None)
     if kind is None:
-        message = f"{folder} has no tokenizer.json, tekken.json, tokenizer.model, nor vocab.json with merges.txt"
-        raise TokenizerFilesError(message)
+        names = ", ".join(" and ".join(names) for names in TOKENIZER_KINDS)
+        raise TokenizerFilesError(f"{folder} has no tokenizer: one of {names}")
     if kind == TOKENIZER_KINDS[0]:
         return folder
     digest = hashlib.sha256(_VERSION)
@@ -141,7 +145,7 @@ def convert(folder: Path, name: str) -> tuple[tokenizers.Tokenizer, dict[str, st
 
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     named = {key: value for key in _NAMES if isinstance(value := getattr(loaded, key, None), str)}
-    return loaded.backend_tokenizer, named
+    return loaded.backend_tokenizer if loaded.is_fast else convert_python_tokenizer(loaded), named
 
 
 def _frame(backend: tokenizers.Tokenizer, named: dict[str, str], config: dict[str, Any], inner: Any) -> None:

@@ -21,8 +21,8 @@ from weft.server.text.text_tokenizer import TextTokenizer
 
 _log = logging.getLogger(__name__)
 
-_LANGUAGE = re.compile("[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}|__[A-Za-z_]{2,8}__")
-"""Of NLLB (eng_Latn), of mBART (en_XX), of M2M100 (__en__) and PLBART (__java__)."""
+_LANGUAGE = re.compile("[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}|__[A-Za-z_]{2,8}__|>>[A-Za-z_]{2,8}<<")
+"""Of NLLB (eng_Latn), of mBART (en_XX), of M2M100 (__en__), PLBART (__java__) and Marian (>>fra<<)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +175,15 @@ def language_id(tokenizer: TextTokenizer, name: str, param: str) -> int:
     Raises:
         InvalidRequestError: The tokenizer has no language of this code.
     """
-    for text in (name, f"__{name}__"):
+    for text in (name, f"__{name}__", f">>{name}<<"):
         if _LANGUAGE.fullmatch(text) and (token_id := tokenizer.added_id(text)) is not None:
             return token_id
     raise InvalidRequestError(f"{param}: the model's tokenizer has no language {shown(name)}", param=param)
+
+
+def is_of_input(tokenizer: TextTokenizer, language: int) -> bool:
+    """Whether the input begins with the language of the answer, as with Marian, rather than the answer."""
+    return tokenizer.token_text(language).startswith(">>")
 
 
 def refuse_to_continue(continues: bool | None) -> None:
@@ -216,4 +221,5 @@ def with_source(tokenizer: TextTokenizer, token_ids: list[int], source: int) -> 
 
 
 def _is_language(tokenizer: TextTokenizer, token_id: int) -> bool:
-    return tokenizer.is_special(token_id) and _LANGUAGE.fullmatch(tokenizer.token_text(token_id)) is not None
+    text = tokenizer.token_text(token_id)
+    return _LANGUAGE.fullmatch(text) is not None and tokenizer.added_id(text) == token_id

@@ -24,7 +24,7 @@ from weft.engine.wire.messages import TIER_WIDTH, BeamOptions, EngineInfo, Pin
 from weft.engine.wire.params import BACKGROUND, MAX_BEAMS
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.auth import is_of_batch
-from weft.server.models.seq2seq import NOT_ENCODED, Encoded, language_id, refuse_to_continue
+from weft.server.models.seq2seq import NOT_ENCODED, Encoded, is_of_input, language_id, refuse_to_continue
 from weft.server.models.served_model import ServedModel
 from weft.server.settings import EVERYBODY, Settings
 from weft.server.task.bodies import ContentPart, Message
@@ -309,9 +309,11 @@ def read_encoded(body: GenerationBody, model: ServedModel, *, may_search: bool) 
         return NOT_ENCODED
     refuse_to_continue(getattr(body, "continue_final_message", None))
     source, target = ids
+    if target is not None and is_of_input(model.tokenizer, target):
+        source, target = target, None
     if source is not None and body.truncate_prompt_tokens is not None:
         name = "truncate_prompt_tokens"
-        raise InvalidRequestError(f"{name} cannot be used with source_language, which it may cut off", param=name)
+        raise InvalidRequestError(f"{name} cannot be used with a language in the input, which it may cut", param=name)
     begin = seq2seq.begin_in(target, model.tokenizer)
     # Without a temperature these models do not sample, so 1 is a wish.
     neutral = {**_NEUTRAL_IN_BEAM_SEARCH, "temperature": (0,), "stream": (False, True)}

@@ -11,7 +11,7 @@ from tests.server.conftest import Site
 from weft.engine.wire.messages import BeamOptions
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.prompts import encode_now
-from weft.server.models.seq2seq import Encoded, Seq2Seq, language_id, read_seq2seq, with_source
+from weft.server.models.seq2seq import Encoded, Seq2Seq, is_of_input, language_id, read_seq2seq, with_source
 from weft.server.models.served_model import served_model
 from weft.server.task.task import Chat
 from weft.server.text.chat_template import TemplateOptions
@@ -100,3 +100,15 @@ def test_languages(tmp_path: Path) -> None:
     assert with_source(tokenizer, [7, 8, eos, english], french) == [7, 8, eos, french]
     assert with_source(tokenizer, [7, eos], french) == [french, 7, eos]
     assert with_source(tokenizer, [], french) == [french]
+    assert not is_of_input(tokenizer, french)
+
+
+def test_the_language_of_a_marian_model_begins_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(model=str(write(tmp_path)))
+    site.tokenizer.added_ids = {">>fra<<": 300}
+    monkeypatch.setattr(site.tokenizer, "token_text", lambda token_id: ">>fra<<" if token_id == 300 else "a")
+    site.rebuild()
+    assert site.complete(prompt=[97], target_language="fra").status == 200
+    given = site.engine.asked[-1].request.input
+    assert (given.input_ids, given.token_ids) == ([300, 97], [0])
+    assert site.complete(prompt=[97], target_language="deu").error["param"] == "target_language"
