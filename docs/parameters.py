@@ -193,7 +193,7 @@ SPEECH_REMARKS = {
     "prompt": "text that stands before the sound's, cut to its end; Whisper only",
     "temperature": "0 to 1; Whisper raises 0, the default, where a text repeats itself or is improbable",
     "response_format": "`json`, `text`, `srt`, `vtt`, `verbose_json`",
-    "timestamp_granularities": "`segment`, with `verbose_json`; `word` is refused",
+    "timestamp_granularities": "`segment` and `word`, with `verbose_json`; `word` needs `alignment_heads`",
     "include": "`logprobs`, with `json`",
     "stream": "with `json` and `text`",
     "chunking_strategy": "but for `auto`, which is what Weft does",

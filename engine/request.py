@@ -17,7 +17,7 @@ from weft.engine.batch import StepResult
 from weft.engine.drafts import Drafting, TokenHistory
 from weft.engine.guidance.matcher import GrammarMatcher, ReasoningProgress
 from weft.engine.sampling.edits import LogitEdits, TokenCounts, make_edits, repeating_ids
-from weft.engine.sampling.scores import Pooler
+from weft.engine.sampling.pooling import Pooler
 from weft.engine.wire import messages as wire
 from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.options import Adapter

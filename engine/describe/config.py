@@ -103,6 +103,7 @@ class ModelConfig(ModelFacts):
         num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
         encoder: Of the encoder that the decoder reads; None for none.
+        aligned: Layer and head of the attention to a sound that follows it in time, in order.
         quantization: How the checkpoint has its matrices; None as they are.
     """
 
@@ -115,6 +116,7 @@ class ModelConfig(ModelFacts):
     tie_word_embeddings: bool
     switches: FamilySwitches
     encoder: "ModelConfig | None" = None
+    aligned: tuple[tuple[int, int], ...] = ()
     num_draft_layers: int = 0
     num_token_types: int = 1
     quantization: Quantization | None = None
@@ -218,10 +220,20 @@ def _native_config(folder: Path, identity: Identity) -> ModelConfig:
         eos_token_ids=read_eos_token_ids(folder, fields, vocab_size),
         switches=switches,
         encoder=_native_config(folder, replace(identity, switches=switches.encoder)) if switches.encoder else None,
+        aligned=_read_aligned(folder, num_layers, num_heads) if switches.encoder else (),
         num_draft_layers=fields.integer("num_nextn_predict_layers", 0),
         num_token_types=fields.size("type_vocab_size", 1) if switches.names.token_types else 1,
         quantization=identity.quantization,
     )
+
+
+def _read_aligned(folder: Path, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
+    """`alignment_heads` of generation_config.json; one that the model does not have is left out."""
+    path = folder / "generation_config.json"
+    named = Fields.read(path).raw("alignment_heads") if path.exists() else None
+    known = {(layer, head) for layer in range(num_layers) for head in range(num_heads)}
+    pairs = {tuple(pair) for pair in named if isinstance(pair, list)} if isinstance(named, list) else set()
+    return tuple(sorted(known & pairs))
 
 
 def _read_activation(fields: Fields, switches: FamilySwitches) -> str:

@@ -19,6 +19,9 @@ from weft.engine.cache.specs import CacheSpec
 from weft.engine.layers.block import AttentionStep, Decoder, LoadedModel, StepCaches
 from weft.engine.layers.hearing import Front
 
+SCORES = "scores of aligned heads"
+"""In `StepCaches.passed`: those of each layer, where a step is to pass them on."""
+
 
 @runtime_checkable
 class CrossStep(Protocol):
@@ -42,6 +45,8 @@ class EncoderStep:
         own: (num_own_tokens,) indices of the decoder's tokens.
         own_positions: (num_own_tokens,) where they are behind the inputs.
         places: (num_tokens,) where a token of the step is among the decoder's.
+        num_inputs: Inputs that the encoder reads.
+        input_of: (num_own_tokens,) which of them a token belongs to; -1 where its input was read before.
         cross: What layers keep of the inputs.
         sounds: The inputs, where these are not tokens.
     """
@@ -52,6 +57,8 @@ class EncoderStep:
     own: torch.Tensor
     own_positions: torch.Tensor
     places: torch.Tensor
+    num_inputs: int
+    input_of: torch.Tensor
     cross: CrossStep
     sounds: tuple[Samples, ...] = ()
 
@@ -94,11 +101,17 @@ def sine_table(num_positions: int, size: int, first: int, is_of_fairseq: bool) -
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder(LoadedModel):
-    """A model of two halves. The encoder has no head and no caches; a front takes the place of its embedding."""
+    """A model of two halves. The encoder has no head and no caches; a front takes the place of its embedding.
+
+    Where the hidden states of all tokens are asked for, the scores of aligned heads stand behind them, of the tokens
+    whose input is read in the same step. Of a model without such heads there are none.
+    """
 
     encoder: Decoder
     decoder: Decoder
     front: Front | None = None
+    hidden_size: int = 0
+    dtype: torch.dtype = torch.float32
 
     @property
     @override
@@ -121,14 +134,17 @@ class EncoderDecoder(LoadedModel):
             texts = StepCaches(step.texts(self.encoder.cache_specs))
             encoded = self.encoder.forward_embedded(hidden, step.input_positions, texts)
             caches.passed["encoded"] = (encoded,)
+            caches.passed.update({SCORES: ()} if rows is None else {})
         own_rows = None if rows is None else step.places[rows]
         hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)
         if rows is not None or len(step.own) == len(token_ids):
             return hidden
+        if scores := caches.passed.get(SCORES):
+            hidden = torch.cat((hidden.float(), *scores), 1)
         whole = hidden.new_zeros(len(token_ids), hidden.size(1))  # who names no rows finds tokens by their indices
         whole[step.own] = hidden
         return whole
 
     @override
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.decoder.compute_logits(hidden_states)
+        return self.decoder.compute_logits(hidden_states[:, : self.hidden_size].to(self.dtype))

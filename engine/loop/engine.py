@@ -17,7 +17,7 @@ from weft.engine.loop.grammars import MaskComputer, PendingGrammars, Ready
 from weft.engine.loop.output_collector import collect, end, fail
 from weft.engine.loop.pending import AdapterTable, Pending, RejectedError, request_fault
 from weft.engine.request import Outputs, make_request
-from weft.engine.sampling.scores import Pooler, VectorModel
+from weft.engine.sampling.pooling import PooledModel
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import BatchDrafter, Drafter, Speculator
@@ -52,7 +52,7 @@ class Engine(Generic[Launched]):
         grammars: PendingGrammars | None = None,
         masks: MaskComputer | None = None,
         draft_model: BatchDrafter | None = None,
-        vectors: VectorModel | None = None,
+        vectors: PooledModel | None = None,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -140,7 +140,8 @@ class Engine(Generic[Launched]):
         if add.beams is not None:
             request.continuation = BeamSearch(self.scheduler, request, add.num_choices, add.beams)
         if add.pooling is not None and self._vectors is not None:
-            request.pooler = Pooler(self._vectors, add.pooling, request.num_prompt_tokens)
+            slots, num_tokens = request.num_input_slots, request.num_prompt_tokens
+            request.pooler = self._vectors.pooler(add.pooling, slots, num_tokens)
         self._num_arrivals += 1
         if self.pending.take(request, add.guidance.grammar):
             return False

@@ -16,7 +16,7 @@ from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.loop.beams import beam_fault
 from weft.engine.loop.grammars import PendingGrammars, Ready
 from weft.engine.request import Request, RequestStatus
-from weft.engine.sampling.scores import VectorModel, pooling_fault
+from weft.engine.sampling.pooling import PooledModel, pooling_fault
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import NO_INPUT, InputLimits, id_fault
@@ -40,7 +40,7 @@ def request_fault(
     add: AddRequest,
     vocab_size: int,
     num_adapter_slots: int,
-    vectors: VectorModel | None,
+    vectors: PooledModel | None,
     limits: InputLimits = NO_INPUT,
 ) -> str | None:
     """The first fault of a request, fit for the caller; None when there is none. O(ids listed).
@@ -54,7 +54,7 @@ def request_fault(
 
 
 def _faults(
-    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: VectorModel | None, limits: InputLimits
+    add: AddRequest, vocab_size: int, num_adapter_slots: int, vectors: PooledModel | None, limits: InputLimits
 ) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
     if add.input.input_length and not limits.longest:

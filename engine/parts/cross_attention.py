@@ -15,7 +15,7 @@ from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, MixerSpec, OutputSpec, PostNormSpec, PreNormSpec
 from weft.engine.describe.tensor_names import norm_spec, output_spec
 from weft.engine.layers.block import BlockStep, Linear, Mixer
-from weft.engine.layers.encoder_decoder import InputCaches
+from weft.engine.layers.encoder_decoder import SCORES, EncoderStep, InputCaches
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.weights.reader import WeightReader, WeightRef
 
@@ -28,6 +28,7 @@ class CrossAttention(Mixer):
         queries: (num_heads * head_dim, hidden_size), of the decoder's tokens.
         keys_values: Both stacked, (2 * num_kv_heads * head_dim, hidden_size), of the encoder's result.
         cache: Index of the layer's cache.
+        aligned: Heads whose scores are passed on where `EncoderDecoder` asks for them.
     """
 
     queries: Linear
@@ -35,20 +36,34 @@ class CrossAttention(Mixer):
     o: Linear
     head_dim: int
     cache: int
+    aligned: tuple[int, ...] = ()
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
         assert isinstance(step.caches, InputCaches)
         cross = step.caches.encoder.cross
+        queries = self.queries(normed).view(len(normed), -1, self.head_dim)
         if encoded := step.caches.passed.get("encoded"):
             keys, values = self.keys_values(encoded[0]).view(len(encoded[0]), 2, -1, self.head_dim).unbind(1)
             cross.write(self.cache, keys, values)
-        queries = self.queries(normed).view(len(normed), -1, self.head_dim)
+            if self.aligned and SCORES in step.caches.passed:
+                step.caches.passed[SCORES] += (self._scores(queries, keys, step.caches.encoder),)
         return cross.read(self.cache, queries).reshape(len(normed), -1)
 
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
         self.o.add_to(residual, mixed)
+
+    def _scores(self, queries: torch.Tensor, keys: torch.Tensor, step: EncoderStep) -> torch.Tensor:
+        """(num_own_tokens, num_aligned_heads * num_positions) of tokens whose input is read in this step, else 0."""
+        heads = list(self.aligned)
+        by_input = keys[:, heads].float().view(step.num_inputs, -1, len(heads), self.head_dim)
+        scores = queries.new_zeros((len(queries), len(heads), by_input.size(1)), dtype=torch.float32)
+        for index, own_keys in enumerate(by_input):
+            rows = (step.input_of == index).nonzero()[:, 0]
+            own = torch.einsum("nhd,phd->nhp", queries[rows][:, heads].float(), own_keys)
+            scores[rows] = own * self.head_dim**-0.5
+        return scores.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +75,13 @@ class CrossSpec(MixerSpec):
     output: OutputSpec
     head_dim: int
     source: int
+    aligned: tuple[int, ...] = ()
 
     @override
     def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Mixer:
         queries, keys_values = kernels.linear(self.queries, reader), kernels.linear(self.keys_values, reader)
-        return CrossAttention(queries, keys_values, self.output.build(kernels, reader), self.head_dim, self.source)
+        output = self.output.build(kernels, reader)
+        return CrossAttention(queries, keys_values, output, self.head_dim, self.source, self.aligned)
 
     @override
     def cut(self, cut: Cut) -> Self:
@@ -74,7 +91,7 @@ class CrossSpec(MixerSpec):
             return self
         queries = cut.by_outputs(self.queries, (size, num_heads))
         keys_values = cut.by_outputs(self.keys_values, *[(kv_size, num_kv_heads)] * 2)
-        return replace(self, queries=queries, keys_values=keys_values, output=self.output.cut(cut))
+        return replace(self, queries=queries, keys_values=keys_values, output=self.output.cut(cut), aligned=())
 
 
 def with_cross_attention(config: ModelConfig, spec: DecoderSpec, encoder: DecoderSpec) -> DecoderSpec:
@@ -124,4 +141,5 @@ def _cross_spec(config: ModelConfig, layer: str, index: int) -> CrossSpec:
         ),
         dim,
         index,
+        tuple(head for layer_index, head in config.aligned if layer_index == index),
     )

@@ -25,8 +25,9 @@ from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING
 from weft.engine.layers.block import Model
 from weft.engine.lora.adapters import Adapters
 from weft.engine.runner.cuda_graphs import ComputedStep, StepGraphs
+from weft.engine.sampling.pooling import pool
 from weft.engine.sampling.sampler import SampleResult, SamplingKernels, sample
-from weft.engine.sampling.scores import LogprobTensors, pool, score, token_logprobs
+from weft.engine.sampling.scores import LogprobTensors, score, token_logprobs
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from weft.engine.batch import Floats, InputBatch, Ints, PoolBatch
-from weft.engine.sampling.scores import Pooler
+from weft.engine.sampling.pooling import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
 from weft.engine.wire.params import PooledOutput

@@ -40,7 +40,7 @@ from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
 from weft.engine.start.model_choice import load_planned, plan_largest, plan_model, read_model, weights_note
-from weft.engine.start.vector_model import find_task, read_vector_model
+from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.wire.errors import ModelError
@@ -129,7 +129,7 @@ def start(
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
-        vectors=vectors,
+        vectors=vectors or read_alignment(Path(options.model), model_config, 2 if ranks else 1),
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)

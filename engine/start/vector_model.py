@@ -21,7 +21,8 @@ from weft.engine.families.registry import CLASSIFIER, is_headless, own_task
 from weft.engine.families.switches import Classifier
 from weft.engine.fields import Fields
 from weft.engine.layers.norm import LayerNorm
-from weft.engine.sampling.scores import PoolingKind, VectorModel, unit_length
+from weft.engine.sampling.alignment import Alignment
+from weft.engine.sampling.pooling import PoolingKind, VectorModel, unit_length
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
@@ -91,6 +92,15 @@ def find_task(folder: Path, wanted: str, ranks: str = "") -> Task:
     if ranks and name != "generate":
         raise ModelError(f"{ranks} does not go together with task {name}")
     return Task(name, architecture, modules, _longest_text(folder) if name != "generate" and modules else None)
+
+
+def read_alignment(folder: Path, facts: ModelFacts, num_ranks: int) -> Alignment | None:
+    """What of a model follows a sound in time; None for nothing, and for a part of its heads."""
+    shape, fields = facts.audio, Fields.read(folder / "config.json")
+    if not isinstance(facts, ModelConfig) or not facts.aligned or shape is None or num_ranks > 1:
+        return None
+    width = fields.size("median_filter_width", 7) // 2 * 2 + 1
+    return Alignment(len(facts.aligned), shape.num_positions(shape.max_samples), width, facts.hidden_size)
 
 
 def read_vector_model(folder: Path, task: Task, facts: ModelFacts, options: EngineOptions) -> VectorModel | None:

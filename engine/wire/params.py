@@ -168,6 +168,8 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         is_per_token: The final hidden states of all tokens, as they are, in place of the model's own vector.
+        aligned: When tokens are spoken, in place of a vector (see `sampling.alignment`): how many tokens the decoder
+            begins with, and how many positions of the sound count. None for a vector.
         dimensions: Keep this many leading values; None keeps all.
         is_finished: Whether the last step follows: length 1 of an embedding, the probabilities of a classifier. None:
             as the checkpoint says.
@@ -176,6 +178,7 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     is_per_token: bool = False
     dimensions: int | None = None
     is_finished: bool | None = None
+    aligned: tuple[int, int] | None = None
 
 
 class PooledOutput(msgspec.Struct, array_like=True, tag=1):

@@ -47,3 +47,12 @@ def verbose(segments: Sequence[Segment]) -> list[dict[str, object]]:
         }
         for i, each in enumerate(segments)
     ]
+
+
+def words(segments: Sequence[Segment]) -> list[dict[str, object]]:
+    """The words of verbose_json."""
+    return [
+        {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)}
+        for each in segments
+        for word in each.words
+    ]

@@ -2,12 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from weft.engine.wire.inputs import AudioInput, AudioShape
-from weft.engine.wire.messages import AddRequest, BeamOptions, EngineInfo, FinishReason, TokenLogprobs, TokensOutput
-from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.messages import (
+    AddRequest,
+    BeamOptions,
+    EngineInfo,
+    FinishReason,
+    RequestOutput,
+    TokenLogprobs,
+    TokensOutput,
+)
+from weft.engine.wire.params import PooledOutput, Pooling, SamplingParams
 from weft.server.errors import QueueFullError
 from weft.server.generate.answer import failure
 from weft.server.http.metrics import RequestTimer
@@ -70,24 +79,47 @@ class Questions:
         add = AddRequest(
             sound, params, tenant=self._tenant, deadline=self._deadline, adapter=self.model.adapter, beams=beams
         )
-        made, generation = Output(), await self._accepted(add)
+        made = Output()
+        async with aclosing(self._outputs(add)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, TokensOutput), "no vector was asked for"
+                self._timer.note_output(0, output, time.monotonic())
+                made.token_ids += output.token_ids
+                made.logprobs += output.logprobs or ()
+                made.is_ended = output.stop_token_id is not None
+        return made
+
+    async def _outputs(self, add: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        generation = await self._accepted(add)
         self._open.add(generation)
         if not self._is_accepted:
             self._is_accepted = True
             self._timer.accept([self.num_positions])
         try:
             async for output in generation:
-                assert isinstance(output, TokensOutput), "no vector was asked for"
-                self._timer.note_output(0, output, time.monotonic())
-                made.token_ids += output.token_ids
-                made.logprobs += output.logprobs or ()
-                made.is_ended = output.stop_token_id is not None
-                if output.finish_reason is not None and (error := failure(output.finish_reason, output.message)):
+                yield output
+                message = output.message if isinstance(output, TokensOutput) else ""
+                if output.finish_reason is not None and (error := failure(output.finish_reason, message)):
                     self.reason = output.finish_reason
                     raise error
         finally:
             generation.close()
             self._open.discard(generation)
+
+    async def begins(self, samples: bytes, tokens: Sequence[int], num_begun: int, num_positions: int) -> list[float]:
+        """The positions at which tokens behind the first ones are spoken; see the engine's `alignment`.
+
+        Raises:
+            ApiError: The engine rejected it, or gave it up.
+        """
+        sound = AudioInput(samples, self.shape.num_positions(len(samples) // 2), list(tokens))
+        pooling, params = Pooling(aligned=(num_begun, num_positions)), SamplingParams(max_tokens=0)
+        add = AddRequest(sound, params, tenant=self._tenant, deadline=self._deadline, pooling=pooling)
+        made: list[float] = []
+        async with aclosing(self._outputs(add)) as outputs:
+            async for output in outputs:
+                if isinstance(output, PooledOutput):
+                    made = list(memoryview(output.values).cast("f"))
         return made
 
     async def _accepted(self, add: AddRequest) -> Generation:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from weft.engine.wire.inputs import AudioShape
 from weft.engine.wire.messages import TokenLogprobs
+from weft.server.speech.words import Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Segment:
         tokens: With the times around it.
         spoken: The tokens of its text, with their log-probabilities.
         window: The facts of its window.
+        words: None unless they are asked for.
     """
 
     start: float
@@ -42,6 +44,7 @@ class Segment:
     tokens: Sequence[int]
     spoken: Sequence[tuple[int, float]]
     window: Facts
+    words: Sequence[Word] = ()
 
 
 @dataclass(frozen=True, slots=True)

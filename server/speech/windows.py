@@ -7,6 +7,7 @@ alone. The windows of other models lie side by side, and several are in the engi
 """
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from weft.server.models.seq2seq import Encoded
 from weft.server.models.whisper import Whisper
 from weft.server.speech.questions import Output, Questions
 from weft.server.speech.segments import Facts, Frames, Segment, Slice, compression_ratio, divide, mean_logprob
+from weft.server.speech.words import timed_words
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried in turn where the caller asks for none."""
@@ -42,6 +44,7 @@ class Wishes:
         prompt_ids: What stands before the beginning of each window.
         temperature: 0 for fallback.
         has_times: Whether the text is to be divided by times, also that of a short sound.
+        has_words: Whether the times of words are wanted.
         has_silence: Whether the probability of silence is reported.
     """
 
@@ -51,6 +54,7 @@ class Wishes:
     temperature: float = 0.0
     seed: int = 0
     has_times: bool = False
+    has_words: bool = False
     has_silence: bool = False
 
 
@@ -117,7 +121,26 @@ class _Windows:
         for each in slices:
             times = begin_s + each.start * position_s, begin_s + each.end * position_s
             made.append(_segment(asked, output, each, whisper.first_time, times, facts))
-        return made, num_done
+        return await self._with_words(made, samples, seek, num_frames) if wishes.has_words else made, num_done
+
+    async def _with_words(self, made: list[Segment], samples: bytes, seek: int, num_frames: int) -> list[Segment]:
+        """The segments of a window with the times of their words: the sound is heard once more, with their text."""
+        asked, wishes, frames = self._asked, self._wishes, self._frames
+        begin = self._whisper.begin(wishes.language, wishes.task, has_times=False)
+        spoken = [token_id for segment in made for token_id, _ in segment.spoken]
+        spoken = spoken[: asked.info.max_own - len(begin) - 1]
+        if not spoken:
+            return made
+        end_id, most = min(asked.info.eos_token_ids, default=0), max(num_frames // frames.stride, 1)
+        begins = await asked.begins(samples, [*begin, *spoken, end_id], len(begin), most)
+        times = [frames.seconds(seek) + each * frames.seconds(frames.stride) for each in begins]
+        timed, first, language = [], 0, "en" if wishes.task == "translate" else wishes.language
+        for segment in made:
+            ids = spoken[first : first + len(segment.spoken)]
+            own = times[first : first + len(ids) + 1]
+            timed.append(dataclasses.replace(segment, words=timed_words(asked.model.tokenizer, ids, own, language)))
+            first += len(ids)
+        return timed
 
     async def _language(self) -> str:
         asked, languages = self._asked, self._whisper.languages

@@ -5,7 +5,7 @@ import json
 import math
 import wave
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from tests.end_to_end.conftest import LiveServer, serving
+from tests.engine.test_alignment import begins
 
 RATE = 16000
 END, START, ENGLISH, GERMAN, TRANSLATE, TRANSCRIBE, PREVIOUS, SILENCE, NO_TIMES = range(30, 39)
@@ -39,6 +40,7 @@ GENERATION = {
     "suppress_tokens": [*range(START, NO_TIMES), 5],
     "begin_suppress_tokens": [1, END],
     "max_length": 40,
+    "alignment_heads": [[0, 1], [1, 2]],
 }
 
 
@@ -126,10 +128,16 @@ def client(server: LiveServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0)
 
 
+def features_of(samples: Any) -> torch.Tensor:
+    made: torch.Tensor = extractor()(samples.astype(np.float32) / 32768, sampling_rate=RATE, return_tensors="pt")[
+        "input_features"
+    ]
+    return made
+
+
 def generated(model: WhisperForConditionalGeneration, samples: Any, **options: Any) -> Any:
-    features = extractor()(samples.astype(np.float32) / 32768, sampling_rate=RATE, return_tensors="pt")
     with torch.no_grad():
-        return model.generate(features["input_features"], task="transcribe", force_unique_generate_call=True, **options)
+        return model.generate(features_of(samples), task="transcribe", force_unique_generate_call=True, **options)
 
 
 def text_of(ids: list[int]) -> str:
@@ -171,6 +179,41 @@ def test_a_long_sound(client: openai.OpenAI, reference: Any) -> None:
         done = 2 * (end - NO_TIMES - 1) if end > NO_TIMES else 0  # a pair of times: what is behind it is open
         seek += done or min(total - seek, 100)
     assert not windows
+
+
+def test_words(client: openai.OpenAI, reference: Any) -> None:
+    """Each begins where transformers' functions find it in the attention of its module, and ends where one begins."""
+    model, samples = reference[0], sound(3, 0.9)
+    answer: Any = client.audio.transcriptions.create(
+        model="m",
+        file=file_of(samples),
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+        temperature=GREEDY,
+    )
+    assert isinstance(answer, TranscriptionVerbose) and answer.segments and answer.words
+    begun, expected = [START, ENGLISH, TRANSCRIBE, NO_TIMES], []
+    for seek, segments in groupby(answer.segments, lambda segment: segment.seek):
+        texts = [[token_id for token_id in segment.tokens if token_id < END] for segment in segments]
+        tokens, most = [*begun, *chain(*texts), END], (90 - seek) // 2
+        features, heads = features_of(samples[160 * seek :]), GENERATION["alignment_heads"]
+        times = begins(model, features, tokens, len(begun), most, heads)
+        for text in texts:  # one word, for none of its tokens begins with a space
+            expected += [seek / 100 + 0.02 * times[0], seek / 100 + 0.02 * times[len(text)]]
+            times = times[len(text) :]
+    assert [word.word for word in answer.words] == [segment.text for segment in answer.segments]
+    assert [time for word in answer.words for time in (word.start, word.end)] == pytest.approx(expected)
+    alone: Any = client.audio.transcriptions.create(
+        model="m",
+        file=file_of(samples),
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+        temperature=GREEDY,
+    )
+    assert alone.words == answer.words
+    assert alone.segments is None
 
 
 def test_text_routes_are_refused(client: openai.OpenAI) -> None:

@@ -30,6 +30,7 @@ from weft.engine.request import Request
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel
+from weft.engine.start.vector_model import read_alignment
 from weft.engine.wire.inputs import InputLimits, TokensInput
 from weft.engine.wire.messages import AddRequest, RequestOutput, TokenLogprobs
 from weft.engine.wire.params import SamplingParams
@@ -185,6 +186,7 @@ def build_engine(
         eos_token_ids=config.eos_token_ids,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
+        vectors=read_alignment(folder, config, num_ranks=1),
     )
 
 

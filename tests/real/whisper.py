@@ -20,7 +20,8 @@ from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtracto
 
 RATE = 16_000
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
-_END, _NO_TIMES, _PREVIOUS, _START, _TRANSCRIBE, _TRANSLATE = 50257, 50363, 50361, 50258, 50359, 50358
+END, NO_TIMES, _PREVIOUS, START, TRANSCRIBE, _TRANSLATE = 50257, 50363, 50361, 50258, 50359, 50358
+ENGLISH = 50259
 
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog while the farmer watches from the old wooden fence.",
@@ -121,20 +122,21 @@ def write_checkpoint(source: Path, folder: Path) -> WhisperForConditionalGenerat
     layers, heads = num_layers // 2, int(tensors["encoder/num_heads"])
     sizes = {f"{half}_{name}": n for half in ("encoder", "decoder") for name, n in
              (("layers", layers), ("attention_heads", heads), ("ffn_dim", 4 * width))}  # fmt: skip
-    ids = {"bos_token_id": _END, "eos_token_id": _END, "pad_token_id": _END, "decoder_start_token_id": _START}
+    ids = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
     model = WhisperForConditionalGeneration(WhisperConfig(vocab_size=size, d_model=width, **sizes, **ids)).eval()
     model.load_state_dict(_state(tensors, layers))
     model.generation_config = GenerationConfig(
         **ids,
         is_multilingual=True,
         lang_to_id={each["content"]: each["id"] for each in added if each["id"] in said["lang_ids"]},
-        task_to_id={"transcribe": _TRANSCRIBE, "translate": _TRANSLATE},
-        no_timestamps_token_id=_NO_TIMES,
+        task_to_id={"transcribe": TRANSCRIBE, "translate": _TRANSLATE},
+        no_timestamps_token_id=NO_TIMES,
         prev_sot_token_id=_PREVIOUS,
         max_initial_timestamp_index=50,
         max_length=448,
         suppress_tokens=said["suppress_ids"],
         begin_suppress_tokens=said["suppress_ids_begin"],
+        alignment_heads=said["alignment_heads"],
     )
     model.save_pretrained(folder)
     WhisperFeatureExtractor().save_pretrained(folder)

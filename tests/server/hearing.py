@@ -13,6 +13,7 @@ import msgspec
 from tests.server.conftest import EOS, Asked, ByteTokenizer, FakeEngine, FakeGeneration, Site
 from weft.engine.wire.inputs import AudioInput, AudioShape, InputLimits
 from weft.engine.wire.messages import AddRequest, FinishReason, TokenLogprobs, TokensOutput
+from weft.engine.wire.params import PooledOutput
 from weft.server.app.app import create_app
 from weft.server.models.served_model import served_model
 from weft.server.settings import Settings
@@ -56,6 +57,13 @@ class Hearing(FakeEngine):
         assert isinstance(request.input, AudioInput)
         fault, params = request.input.fault(2000, InputLimits(self.most, MAX_OWN, self.shape)), request.sampling_params
         assert fault is None, fault
+        if request.pooling is not None and request.pooling.aligned is not None:  # a token for each position
+            values = struct.pack(f"<{len(request.input.token_ids)}f", *range(len(request.input.token_ids)))
+            values = values[: 4 * (len(request.input.token_ids) - request.pooling.aligned[0])]
+            one_vector = PooledOutput(request.request_id, 0, values, len(values) // 4, FinishReason.STOP)
+            generation = FakeGeneration([one_vector], self.error, self.may_go_on)
+            self.asked.append(Asked(request, generation))
+            return generation
         ids, logprob = ([GERMAN], -0.1) if params.max_tokens == 1 else self.writes(request)
         if params.max_tokens != 1:
             ids = [*ids, EOS]

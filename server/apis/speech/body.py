@@ -52,9 +52,6 @@ def read_body(form: Form) -> SpeechBody:
     if body.temperature is not None and not 0 <= body.temperature <= 1:
         message = f"temperature must be between 0 and 1, got {body.temperature}"
         raise InvalidRequestError(message, param="temperature")
-    if "word" in body.timestamp_granularities:
-        message = "timestamp_granularities: times of words are not supported by this server, got word"
-        raise UnsupportedParameterError(message, param="timestamp_granularities")
     given = body.response_format
     for name, value, formats in (
         ("timestamp_granularities", body.timestamp_granularities, ("verbose_json",)),
@@ -99,6 +96,10 @@ def read_wishes(body: SpeechBody, model: ServedModel, info: EngineInfo, task: st
     if whisper is None and shape.is_padded:
         message = f"the files of {model.name} do not say how the decoder of a Whisper begins"
         raise UnsupportedValueError(message, param="model")
+    wishes.has_words = "word" in body.timestamp_granularities
+    if wishes.has_words and (whisper is None or not whisper.stated.alignment_heads):
+        message = f"timestamp_granularities: the files of {model.name} name no alignment_heads, which tell words' times"
+        raise UnsupportedParameterError(message, param="timestamp_granularities")
     if whisper is None:
         for name in ("language", "prompt"):
             if getattr(body, name):

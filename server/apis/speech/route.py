@@ -17,7 +17,7 @@ from weft.server.http.form import CountedFile, read_form
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import EventStream, encode_event
 from weft.server.models.whisper import LANGUAGES
-from weft.server.speech.formats import srt, verbose, vtt
+from weft.server.speech.formats import srt, verbose, vtt, words
 from weft.server.speech.questions import Questions
 from weft.server.speech.segments import Segment
 from weft.server.speech.sound import check_decoder, decode
@@ -140,7 +140,9 @@ class _Written:
         is_english, code = self._wishes.task == "translate", self._wishes.language
         language = "english" if is_english else "unknown" if code is None else LANGUAGES.get(code, code)
         facts = {"task": self._wishes.task, "language": language, "duration": self._seconds}
-        return facts | shown | {"segments": verbose(self._segments)}
+        granularities = self._body.timestamp_granularities or ("segment",)
+        parts = {"segments": verbose(self._segments)} if "segment" in granularities else {}
+        return facts | shown | parts | ({"words": words(self._segments)} if "word" in granularities else {})
 
     def plain(self) -> str:
         """The answer as text or subtitles."""

@@ -213,6 +213,22 @@ def test_a_stream(site: Any) -> None:
     assert done["usage"]["seconds"] == 1.5
 
 
+def test_words(tmp_path: Path) -> None:
+    """The window's texts are heard once more, without times; a token of it is a position long to the fake engine."""
+    parts = timed(5, " Oh, no.", 20, 20, " Yes", 40)
+    site = hearing_site(tmp_path, lambda _: (parts, -0.1), generation=GENERATION | {"alignment_heads": [[0, 1]]})
+    fields = {"response_format": "verbose_json", "language": "en", "timestamp_granularities[]": ["word", "segment"]}
+    reply = say(site, wav(0.9), **fields)
+    text = b" Oh, no. Yes"
+    given = [(word["word"], word["start"], word["end"]) for word in reply.json["words"]]
+    assert given == [("Oh,", 0.0, 0.08), ("no.", 0.08, 0.16), ("Yes", 0.16, 0.24)]
+    assert [segment["text"] for segment in reply.json["segments"]] == [" Oh, no.", " Yes"]
+    asked = site.engine.asked[-1].request
+    assert asked.input.token_ids == [START, ENGLISH, TRANSCRIBE, NO_TIMES, *text, EOS]
+    assert (asked.pooling.aligned, asked.sampling_params.max_tokens) == ((4, 45), 0)
+    assert "segments" not in say(site, wav(0.9), **fields | {"timestamp_granularities[]": "word"}).json
+
+
 def test_a_failure_within_a_stream(site: Any) -> None:
     site.engine.error = openai.OpenAIError("boom")
     (failed,) = events_of(say(site, stream="true", language="en"))
@@ -230,8 +246,8 @@ def test_a_failure_within_a_stream(site: Any) -> None:
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "invalid_value"),
         ({"include[]": "words"}, "include[0]", "invalid_value"),
         ({"include[]": "logprobs", "response_format": "text"}, "include", "invalid_value"),
-        ({"timestamp_granularities[0]": "word"}, *UNTIMED),
-        ({"timestamp_granularities": "word", "timestamp_granularities[]": "segment"}, *UNTIMED),
+        ({"timestamp_granularities[0]": "word", "response_format": "verbose_json"}, *UNTIMED),
+        ({"timestamp_granularities[0]": "word"}, "timestamp_granularities", "invalid_value"),
         ({"language[]": "en"}, "language", "invalid_type"),
         ({"stream": "true", "response_format": "srt"}, "stream", "invalid_value"),
         ({"stream": "maybe"}, "stream", "invalid_type"),
