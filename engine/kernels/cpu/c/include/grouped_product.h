@@ -16,23 +16,12 @@ enum { ROWS_AT_ONCE = 4, FEW_AT_ONCE = 4, FEW_COLUMNS = COLUMNS_AT_ONCE };
 
 /* Add to each lane the products of its four weights and the four inputs. */
 INLINE Dots add_dots(Dots total, Bytes weights, const int8_t *inputs) {
+#if defined(__AVX512VNNI__)
     int32_t quad;
     memcpy(&quad, inputs, sizeof quad);
-#if defined(__AVX512VNNI__)
     return (Dots)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(quad));
-#elif defined(__AVX512F__)
-    const __m512i all = _mm512_set1_epi32(quad), low = _mm512_and_si512((__m512i)weights, _mm512_set1_epi16(255));
-    const __m512i even = _mm512_madd_epi16(low, _mm512_srai_epi16(_mm512_slli_epi16(all, 8), 8));
-    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)weights, 8), _mm512_srai_epi16(all, 8));
-    return total + (Dots)even + (Dots)odd;
-#elif defined(__AVX2__)
-    const __m256i all = _mm256_set1_epi32(quad), low = _mm256_and_si256((__m256i)weights, _mm256_set1_epi16(255));
-    const __m256i even = _mm256_madd_epi16(low, _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)weights, 8), _mm256_srai_epi16(all, 8));
-    return total + (Dots)even + (Dots)odd;
 #else
     const Dots lanes = (Dots)weights;
-    (void)quad;
     total += (lanes & 255) * inputs[0] + (lanes >> 8 & 255) * inputs[1];
     return total + (lanes >> 16 & 255) * inputs[2] + (lanes >> 24 & 255) * inputs[3];
 #endif
@@ -45,24 +34,21 @@ enum { HAS_PAIRS = 1 };
 enum { HAS_PAIRS = 0 };
 #endif
 
-/* As `add_dots`, but the two halves of each lane are sums of their own. */
-INLINE Dots add_pairs(Dots total, Bytes weights, const int8_t *inputs) {
-    int32_t quad;
-    memcpy(&quad, inputs, sizeof quad);
+/* Products of bytes without and with sign, each two of them added. With 8 bits the weights have the sign, too (a centre is
+ * left out): it moves to the inputs. */
+INLINE Dots multiply_pairs(Bytes weights, Dots inputs, int are_signed) {
 #if defined(__AVX512F__)
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(quad));
-    return (Dots)_mm512_add_epi16((__m512i)total, pairs);
+    const __m512i from = (__m512i)weights, to = (__m512i)inputs, zero = _mm512_setzero_si512();
+    if (!are_signed) return (Dots)_mm512_maddubs_epi16(from, to);
+    return (Dots)_mm512_maddubs_epi16(_mm512_abs_epi8(from), _mm512_mask_sub_epi8(to, _mm512_movepi8_mask(from), zero, to));
 #elif defined(__AVX2__)
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(quad));
-    return (Dots)_mm256_add_epi16((__m256i)total, pairs);
+    const __m256i from = (__m256i)weights, to = (__m256i)inputs;
+    if (!are_signed) return (Dots)_mm256_maddubs_epi16(from, to);
+    return (Dots)_mm256_maddubs_epi16(_mm256_abs_epi8(from), _mm256_sign_epi8(to, from));
 #else
-    (void)weights;
-    return total;
+    (void)are_signed;
+    return (Dots)weights * inputs;
 #endif
-}
-
-INLINE Dots add_products_of(Form form, Dots total, Bytes weights, const int8_t *inputs) {
-    return HAS_PAIRS && form.bits == 4 ? add_pairs(total, weights, inputs) : add_dots(total, weights, inputs);
 }
 
 INLINE Dots join_pairs(Dots pairs) {
@@ -73,6 +59,22 @@ INLINE Dots join_pairs(Dots pairs) {
 #else
     return pairs;
 #endif
+}
+
+INLINE int is_signed(Form form) { return HAS_PAIRS && form.bits == 8 && !form.has_offset; }
+
+/* Add products with a line of weights; without VNNI as pairs, of which 16 bits hold two with weights of 8 bits and sign. */
+INLINE Dots add_products_of(Form form, Dots total, Bytes weights, const int8_t *inputs) {
+    if (!HAS_PAIRS) return add_dots(total, weights, inputs);
+    int32_t quad;
+    memcpy(&quad, inputs, sizeof quad);
+    const Dots all = quad - (Dots){0};
+    if (form.bits == 8 && form.has_offset) /* 16 bits hold pairs of their halves */
+        return total + join_pairs(multiply_pairs(weights & 15, all, 0)) +
+               (join_pairs(multiply_pairs(weights >> 4, all, 0)) << 4);
+    const Dots pairs = multiply_pairs(is_signed(form) ? weights ^ 128 : weights, all, is_signed(form));
+    typedef int16_t Halves __attribute__((vector_size(sizeof(Sums))));
+    return form.bits == 4 ? (Dots)((Halves)total + (Halves)pairs) : total + join_pairs(pairs);
 }
 
 INLINE Bytes load_bytes(const char *from) {
@@ -131,7 +133,8 @@ INLINE void multiply_block(const Job *job, const char *inputs, int rows, int col
             const char *group = inputs + (step * (STEP / form.group) + in_step) * group_bytes(form);
             Dots dots[ROWS_AT_ONCE][UNIT_PANELS][PARTS];
             for (int row = 0; row < rows; row++) {
-                const int32_t base = form.has_offset ? BASE : start_of(group + row * bytes_of_row, form).whole;
+                const int32_t centres = start_of(group + row * bytes_of_row, form).whole;
+                const int32_t base = form.has_offset || is_signed(form) ? BASE : centres;
                 const Dots start = (are_pairs ? 0 : base) - (Dots){0};
                 for (int p = 0; p < columns; p++)
                     for (int part = 0; part < PARTS; part++) dots[row][p][part] = start;
