@@ -220,20 +220,23 @@ def _native_config(folder: Path, identity: Identity) -> ModelConfig:
         eos_token_ids=read_eos_token_ids(folder, fields, vocab_size),
         switches=switches,
         encoder=_native_config(folder, replace(identity, switches=switches.encoder)) if switches.encoder else None,
-        aligned=_read_aligned(folder, num_layers, num_heads) if switches.encoder else (),
+        aligned=_read_aligned(folder, switches, num_layers, num_heads),
         num_draft_layers=fields.integer("num_nextn_predict_layers", 0),
         num_token_types=fields.size("type_vocab_size", 1) if switches.names.token_types else 1,
         quantization=identity.quantization,
     )
 
 
-def _read_aligned(folder: Path, num_layers: int, num_heads: int) -> tuple[tuple[int, int], ...]:
-    """`alignment_heads` of generation_config.json; one that the model does not have is left out."""
-    path = folder / "generation_config.json"
-    named = Fields.read(path).raw("alignment_heads") if path.exists() else None
-    known = {(layer, head) for layer in range(num_layers) for head in range(num_heads)}
-    pairs = {tuple(pair) for pair in named if isinstance(pair, list)} if isinstance(named, list) else set()
-    return tuple(sorted(known & pairs))
+def _read_aligned(
+    folder: Path, switches: FamilySwitches, num_layers: int, num_heads: int
+) -> tuple[tuple[int, int], ...]:
+    """`alignment_heads` of generation_config.json, without those that the model does not have."""
+    path, hearing = folder / "generation_config.json", switches.encoder.hearing if switches.encoder else None
+    if hearing is None or not hearing.shape.is_padded or not path.exists():
+        return ()
+    named = Fields.read(path).raw("alignment_heads")
+    known = ((layer, head) for layer in range(num_layers) for head in range(num_heads))
+    return tuple(pair for pair in known if list(pair) in named) if isinstance(named, list) else ()
 
 
 def _read_activation(fields: Fields, switches: FamilySwitches) -> str:

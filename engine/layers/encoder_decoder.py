@@ -20,7 +20,7 @@ from weft.engine.layers.block import AttentionStep, Decoder, LoadedModel, StepCa
 from weft.engine.layers.hearing import Front
 
 SCORES = "scores of aligned heads"
-"""In `StepCaches.passed`: those of each layer, where a step is to pass them on."""
+"""In `StepCaches.passed`: those of each layer that has such heads, in a step that aligns."""
 
 
 @runtime_checkable
@@ -45,10 +45,10 @@ class EncoderStep:
         own: (num_own_tokens,) indices of the decoder's tokens.
         own_positions: (num_own_tokens,) where they are behind the inputs.
         places: (num_tokens,) where a token of the step is among the decoder's.
-        num_inputs: Inputs that the encoder reads.
-        input_of: (num_own_tokens,) which of them a token belongs to; -1 where its input was read before.
         cross: What layers keep of the inputs.
         sounds: The inputs, where these are not tokens.
+        rows_of: For each input that the encoder reads, the decoder's tokens that belong to it, (n,) indices among them;
+            empty in a step that aligns nothing.
     """
 
     inputs: torch.Tensor
@@ -57,10 +57,9 @@ class EncoderStep:
     own: torch.Tensor
     own_positions: torch.Tensor
     places: torch.Tensor
-    num_inputs: int
-    input_of: torch.Tensor
     cross: CrossStep
     sounds: tuple[Samples, ...] = ()
+    rows_of: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +102,15 @@ def sine_table(num_positions: int, size: int, first: int, is_of_fairseq: bool) -
 class EncoderDecoder(LoadedModel):
     """A model of two halves. The encoder has no head and no caches; a front takes the place of its embedding.
 
-    Where the hidden states of all tokens are asked for, the scores of aligned heads stand behind them, of the tokens
-    whose input is read in the same step. Of a model without such heads there are none.
+    In a step that aligns, the scores of the aligned heads stand behind the hidden states, of the tokens whose input is
+    read in that step.
     """
 
     encoder: Decoder
     decoder: Decoder
+    hidden_size: int
+    dtype: torch.dtype
     front: Front | None = None
-    hidden_size: int = 0
-    dtype: torch.dtype = torch.float32
 
     @property
     @override
@@ -134,7 +133,7 @@ class EncoderDecoder(LoadedModel):
             texts = StepCaches(step.texts(self.encoder.cache_specs))
             encoded = self.encoder.forward_embedded(hidden, step.input_positions, texts)
             caches.passed["encoded"] = (encoded,)
-            caches.passed.update({SCORES: ()} if rows is None else {})
+            caches.passed[SCORES] = ()
         own_rows = None if rows is None else step.places[rows]
         hidden = self.decoder.forward(token_ids[step.own], step.own_positions, caches, own_rows)
         if rows is not None or len(step.own) == len(token_ids):

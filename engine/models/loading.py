@@ -120,7 +120,7 @@ def _join(
             positions = partial(F.embedding, weight=table.to(device, dtype))
         embedding = halves[1].embedding if half.embedding is unchanged else half.embedding
         joined.append(replace(half, embedding=embedding, positions=positions))
-    return EncoderDecoder(joined[0], joined[1], hidden_size=configs[1].hidden_size, dtype=dtype)
+    return EncoderDecoder(joined[0], joined[1], configs[1].hidden_size, dtype)
 
 
 def lacks_head(folder: Path, config: ModelConfig) -> bool:

@@ -15,7 +15,7 @@ from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, MixerSpec, OutputSpec, PostNormSpec, PreNormSpec
 from weft.engine.describe.tensor_names import norm_spec, output_spec
 from weft.engine.layers.block import BlockStep, Linear, Mixer
-from weft.engine.layers.encoder_decoder import SCORES, EncoderStep, InputCaches
+from weft.engine.layers.encoder_decoder import SCORES, InputCaches
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.weights.reader import WeightReader, WeightRef
 
@@ -46,23 +46,20 @@ class CrossAttention(Mixer):
         if encoded := step.caches.passed.get("encoded"):
             keys, values = self.keys_values(encoded[0]).view(len(encoded[0]), 2, -1, self.head_dim).unbind(1)
             cross.write(self.cache, keys, values)
-            if self.aligned and SCORES in step.caches.passed:
-                step.caches.passed[SCORES] += (self._scores(queries, keys, step.caches.encoder),)
+            if self.aligned and step.caches.encoder.rows_of:
+                step.caches.passed[SCORES] += (self._scores(queries, keys, step.caches.encoder.rows_of),)
         return cross.read(self.cache, queries).reshape(len(normed), -1)
 
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
         self.o.add_to(residual, mixed)
 
-    def _scores(self, queries: torch.Tensor, keys: torch.Tensor, step: EncoderStep) -> torch.Tensor:
+    def _scores(self, queries: torch.Tensor, keys: torch.Tensor, rows_of: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """(num_own_tokens, num_aligned_heads * num_positions) of tokens whose input is read in this step, else 0."""
-        heads = list(self.aligned)
-        by_input = keys[:, heads].float().view(step.num_inputs, -1, len(heads), self.head_dim)
-        scores = queries.new_zeros((len(queries), len(heads), by_input.size(1)), dtype=torch.float32)
-        for index, own_keys in enumerate(by_input):
-            rows = (step.input_of == index).nonzero()[:, 0]
-            own = torch.einsum("nhd,phd->nhp", queries[rows][:, heads].float(), own_keys)
-            scores[rows] = own * self.head_dim**-0.5
+        queries, keys = (torch.stack([of[:, head] for head in self.aligned]).float() for of in (queries, keys))
+        scores = queries.new_zeros((queries.size(1), len(queries), keys.size(1) // len(rows_of)))
+        for rows, own in zip(rows_of, keys.chunk(len(rows_of), 1), strict=True):
+            scores[rows] = (queries[:, rows] @ own.mT * self.head_dim**-0.5).transpose(0, 1)
         return scores.flatten(1)
 
 

@@ -41,10 +41,13 @@ class Alignment:
         """See `PooledModel`."""
         if pooling.aligned is None:
             return "this engine makes no vectors: its task is generate"
+        if pooling != Pooling(aligned=pooling.aligned):
+            return f"aligned is only allowed alone, got {pooling}"
         num_begun, num_positions = pooling.aligned
-        if not 1 <= num_begun < num_tokens or not 1 <= num_positions <= self.num_positions:
-            most = num_tokens - 1, self.num_positions
-            return f"aligned must be between (1, 1) and {most}, got {pooling.aligned}"
+        if not 1 <= num_begun < num_tokens:
+            return f"aligned: tokens before the text must be between 1 and {num_tokens - 1}, got {num_begun}"
+        if not 1 <= num_positions <= self.num_positions:
+            return f"aligned: positions must be between 1 and {self.num_positions}, got {num_positions}"
         return None
 
 
@@ -74,14 +77,25 @@ def align(scores: torch.Tensor, num_begun: int, median_width: int) -> Floats:
     Returns:
         (num_tokens - num_begun,) float32, never falling.
     """
-    weights = scores.softmax(-1)
-    std, mean = torch.std_mean(weights, dim=1, keepdim=True, unbiased=False)
-    weights = (weights - mean) / std.clamp(min=torch.finfo(torch.float32).tiny)
-    half = median_width // 2
-    if weights.size(-1) > half:
-        padded = functional.pad(weights, (half, half), mode="reflect")
-        weights = padded.unfold(-1, median_width, 1).median(-1).values
-    return _warp(-weights.mean(0)[num_begun - 1 : -1].double().numpy())
+    total = torch.zeros(scores.shape[1:])
+    for own in scores:  # what all heads take at once is a hundred times a model's step
+        weights = own.softmax(-1)
+        std, mean = torch.std_mean(weights, dim=0, keepdim=True, unbiased=False)
+        total += _medians((weights - mean) / std.clamp(min=torch.finfo(torch.float32).tiny), median_width)
+    return _warp(-total[num_begun - 1 : -1].div(len(scores)).double().numpy())
+
+
+def _medians(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """(num_rows, n) the medians of the values around each one; the ends are reflected."""
+    half, size = width // 2, rows.size(1)
+    if size <= half:
+        return rows
+    padded = functional.pad(rows, (half, half), mode="reflect")
+    values = [padded[:, at : at + size] for at in range(width)]
+    for last in range(width - 1, half - 1, -1):  # the largest comes to its place, whole rows at once
+        for at in range(last):
+            values[at : at + 2] = torch.minimum(*values[at : at + 2]), torch.maximum(*values[at : at + 2])
+    return values[half]
 
 
 def _warp(cost: Floats) -> Floats:

@@ -87,8 +87,7 @@ def start(
     config = engine_config.resolve(options, model_config)
     share_cores(config)
     _check_fit(model_config, config)
-    tuner = tuner_for(config.device)
-    config = tune_kernels(model_config, config, tuner)
+    config = tune_kernels(model_config, config, tuner := tuner_for(config.device))
     chosen = plan_model(model_config, config)
     settle_draft = partial(tune_kernels, tuner=tuner, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
@@ -114,6 +113,7 @@ def start(
     if graphs is not None:
         record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
+    alignment = None if ranks else read_alignment(Path(options.model), model_config)
     engine = Engine(
         _scheduler(config, kv, cost, offload, model_config.short_context),
         runner,
@@ -129,11 +129,11 @@ def start(
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
-        vectors=vectors or read_alignment(Path(options.model), model_config, 2 if ranks else 1),
+        vectors=vectors or alignment,
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
-    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, kv_role=options.kv_role)
+    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, aligns=alignment is not None)
     return Started(engine, info, plan, offload.tier if offload else None)
 
 
@@ -317,6 +317,7 @@ def _info(
         max_input=limits.longest,
         max_own=limits.own,
         audio=limits.audio,
+        kv_role=config.options.kv_role,
     )
 
 

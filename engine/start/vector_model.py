@@ -94,12 +94,12 @@ def find_task(folder: Path, wanted: str, ranks: str = "") -> Task:
     return Task(name, architecture, modules, _longest_text(folder) if name != "generate" and modules else None)
 
 
-def read_alignment(folder: Path, facts: ModelFacts, num_ranks: int) -> Alignment | None:
-    """What of a model follows a sound in time; None for nothing, and for a part of its heads."""
-    shape, fields = facts.audio, Fields.read(folder / "config.json")
-    if not isinstance(facts, ModelConfig) or not facts.aligned or shape is None or num_ranks > 1:
+def read_alignment(folder: Path, facts: ModelFacts) -> Alignment | None:
+    """What of a whole model follows a sound in time; None for nothing."""
+    shape = facts.audio
+    if not isinstance(facts, ModelConfig) or not facts.aligned or shape is None:
         return None
-    width = fields.size("median_filter_width", 7) // 2 * 2 + 1
+    width = Fields.read(folder / "config.json").size("median_filter_width", 7) // 2 * 2 + 1
     return Alignment(len(facts.aligned), shape.num_positions(shape.max_samples), width, facts.hidden_size)
 
 

@@ -119,6 +119,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
         max_input: Most tokens that its encoder reads; 0 for a model without one.
         max_own: Most tokens of the decoder of such a model, whatever the encoder reads.
         audio: What the encoder reads where that is sound; None for tokens.
+        aligns: Whether it tells when a text is spoken (`Pooling.aligned`).
     """
 
     epoch: str
@@ -139,6 +140,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     max_input: int = 0
     max_own: int = 0
     audio: AudioShape | None = None
+    aligns: bool = False
 
     @property
     def max_prompt(self) -> int:

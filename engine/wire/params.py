@@ -186,7 +186,7 @@ class PooledOutput(msgspec.Struct, array_like=True, tag=1):
 
     Attributes:
         values: float32, little endian, row by row.
-        num_rows: One, or one for each token of the prompt.
+        num_rows: One, or one for each token of the prompt, or of its text if that is aligned.
         num_cached_tokens: Prompt tokens found in the prefix cache.
         queue_time_s: Seconds from arrival to the first step.
     """

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from weft.engine.wire.sentencepiece_model import ODD_LINES, InexactError, convert_sentencepiece
 
 _OF_ANSWERS = "\ufdd0"
-"""Begins a piece that answers alone have, so that no text is cut into it. No text has this character."""
+"""Begins a piece that answers alone have, so that no text is cut into it. Of a text it is replaced."""
+
+_MOST_LACKING = 0.1
+"""Of the pieces of a model may have no id: Marian's vocabularies lack those that no text of their training has."""
 
 
 def convert_python_tokenizer(loaded: Any) -> tokenizers.Tokenizer:
@@ -42,6 +45,7 @@ def convert_python_tokenizer(loaded: Any) -> tokenizers.Tokenizer:
     lacking = _renumber(described["model"], loaded, {*special, *codes}, controls)
     described["added_tokens"] = []
     backend = tokenizers.Tokenizer.from_str(json.dumps(described))
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(_OF_ANSWERS, "\U0010fffd"), backend.normalizer])
     backend.decoder = decoders.Sequence([decoders.Replace(_OF_ANSWERS, ""), backend.decoder])
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
@@ -58,7 +62,7 @@ def _renumber(model: dict[str, Any], loaded: Any, added: set[str], controls: set
         controls: Pieces that the model makes of no text.
 
     Raises:
-        InexactError: Merges go by a piece that has none.
+        InexactError: Merges go by a piece that has none, or many have none.
     """
     scores: dict[str, float] = dict(model["vocab"])
     known = {text for text in scores if loaded.convert_tokens_to_ids(text) != loaded.unk_token_id} | {loaded.unk_token}
@@ -66,6 +70,8 @@ def _renumber(model: dict[str, Any], loaded: Any, added: set[str], controls: set
     size = max(len(loaded), 1 + max(loaded.convert_tokens_to_ids([*added]), default=0))
     own = known - controls | added
     texts = [text if text in own else _OF_ANSWERS + text for text in loaded.convert_ids_to_tokens(range(size))]
+    if len(lacking) > _MOST_LACKING * len(scores):
+        raise InexactError(f"{len(lacking)} of {len(scores)} pieces of the model have no id in its vocab.json")
     if model["type"] == "Unigram":
         worst = min(scores.values())
         model |= {"vocab": [(text, scores.get(text, worst)) for text in texts], "unk_id": loaded.unk_token_id}
@@ -86,9 +92,12 @@ def _put_around(backend: tokenizers.Tokenizer, loaded: Any) -> None:
 
 
 def _compare(backend: tokenizers.Tokenizer, loaded: Any, lacking: set[str]) -> None:
-    """Refuse a tokenizer of which a line has other ids; pieces without an id are <unk> to transformers, not to us."""
+    """Refuse a tokenizer of which a line has other ids; pieces without an id are <unk> to transformers, not to us.
+
+    Of a unigram model, cuts with the same pieces in another order are as probable.
+    """
+    in_order = sorted if isinstance(backend.model, models.Unigram) else list
     for line in ODD_LINES:
-        if lacking.isdisjoint(loaded.tokenize(line)) and sorted(backend.encode(line).ids) != sorted(
-            loaded(line).input_ids
-        ):
+        ids = backend.encode(line).ids
+        if lacking.isdisjoint(loaded.tokenize(line)) and in_order(ids) != in_order(loaded(line).input_ids):
             raise InexactError(f"it cannot be converted exactly: {line!r} would have other ids than in transformers")

@@ -57,7 +57,6 @@ class Stated(msgspec.Struct, frozen=True):
     begin_suppress_tokens: list[int] | None = None
     max_length: int | None = None
     max_new_tokens: int | None = None
-    alignment_heads: list[tuple[int, int]] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Segment:
         tokens: With the times around it.
         spoken: The tokens of its text, with their log-probabilities.
         window: The facts of its window.
-        words: None unless they are asked for.
+        words: Empty unless they are asked for.
     """
 
     start: float

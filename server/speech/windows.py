@@ -121,10 +121,16 @@ class _Windows:
         for each in slices:
             times = begin_s + each.start * position_s, begin_s + each.end * position_s
             made.append(_segment(asked, output, each, whisper.first_time, times, facts))
-        return await self._with_words(made, samples, seek, num_frames) if wishes.has_words else made, num_done
+        if wishes.has_words:
+            made = await self._with_words(made, samples, seek, num_done or num_frames)
+        return made, num_done
 
     async def _with_words(self, made: list[Segment], samples: bytes, seek: int, num_frames: int) -> list[Segment]:
-        """The segments of a window with the times of their words: the sound is heard once more, with their text."""
+        """The segments of a window with the times of their words: the sound is heard once more, with their text.
+
+        Args:
+            num_frames: Of the window, to where the next one begins: no word is spoken behind that.
+        """
         asked, wishes, frames = self._asked, self._wishes, self._frames
         begin = self._whisper.begin(wishes.language, wishes.task, has_times=False)
         spoken = [token_id for segment in made for token_id, _ in segment.spoken]

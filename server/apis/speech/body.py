@@ -97,8 +97,11 @@ def read_wishes(body: SpeechBody, model: ServedModel, info: EngineInfo, task: st
         message = f"the files of {model.name} do not say how the decoder of a Whisper begins"
         raise UnsupportedValueError(message, param="model")
     wishes.has_words = "word" in body.timestamp_granularities
-    if wishes.has_words and (whisper is None or not whisper.stated.alignment_heads):
-        message = f"timestamp_granularities: the files of {model.name} name no alignment_heads, which tell words' times"
+    if wishes.has_words and (whisper is None or not info.aligns):
+        message = (
+            f"timestamp_granularities: {model.name} does not tell when words are spoken: that takes alignment_heads"
+        )
+        message += " in its generation_config.json, and one rank, got word"
         raise UnsupportedParameterError(message, param="timestamp_granularities")
     if whisper is None:
         for name in ("language", "prompt"):

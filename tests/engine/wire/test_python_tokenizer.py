@@ -57,7 +57,7 @@ def test_ids_equal_those_of_transformers(
     reference = write(tmp_path, kind, name, model_type, files)
     backend = convert_python_tokenizer(reference)
     in_order = list if kind == "bpe" else sorted
-    lines = [*odd_lines(), ">>fra<< Good morning."]
+    lines = [*odd_lines(), ">>fra<< Good morning.", "a\ufdd0 ganz"]
     for line in lines:
         ids, expected = backend.encode(line).ids, reference(line).input_ids
         assert in_order(ids) == in_order(expected), line
@@ -85,6 +85,9 @@ def test_pieces_without_an_id(tmp_path: Path) -> None:
     reference = write(tmp_path, *KINDS[0], left_out=5)
     line = "The answer is 42."
     assert sorted(convert_python_tokenizer(reference).encode(line).ids) == sorted(reference(line).input_ids)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InexactError, match=r"^\d+ of \d+ pieces of the model have no id in its vocab.json$"):
+        convert_python_tokenizer(write(tmp_path / "other", *KINDS[0], left_out=400))
     folder = tmp_path / "merges"
     folder.mkdir()
     with pytest.raises(InexactError, match=r"^the piece '.*' of the model has no id$"):

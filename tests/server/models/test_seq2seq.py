@@ -112,3 +112,5 @@ def test_the_language_of_a_marian_model_begins_its_input(tmp_path: Path, monkeyp
     given = site.engine.asked[-1].request.input
     assert (given.input_ids, given.token_ids) == ([300, 97], [0])
     assert site.complete(prompt=[97], target_language="deu").error["param"] == "target_language"
+    for target in ({}, {"target_language": "fra"}):
+        assert site.complete(prompt=[97], source_language="fra", **target).error["param"] == "source_language"

@@ -1,11 +1,12 @@
 """Tokens become words, each with the marks around it."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from tests.server.conftest import ByteTokenizer
-from weft.server.speech.words import Word, timed_words
+from weft.server.speech.words import Word, _words, timed_words
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,14 @@ def test_words_with_their_marks(text: str, language: str | None, words: list[str
 
 def test_a_character_that_is_not_whole() -> None:
     assert timed_words(ByteTokenizer(), [32, 97, 0xE4], [0, 1, 2, 3], "en") == [Word("a\ufffd", 0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([(" He", 1), (" (", 1), ("no", 1), (")", 1), (".", 1)], [(" He", 1), (" (no).", 4)]),
+        ([(" said", 1), (":", 1), (' "', 1), ("Go", 1), ('!"', 1)], [(" said:", 2), (' "Go!"', 3)]),
+    ],
+)
+def test_marks_that_are_one_piece_with_their_space(pieces: Any, words: Any) -> None:
+    assert _words(pieces, has_spaces=True) == words

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
 from openai.types.audio import Transcription, TranscriptionVerbose, TranslationVerbose
 
 from tests.server.conftest import EOS, MODEL, Reply
@@ -39,7 +40,6 @@ from weft.server.speech import questions
 
 PLAIN = {"model_type": "moonshine", "is_encoder_decoder": True, "decoder_start_token_id": 1}
 UNPADDED = AudioShape(16000, 16000, ((127, 64, 0), (7, 3, 0)), False)
-UNTIMED = "timestamp_granularities", "unsupported_parameter"
 BAN_TIMES = ((7,), (8,))
 
 
@@ -216,7 +216,7 @@ def test_a_stream(site: Any) -> None:
 def test_words(tmp_path: Path) -> None:
     """The window's texts are heard once more, without times; a token of it is a position long to the fake engine."""
     parts = timed(5, " Oh, no.", 20, 20, " Yes", 40)
-    site = hearing_site(tmp_path, lambda _: (parts, -0.1), generation=GENERATION | {"alignment_heads": [[0, 1]]})
+    site = hearing_site(tmp_path, lambda _: (parts, -0.1))
     fields = {"response_format": "verbose_json", "language": "en", "timestamp_granularities[]": ["word", "segment"]}
     reply = say(site, wav(0.9), **fields)
     text = b" Oh, no. Yes"
@@ -226,6 +226,11 @@ def test_words(tmp_path: Path) -> None:
     asked = site.engine.asked[-1].request
     assert asked.input.token_ids == [START, ENGLISH, TRANSCRIBE, NO_TIMES, *text, EOS]
     assert (asked.pooling.aligned, asked.sampling_params.max_tokens) == ((4, 45), 0)
+    parts[:] = timed(0, " one", 5, 5, " cut")  # what is behind the pair is heard again in the next window
+    first, *_, last = (w for w in say(site, wav(0.9), **fields).json["words"] if w["start"] < 0.2)
+    assert (first["word"], last["start"]) == ("one", 0.1)
+    assert first["end"] <= 0.1
+    parts[:] = timed(5, " Oh, no.", 20, 20, " Yes", 40)
     assert "segments" not in say(site, wav(0.9), **fields | {"timestamp_granularities[]": "word"}).json
 
 
@@ -242,11 +247,9 @@ def test_a_failure_within_a_stream(site: Any) -> None:
         ({"temperature": "warm"}, "temperature", "invalid_type"),
         ({"temperature": "nan"}, "temperature", "invalid_value"),
         ({"response_format": "diarized_json"}, "response_format", "invalid_value"),
-        ({"timestamp_granularities[]": ["word"], "response_format": "verbose_json"}, *UNTIMED),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "invalid_value"),
         ({"include[]": "words"}, "include[0]", "invalid_value"),
         ({"include[]": "logprobs", "response_format": "text"}, "include", "invalid_value"),
-        ({"timestamp_granularities[0]": "word", "response_format": "verbose_json"}, *UNTIMED),
         ({"timestamp_granularities[0]": "word"}, "timestamp_granularities", "invalid_value"),
         ({"language[]": "en"}, "language", "invalid_type"),
         ({"stream": "true", "response_format": "srt"}, "stream", "invalid_value"),
@@ -261,6 +264,17 @@ def test_a_failure_within_a_stream(site: Any) -> None:
 def test_what_is_refused(site: Any, fields: Any, param: str, code: str) -> None:
     reply = say(site, **fields)
     assert (reply.error["param"], reply.error["code"]) == (param, code)
+    assert site.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    "shown", ["timestamp_granularities[]", "timestamp_granularities[0]", "timestamp_granularities"]
+)
+def test_words_are_refused_before_anything_is_heard(site: Any, shown: str) -> None:
+    site.engine.info = structs.replace(site.engine.info, aligns=False)
+    site.rebuild()
+    error = say(site, **{shown: "word", "response_format": "verbose_json"}).error
+    assert (error["param"], error["code"]) == ("timestamp_granularities", "unsupported_parameter")
     assert site.engine.asked == []
 
 
