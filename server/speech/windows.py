@@ -122,7 +122,7 @@ class _Windows:
             times = begin_s + each.start * position_s, begin_s + each.end * position_s
             made.append(_segment(asked, output, each, whisper.first_time, times, facts))
         if wishes.has_words:
-            made = await self._with_words(made, samples, seek, num_done or num_frames)
+            made = await self._with_words(made, samples, seek, min(num_done or num_frames, num_frames))
         return made, num_done
 
     async def _with_words(self, made: list[Segment], samples: bytes, seek: int, num_frames: int) -> list[Segment]:

@@ -194,9 +194,11 @@ def test_words(client: openai.OpenAI, reference: Any) -> None:
     )
     assert isinstance(answer, TranscriptionVerbose) and answer.segments and answer.words
     begun, expected = [START, ENGLISH, TRANSCRIBE, NO_TIMES], []
-    for seek, segments in groupby(answer.segments, lambda segment: segment.seek):
+    windows = {seek: list(each) for seek, each in groupby(answer.segments, lambda segment: segment.seek)}
+    assert len(windows) == 2
+    for (seek, segments), end in zip(windows.items(), [*list(windows)[1:], 90], strict=True):
         texts = [[token_id for token_id in segment.tokens if token_id < END] for segment in segments]
-        tokens, most = [*begun, *chain(*texts), END], (90 - seek) // 2
+        tokens, most = [*begun, *chain(*texts), END], (end - seek) // 2
         features, heads = features_of(samples[160 * seek :]), GENERATION["alignment_heads"]
         times = begins(model, features, tokens, len(begun), most, heads)
         for text in texts:  # one word, for none of its tokens begins with a space
