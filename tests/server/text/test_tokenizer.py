@@ -35,7 +35,7 @@ _HELLO = [{"role": "user", "content": "hello"}]
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"^.* has no tokenizer\.json, tekken\.json, .*$"):
+    with pytest.raises(TokenizerError, match=r"^.* has no tokenizer: one of tokenizer\.json, tekken\.json, .*$"):
         Tokenizer.load(tmp_path)
 
 
