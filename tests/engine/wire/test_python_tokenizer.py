@@ -109,3 +109,15 @@ def test_what_is_not_supported_is_named(tmp_path: Path, setting: dict[str, Any],
         setattr(reference, name, value)
     with pytest.raises(InexactError, match=f"^{fault}"):
         convert_python_tokenizer(reference)
+
+
+def test_a_model_without_tokenizer_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mT5 comes with a SentencePiece model of another name alone, and was refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    train(tmp_path, "unigram", unk_id=2, bos_id=-1, eos_id=1, pad_id=0)
+    (tmp_path / "tokenizer.model").rename(tmp_path / "spiece.model")
+    (tmp_path / "config.json").write_text('{"model_type": "mt5"}')
+    reference = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    tokenizer = Tokenizer.load(tmp_path)
+    for line in odd_lines():
+        assert tokenizer.encode(line) == reference(line).input_ids, line
