@@ -79,6 +79,18 @@ def test_linear(library: NativeLibrary, out_features: int, in_features: int, for
 
 
 @every_form
+def test_the_largest_products_stay_whole(library: NativeLibrary, form: Form) -> None:
+    """Two of them are added in 16 bits, which hold little more, and drawn numbers never come near."""
+    values = torch.tensor([0, (1 << form.bits) - 1] * 8, dtype=torch.uint8)[:, None].repeat(1, 64)
+    scales = torch.ones(16, 64 // form.group)
+    rows = GroupedRows(values, scales, torch.zeros_like(scales) if form.has_offset else None)
+    inputs = torch.ones(4, 64, dtype=torch.bfloat16)
+    inputs[1], inputs[2, ::2], inputs[3, :32] = -1, -1, -1
+    sums = linear_of(library, rows, form).to_float32(inputs).double()
+    assert torch.allclose(sums, F.linear(inputs.double(), weights_of(rows, form)), rtol=1e-5, atol=1e-3)
+
+
+@every_form
 def test_rows_of_a_table(library: NativeLibrary, form: Form) -> None:
     torch.manual_seed(0)
     rows, ids = draw(form, 50, 96), torch.randint(0, 50, (70,))

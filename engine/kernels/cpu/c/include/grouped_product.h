@@ -27,15 +27,15 @@ INLINE Dots add_dots(Dots total, Bytes weights, const int8_t *inputs) {
 #endif
 }
 
-/* Without VNNI, products with weights of 4 bits are added as pairs: no more than 16 * 2 * 15 * 127, which 16 bits hold. */
+/* Without VNNI, two products are added in 16 bits. Of 4 bits a whole group is: no more than 8 * 2 * 15 * 127. */
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 enum { HAS_PAIRS = 1 };
 #else
 enum { HAS_PAIRS = 0 };
 #endif
 
-/* Products of bytes without and with sign, each two of them added. With 8 bits the weights have the sign, too (a centre is
- * left out): it moves to the inputs. */
+/* Products of bytes without and with sign, each two of them added. Where the weights have a sign, too, it moves to the
+ * inputs. */
 INLINE Dots multiply_pairs(Bytes weights, Dots inputs, int are_signed) {
 #if defined(__AVX512F__)
     const __m512i from = (__m512i)weights, to = (__m512i)inputs, zero = _mm512_setzero_si512();
@@ -46,8 +46,8 @@ INLINE Dots multiply_pairs(Bytes weights, Dots inputs, int are_signed) {
     if (!are_signed) return (Dots)_mm256_maddubs_epi16(from, to);
     return (Dots)_mm256_maddubs_epi16(_mm256_abs_epi8(from), _mm256_sign_epi8(to, from));
 #else
-    (void)are_signed;
-    return (Dots)weights * inputs;
+    (void)weights, (void)are_signed; /* not reached: see HAS_PAIRS */
+    return inputs;
 #endif
 }
 
@@ -63,7 +63,7 @@ INLINE Dots join_pairs(Dots pairs) {
 
 INLINE int is_signed(Form form) { return HAS_PAIRS && form.bits == 8 && !form.has_offset; }
 
-/* Add products with a line of weights; without VNNI as pairs, of which 16 bits hold two with weights of 8 bits and sign. */
+/* Add products with a line of weights. Of 8 bits without an offset the centre is taken off first: 16 bits hold a pair so. */
 INLINE Dots add_products_of(Form form, Dots total, Bytes weights, const int8_t *inputs) {
     if (!HAS_PAIRS) return add_dots(total, weights, inputs);
     int32_t quad;
