@@ -91,7 +91,7 @@ class _Windows:
             samples = sound.read(seek * frames.hop, self._asked.shape.max_samples)
             made, num_done = await self._window(samples, seek, num_frames)
             yield made
-            seek += num_done if num_done > 0 else num_frames
+            seek += num_done
 
     async def _window(self, samples: bytes, seek: int, num_frames: int) -> tuple[list[Segment], int]:
         """The segments of a window, and where behind its beginning the next one begins."""
@@ -115,6 +115,7 @@ class _Windows:
                 break
         divided_from = whisper.first_time if wishes.has_times else asked.info.vocab_size
         slices, num_done = divide(text_ids, divided_from, num_frames, self._frames.stride)
+        num_done = num_done or num_frames  # the first time may be the last
         begin_s, position_s = self._frames.seconds(seek), self._frames.seconds(self._frames.stride)
         facts = Facts(seek, temperature, mean, ratio, silence or 0.0)
         made = []
@@ -122,7 +123,7 @@ class _Windows:
             times = begin_s + each.start * position_s, begin_s + each.end * position_s
             made.append(_segment(asked, output, each, whisper.first_time, times, facts))
         if wishes.has_words:
-            made = await self._with_words(made, samples, seek, min(num_done or num_frames, num_frames))
+            made = await self._with_words(made, samples, seek, min(num_done, num_frames))
         return made, num_done
 
     async def _with_words(self, made: list[Segment], samples: bytes, seek: int, num_frames: int) -> list[Segment]:

@@ -230,6 +230,11 @@ def test_words(tmp_path: Path) -> None:
     first, *_, last = (w for w in say(site, wav(0.9), **fields).json["words"] if w["start"] < 0.2)
     assert (first["word"], last["start"]) == ("one", 0.1)
     assert first["end"] <= 0.1
+    parts[:] = timed(0, " one", 48, 48, " cut")  # behind the end of the sound
+    say(site, wav(0.9), **fields)
+    aligned = [each.request.pooling.aligned for each in site.engine.asked if each.request.pooling]
+    assert aligned[:2] == [(4, 45), (4, 5)]
+    assert aligned[-1] == (4, 45)
     parts[:] = timed(5, " Oh, no.", 20, 20, " Yes", 40)
     assert "segments" not in say(site, wav(0.9), **fields | {"timestamp_granularities[]": "word"}).json
 
