@@ -9,6 +9,7 @@ begins with one; behind a control token there is none, as in transformers. Contr
 SentencePiece; here they are, because chat templates write them.
 """
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,14 @@ class InexactError(Exception):
     """The model cannot be converted exactly; one line."""
 
 
+def need_sentencepiece() -> None:
+    """Raise ImportError if a package is missing; the message says how to install it."""
+    try:
+        importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    except ImportError:
+        raise ImportError("this needs a package more: pip install 'weft[sentencepiece]'") from None
+
+
 def convert_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """The tokenizer, and its special tokens by name.
 
@@ -53,11 +62,10 @@ def convert_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokeni
         ImportError: A package is missing; the message says how to install it.
         InexactError: The library cannot do what the model asks for.
     """
-    try:
-        from sentencepiece import SentencePieceProcessor
-        from sentencepiece import sentencepiece_model_pb2 as formats
-    except ImportError:
-        raise ImportError("this needs a package more: pip install 'weft[sentencepiece]'") from None
+    need_sentencepiece()
+    from sentencepiece import SentencePieceProcessor
+    from sentencepiece import sentencepiece_model_pb2 as formats
+
     proto: Any = vars(formats)["ModelProto"].FromString(file.read_bytes())  # the module fills itself
     _refuse_what_is_unknown(proto)
     original = SentencePieceProcessor(model_file=str(file))

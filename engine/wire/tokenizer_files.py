@@ -21,7 +21,7 @@ from tokenizers import processors
 from weft.engine.wire.bpe import convert_tekken
 from weft.engine.wire.machine import user_folder
 from weft.engine.wire.python_tokenizer import convert_python_tokenizer
-from weft.engine.wire.sentencepiece_model import convert_sentencepiece
+from weft.engine.wire.sentencepiece_model import convert_sentencepiece, need_sentencepiece
 
 TOKENIZER_KINDS = (
     *(("tokenizer.json",), ("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt")),
@@ -141,6 +141,8 @@ def convert(folder: Path, name: str) -> tuple[tokenizers.Tokenizer, dict[str, st
         backend, named = convert_tekken(folder / name)
         _frame(backend, named, config, processors.ByteLevel(trim_offsets=False))
         return backend, named
+    if name != "vocab.json":
+        need_sentencepiece()  # transformers asks for other packages, too
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -22,7 +22,10 @@ from weft.server.library.download import LibraryError, NotHereError, Remote, Rep
 from weft.server.library.names import OnHub, alike
 from weft.server.text.shield import one_line
 
-PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt", "*.spm", "s*piece*.model")
+PATTERNS = (
+    *("*.json", "*.jinja", "*.safetensors", "*.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm"),
+)
 """Files of a checkpoint; of subfolders those of sentence-transformers, such as 1_Pooling. Never code."""
 ADAPTER_PATTERNS = ("adapter_config.json", "adapter_model.safetensors")
 _LEFT_OUT = ("[!0-9]*/*", "consolidated*")

@@ -68,6 +68,15 @@ def test_a_checkpoint_arrives_whole_and_is_then_there_without_the_hub(hub: Mirro
     ) == str(folder)
 
 
+def test_tokenizers_of_sentencepiece_arrive(hub: Mirror) -> None:
+    """A translator had none, and was not whole."""
+    names = ("source.spm", "target.spm", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+    files = {**dict.fromkeys(names, b"t"), "config.json": b"{}", "pytorch_model.bin": noise(1000)}
+    hub.repositories["org/marian"] = {**files, "other.model": b"no"}
+    folder = library.get("org/marian", Seen())
+    assert {file.name for file in folder.iterdir()} == files.keys()
+
+
 def test_what_the_hubs_own_tools_have_fetched_is_found(hub: Mirror) -> None:
     hub.repositories["org/model"] = {**TOKENIZER, "model.safetensors": noise(50_000)}
     cache = hub_models.repository_folder("x").parent

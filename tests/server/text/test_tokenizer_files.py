@@ -98,10 +98,15 @@ def test_what_is_made_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: 
         tokenizer_files.tokenizer_folder(tmp_path)
 
 
-def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "source.spm", "sentencepiece.bpe.model"])
+def test_without_the_package_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """transformers asked for tiktoken."""
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match=r"^this needs a package more: pip install 'weft\[sentencepiece\]'$"):
-        tokenizer_files.convert(tmp_path, "tokenizer.model")
+        tokenizer_files.convert(tmp_path, name)
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
