@@ -375,6 +375,7 @@ def test_a_full_storage_is_told_and_loses_nothing_while_the_page_is_open(page: P
     """A new chat was lost without a visible word."""
     script(page, *(text_answer(f"answer {i}") for i in range(3)))
     ask(page, "kept")
+    page.wait_for_function(f"async () => (await ({STORED})())[0].messages.at(-1).finish === 'stop'")
     page.evaluate(FULL)
     expect(page.locator("#full")).to_be_hidden()
     page.click("#new-chat")
