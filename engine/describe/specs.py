@@ -208,7 +208,7 @@ class HeadNormsSpec(PartSpec):
     def _is_uniform(self) -> bool:
         """Whether `LayerKernels.heads` computes it: RMSNorm of every head, the same weights, before the rotation."""
         weight = self.queries.weight
-        is_plain = weight is not None and len(weight.shape) == 1 and not weight.offset
+        is_plain = weight is not None and len(weight.shape) == 1
         return is_plain and not (self.over_all or self.is_last or self.queries.is_layer_norm)
 
 

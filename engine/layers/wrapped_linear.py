@@ -4,6 +4,7 @@ Some families scale, normalise or cap what a matrix gives; some quantized matric
 their own.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -48,17 +49,16 @@ class ActOrderLinear(Linear):
         return cast(Activated, self.inner).activate(sums)
 
 
+@dataclass(frozen=True, slots=True)
 class LinearWithEpilogue(Linear):
-    """A linear layer followed by another layer."""
+    """A linear layer followed by another layer, which may change its input."""
 
-    def __init__(self, linear: Linear, epilogue: Layer) -> None:
-        """Apply epilogue, which may change its input, to the outputs of linear."""
-        self._linear = linear
-        self._epilogue = epilogue
+    linear: Linear
+    epilogue: Layer
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._epilogue(self._linear(inputs))
+        return self.epilogue(self.linear(inputs))
 
     @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -66,7 +66,7 @@ class LinearWithEpilogue(Linear):
 
     @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self._epilogue(self._linear.to_float32(inputs))
+        return self.epilogue(self.linear.to_float32(inputs))
 
 
 def clamped(layer: Layer, bound: float) -> Layer:

@@ -14,7 +14,8 @@ from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, Matrix
 from weft.engine.kernels.cpu.products import NativeSite, adapter_rows
 from weft.engine.kernels.cpu.recurrent import NativeMamba
-from weft.engine.layers.block import Attention, Block, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
+from weft.engine.layers.block import Attention, Block, BlockStep, GatedFeedForward, Linear, PreNormBlock, run_blocks
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue
 from weft.engine.lora.adapted_layers import AdaptedActivation, AdaptedLinear, AdapterStep
 from weft.engine.parts.mamba import Mamba2Mixer, ParallelMixers
 
@@ -26,8 +27,8 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Matrix) for name in ("qkv", "o", "gated", "down")),
-        *((name, _POINTER) for name in ("input_norm", "mlp_norm", "head_norm")),
-        *((name, ctypes.c_double) for name in ("norm_eps", "head_norm_eps")),
+        *((name, _POINTER) for name in ("input_norm", "o_norm", "mlp_norm", "down_norm", "head_norm")),
+        *(("norm_eps", ctypes.c_double), ("head_norm_eps", ctypes.c_double), ("gate", ctypes.c_int)),
         *((name, _POINTER) for name in ("sinks", "plan", "cache", "rotation", "mamba")),
         *((name, _POINTER) for name in ("qkv_slots", "o_slots", "gated_slots", "down_slots")),
     )
@@ -38,13 +39,13 @@ class _NativeParts:
     """The parts of a block that are all native, and the indices of its caches; mamba stands beside attention.
 
     Attributes:
+        norms: Of the inputs of qkv, the outputs of o, the inputs of gated and the outputs of down.
         sites: Where adapters add to the matrices; empty if there is no place for adapters.
         step: Says which rows have adapters; None if there is no place for adapters.
     """
 
-    mixer_norm: NativeNorm
+    norms: tuple[NativeNorm, NativeNorm | None, NativeNorm, NativeNorm | None]
     heads: NativeHeads
-    feed_forward_norm: NativeNorm
     matrices: tuple[NativeLinear, ...]
     sites: tuple[NativeSite, ...]
     cache: int
@@ -63,15 +64,16 @@ class _NativeParts:
 
     def described(self) -> _Layer:
         """The block as C sees it."""
-        norm, heads = self.mixer_norm, self.heads
-        assert norm.eps == self.feed_forward_norm.eps, "C has one number for both"
-        pointers = norm.weight.data_ptr(), self.feed_forward_norm.weight.data_ptr(), heads.weight_pointer
+        eps, heads = self.norms[0].eps, self.heads
+        assert all(norm.eps == eps for norm in self.norms if norm), "C has one number for all"
+        norms = (norm and norm.weight.data_ptr() for norm in self.norms)
         sinks = None if self.sinks is None else self.sinks.data_ptr()
-        matrices = (matrix.described() for matrix in self.matrices)
+        matrices, gate = (matrix.described() for matrix in self.matrices), self.matrices[2].epilogue
         mamba = self.mamba and ctypes.addressof(self.mamba)
         names = ("qkv_slots", "o_slots", "gated_slots", "down_slots")
         slots = dict(zip(names, (site.slots for site in self.sites), strict=False))
-        return _Layer(*matrices, *pointers, norm.eps, heads.eps, sinks, mamba=mamba, **slots)
+        numbers = heads.weight_pointer, eps, heads.eps, gate
+        return _Layer(*matrices, *norms, *numbers, sinks, mamba=mamba, **slots)
 
 
 def _native_parts(block: Block) -> _NativeParts | None:
@@ -88,6 +90,7 @@ def _native_parts(block: Block) -> _NativeParts | None:
             NativeNorm() as second_norm,
             GatedFeedForward(gated, down),
         ):
+            (o, o_norm), (down, down_norm) = _without_norm(o), _without_norm(down)
             layers = (qkv, o, gated, down)
             adapted = [layer for layer in layers if isinstance(layer, AdaptedLinear | AdaptedActivation)]
             sites = tuple(layer.site for layer in adapted if isinstance(layer.site, NativeSite))
@@ -95,11 +98,19 @@ def _native_parts(block: Block) -> _NativeParts | None:
             inner = [layer.inner if isinstance(layer, AdaptedLinear | AdaptedActivation) else layer for layer in layers]
             matrices = tuple(layer for layer in inner if isinstance(layer, NativeLinear))
             halves_join = not adapted or (isinstance(inner[2], NativeLinear) and inner[2].out_features % PANEL == 0)
-            is_silu = len(matrices) == len(layers) and matrices[2].gate == "silu"
-            if is_silu and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
-                caches = cache, rotation, sinks, mamba, mamba_cache
-                return _NativeParts(norm, heads, second_norm, matrices, sites, *caches, step)
+            has_gate = len(matrices) == len(layers) and matrices[2].gate is not None
+            if has_gate and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
+                caches, norms = (cache, rotation, sinks, mamba, mamba_cache), (norm, o_norm, second_norm, down_norm)
+                return _NativeParts(norms, heads, matrices, sites, *caches, step)
     return None
+
+
+def _without_norm(linear: Linear) -> tuple[Linear, NativeNorm | None]:
+    """A matrix and the norm of its outputs."""
+    match linear:
+        case LinearWithEpilogue(inner, NativeNorm() as norm):
+            return inner, norm
+    return linear, None
 
 
 def fuse(library: NativeLibrary, blocks: Sequence[Block]) -> list[Block]:

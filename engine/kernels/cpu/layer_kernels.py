@@ -156,14 +156,13 @@ class CpuKernels(TorchKernels):
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        if weight.dtype != torch.bfloat16 or weight.numel() % PANEL:  # the kernel takes whole vectors
+        if weight.numel() % PANEL:  # the kernel takes whole vectors
             return super().norm(weight, eps)
         return kernels.NativeNorm(self._library, weight, eps)
 
     @override
     def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Layer:
-        are_plain = all(part is None or part.dtype == torch.bfloat16 for part in (weight, bias))
-        if weight.dim() > 1 or weight.numel() % PANEL or not are_plain:
+        if weight.dim() > 1 or weight.numel() % PANEL:
             return super().layer_norm(weight, bias, eps)
         return kernels.NativeLayerNorm(self._library, weight, bias, eps)
 

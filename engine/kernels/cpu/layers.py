@@ -43,15 +43,16 @@ class NativeNorm:
 
     def __init__(self, library: NativeLibrary, weight: Tensor, eps: float) -> None:
         """Multiply by weight (size of a row,)."""
-        self.weight, self.eps = weight, eps
-        self._function = library.function("weft_rms_norm", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _FLOAT, _POINTER)
+        self.weight, self.eps = weight.float().contiguous(), eps
+        sizes = _SIZE, _SIZE, _SIZE
+        self._function = library.function("weft_rms_norm", _POINTER, *sizes, _POINTER, _FLOAT, _POINTER, _SIZE)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Same shape as inputs (num_rows, size)."""
         num_rows, size = inputs.shape
         outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
         pointers = self.weight.data_ptr(), self.eps, outputs.data_ptr()
-        self._function(inputs.data_ptr(), inputs.stride(0), num_rows, size, *pointers)
+        self._function(inputs.data_ptr(), inputs.stride(0), num_rows, size, *pointers, False)
         return outputs
 
 
@@ -60,7 +61,8 @@ class NativeLayerNorm:
 
     def __init__(self, library: NativeLibrary, weight: Tensor, bias: Tensor | None, eps: float) -> None:
         """Multiply by weight and add bias, (size of a row,) both; None adds nothing."""
-        self._weight, self._bias, self._eps = weight.contiguous(), None if bias is None else bias.contiguous(), eps
+        self._weight, self._bias = weight.float().contiguous(), None if bias is None else bias.float().contiguous()
+        self._eps = eps
         sizes = _SIZE, _SIZE, _SIZE
         self._function = library.function("weft_layer_norm", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT, _POINTER)
 
@@ -81,7 +83,7 @@ class NativeHeads:
         """If norm is None, only rotate."""
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
-        self._weight = norm.weight.contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
+        self._weight = norm.weight.float().contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
         self.weight_pointer = None if self._weight is None else self._weight.data_ptr()
         self.eps = norm.eps if norm else 0.0
         sizes = _SIZE, _SIZE, _SIZE, _SIZE
@@ -145,7 +147,7 @@ class NativeLinear(Linear):
         self.bias_pointer = None if bias is None else bias.data_ptr()
         # Kept: for a small model, the page faults of fresh memory for 64 rows of logits cost more than all other work.
         self._float32 = torch.empty(0)
-        self._epilogue = GATES[gate] if gate else _Epilogue.STORE_BF16
+        self.epilogue = GATES[gate] if gate else _Epilogue.STORE_BF16
         shape = self.out_features, self.in_features
         self.matrix = pack(library, parts, len(parts), shape, storage, is_beside_steps=is_beside_steps)
         self._join = library.function("weft_gate", _SIZE, _POINTER, _SIZE, _SIZE, _POINTER)
@@ -158,7 +160,7 @@ class NativeLinear(Linear):
     @override
     def __call__(self, inputs: Tensor) -> Tensor:
         outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
-        self._run(inputs, outputs, self._epilogue)
+        self._run(inputs, outputs, self.epilogue)
         return outputs
 
     @override
@@ -192,7 +194,7 @@ class NativeLinear(Linear):
     def activate(self, sums: Tensor) -> Tensor:
         """As the gated matrix does it, with the same bits; see `Activated`."""
         outputs = torch.empty(sums.size(0), self.out_features, dtype=torch.bfloat16)
-        self._join(self._epilogue, sums.data_ptr(), sums.size(0), self.out_features, outputs.data_ptr())
+        self._join(self.epilogue, sums.data_ptr(), sums.size(0), self.out_features, outputs.data_ptr())
         return outputs
 
     def gather(self, ids: Tensor) -> Tensor:

@@ -242,7 +242,7 @@ class NativeSite(Site):
         self.slots = ctypes.addressof(self._slots)
         self._kept: dict[int, object] = {}
         pointers = _POINTER, _POINTER, _POINTER
-        self._adapt = library.function("weft_adapt", _POINTER, _SIZE, _SIZE, *pointers, _SIZE, _SIZE)
+        self._adapt = library.function("weft_adapt", _POINTER, _SIZE, _SIZE, *pointers, _SIZE, _SIZE, _POINTER, _SIZE)
 
     @override
     def put(self, slot: int, deltas: Sequence[Delta]) -> None:
@@ -261,7 +261,7 @@ class NativeSite(Site):
         assert inputs.stride(1) == 1 and outputs.stride(1) == 1, "the values of a row must be contiguous"
         self._adapt(
             *(inputs.data_ptr(), inputs.stride(0), self._in_features, self.slots, adapter_rows(rows)),
-            *(outputs.data_ptr(), outputs.stride(0), outputs.dtype == torch.float32),
+            *(outputs.data_ptr(), outputs.stride(0), outputs.dtype == torch.float32, None, 0),
         )
 
     def _pack(self, matrix: torch.Tensor, multiple: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ typedef struct {
     void *outputs; /* of bfloat16, or the sums of a gated matrix */
     int64_t output_stride, is_float;
     bf16 *gated; /* (rows, output_stride / 2), or NULL */
+    Epilogue gate;
 } Call;
 
 /* Add the products of a few rows of inputs (num_rows, CHUNK) with a part of a panel; num_pairs is even. Two chains of sums
@@ -138,23 +139,17 @@ static void add_pieces(const void *context, int64_t first, int64_t end) {
         const int64_t *piece = call->rows->pieces[index], *rows = call->rows->rows + piece[1], num_rows = piece[2];
         if (piece[0]) add_piece(call, call->slots + piece[0], rows, num_rows);
         for (int64_t row = 0; call->gated && row < num_rows; row++)
-            gate_row(GATED_SILU, (const float *)call->outputs + rows[row] * call->output_stride, call->output_stride / 2,
+            gate_row(call->gate, (const float *)call->outputs + rows[row] * call->output_stride, call->output_stride / 2,
                      call->gated + rows[row] * call->output_stride / 2);
     }
 }
 
-/* Add to outputs of bfloat16, or of float32, what the adapters in `slots` make of inputs (rows, k). */
+/* Add to outputs of bfloat16, or of float32, what the adapters in `slots` make of inputs (rows, k). Unless gated is NULL,
+ * outputs (rows, 2 * size) are the sums of a gated matrix; then gated (rows, size) = activation(gate) * up of all rows. */
 void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
-                void *outputs, int64_t output_stride, int64_t is_float) {
-    const Call call = {inputs, input_stride, k, slots, rows, outputs, output_stride, is_float, NULL};
-    run_loop(rows->num_adapted, 1, add_pieces, &call);
-}
-
-/* The same for sums (rows, 2 * size) of a gated matrix; then outputs (rows, size) = silu(gate) * up of all rows. */
-void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
-                      float *sums, int64_t size, bf16 *outputs) {
-    const Call call = {inputs, input_stride, k, slots, rows, sums, 2 * size, 1, outputs};
-    run_loop(rows->num_pieces, 1, add_pieces, &call);
+                void *outputs, int64_t output_stride, int64_t is_float, bf16 *gated, int64_t gate) {
+    const Call call = {inputs, input_stride, k, slots, rows, outputs, output_stride, is_float, gated, (Epilogue)gate};
+    run_loop(gated ? rows->num_pieces : rows->num_adapted, 1, add_pieces, &call);
 }
 
 typedef struct {

@@ -117,9 +117,6 @@ static void mix_rows(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* Fewest rows that are worth handing to another thread. */
-static int64_t grain(int64_t row_values) { return (1 << 14) / row_values + 1; }
-
 static void run_rows(const Experts *experts, const bf16 *inputs, int64_t input_stride, int64_t rows, const int64_t *ids,
                      const float *shares, int64_t chosen, bf16 *residual, int64_t residual_stride) {
     static Scratch scratch;

@@ -10,7 +10,7 @@ typedef struct {
     const float *taps, *bias;
     int64_t has_silu;
     const Space *space;
-    const bf16 *norm; /* of the outputs, or NULL */
+    const float *norm; /* of the outputs, or NULL */
     double norm_eps;
     Requests convolved, scanned; /* of this step */
 } Mamba;
@@ -18,9 +18,10 @@ typedef struct {
 /* Mirrored in engine/kernels/cpu/block_run.py. */
 typedef struct {
     Matrix qkv, o, gated, down; /* queries, keys and values stacked; gated.outputs is the size of gate times up */
-    const bf16 *input_norm, *mlp_norm;
-    const bf16 *head_norm; /* (num_heads + num_kv_heads, head_dim), or NULL */
+    const float *input_norm, *o_norm, *mlp_norm, *down_norm; /* of a matrix's inputs or outputs; NULL: of no outputs */
+    const float *head_norm; /* (num_heads + num_kv_heads, head_dim), or NULL */
     double norm_eps, head_norm_eps;
+    Epilogue gate;
     const float *sinks; /* of attention (num_heads), or NULL */
     const Plan *plan; /* of this step */
     char *cache;
@@ -57,7 +58,7 @@ static const bf16 *mix_states(const Mamba *mamba, const bf16 *normed, int64_t nu
                           stride, mixed);
     if (!mamba->norm) return mixed;
     bf16 *outputs = mixed + num_tokens * width;
-    weft_rms_norm(mixed, width, num_tokens, width, mamba->norm, (float)mamba->norm_eps, outputs);
+    weft_rms_norm(mixed, width, num_tokens, width, mamba->norm, (float)mamba->norm_eps, outputs, 0);
     return outputs;
 }
 
@@ -65,20 +66,28 @@ static const bf16 *mix_states(const Mamba *mamba, const bf16 *normed, int64_t nu
 static void multiply_adapted(const Matrix *matrix, const Slot *slots, const AdapterRows *rows, const bf16 *inputs,
                              int64_t num_rows, bf16 *outputs, Epilogue epilogue) {
     multiply(matrix, inputs, num_rows, outputs, epilogue);
-    if (rows) weft_adapt(inputs, matrix->inputs, matrix->inputs, slots, rows, outputs, matrix->outputs, 0);
+    if (rows) weft_adapt(inputs, matrix->inputs, matrix->inputs, slots, rows, outputs, matrix->outputs, 0, NULL, 0);
 }
 
 /* The same for gate and up, which get what adapters add before they are joined; sums has room for both. */
 static void multiply_gated(const Layer *layer, const AdapterRows *rows, const bf16 *inputs, int64_t num_rows, float *sums,
                            bf16 *outputs) {
+    Matrix both = layer->gated;
     if (!rows) {
-        multiply(&layer->gated, inputs, num_rows, outputs, GATED_SILU);
+        multiply(&both, inputs, num_rows, outputs, layer->gate);
         return;
     }
-    Matrix both = layer->gated;
     both.outputs *= 2; /* whole panels, so that those of up follow those of gate */
     multiply(&both, inputs, num_rows, sums, STORE_F32);
-    weft_adapt_gated(inputs, both.inputs, both.inputs, layer->gated_slots, rows, sums, layer->gated.outputs, outputs);
+    weft_adapt(inputs, both.inputs, both.inputs, layer->gated_slots, rows, sums, both.outputs, 1, outputs, layer->gate);
+}
+
+/* Add to hidden the product of a matrix, normed first unless norm is NULL; spare has room for the product. */
+static void add_product(const Matrix *matrix, const Slot *slots, const AdapterRows *rows, const float *norm, float eps,
+                        const bf16 *inputs, int64_t num_rows, bf16 *spare, bf16 *hidden) {
+    const int64_t size = matrix->outputs;
+    multiply_adapted(matrix, slots, rows, inputs, num_rows, norm ? spare : hidden, norm ? STORE_BF16 : ADD_BF16);
+    if (norm) weft_rms_norm(spare, size, num_rows, size, norm, eps, hidden, 1);
 }
 
 /* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place. Rows: those with adapters; NULL
@@ -96,18 +105,19 @@ void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens
     for (const Layer *layer = layers; layer < layers + num_layers; layer++) {
         const Plan *plan = layer->plan;
         const int64_t dim = plan->head_dim, num_rotated = plan->num_heads + plan->num_kv_heads;
+        const float eps = (float)layer->norm_eps;
         const bf16 *keys = qkv + plan->num_heads * dim, *new_values = keys + plan->num_kv_heads * dim;
-        weft_rms_norm(hidden, size, num_tokens, size, layer->input_norm, (float)layer->norm_eps, normed);
+        weft_rms_norm(hidden, size, num_tokens, size, layer->input_norm, eps, normed, 0);
         const bf16 *mixed = layer->mamba ? mix_states(layer->mamba, normed, num_tokens, gated + gated_values) : NULL;
         multiply_adapted(&layer->qkv, layer->qkv_slots, rows, normed, num_tokens, qkv, STORE_BF16);
         weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, layer->rotation, layer->head_norm,
                            (float)layer->head_norm_eps);
         weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, layer->sinks, NULL, 0,
                     attended);
-        multiply_adapted(&layer->o, layer->o_slots, rows, attended, num_tokens, hidden, ADD_BF16);
+        add_product(&layer->o, layer->o_slots, rows, layer->o_norm, eps, attended, num_tokens, normed, hidden);
         if (mixed) multiply(&layer->mamba->output, mixed, num_tokens, hidden, ADD_BF16);
-        weft_rms_norm(hidden, size, num_tokens, size, layer->mlp_norm, (float)layer->norm_eps, normed);
+        weft_rms_norm(hidden, size, num_tokens, size, layer->mlp_norm, eps, normed, 0);
         multiply_gated(layer, rows, normed, num_tokens, (float *)(gated + gated_values), gated);
-        multiply_adapted(&layer->down, layer->down_slots, rows, gated, num_tokens, hidden, ADD_BF16);
+        add_product(&layer->down, layer->down_slots, rows, layer->down_norm, eps, gated, num_tokens, normed, hidden);
     }
 }

@@ -21,6 +21,7 @@ from weft.engine.layers.block import (
     BlockStep,
     GatedFeedForward,
     Heads,
+    Linear,
     Mixer,
     PreNormBlock,
     StepCaches,
@@ -29,6 +30,7 @@ from weft.engine.layers.block import (
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.recurrence import StateSpace
 from weft.engine.layers.rotary import RopeConfig, RotaryTable
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue
 from weft.engine.parts.mamba import Mamba2Mixer, ParallelMixers
 
 CPU = torch.device("cpu")
@@ -46,6 +48,8 @@ class Kind:
     has_head_norm: bool = True
     has_bias: bool = False
     has_mamba: bool = False
+    has_output_norms: bool = False
+    activation: str = "silu"
 
 
 def make_mamba(kernels: CpuKernels, weight: Callable[..., torch.Tensor], cache: int, *, has_norm: bool) -> Mamba2Mixer:
@@ -78,9 +82,7 @@ def begin_states(states: dict[int, torch.Tensor], batch: Batch) -> TorchStateSte
     return TorchStateStep(states, dict.fromkeys(states, slots), is_new, batch.query_start_locs)
 
 
-def make_block(
-    kernels: CpuKernels, kind: Kind, index: int, activation: str = "silu", inner: int = INNER
-) -> PreNormBlock:
+def make_block(kernels: CpuKernels, kind: Kind, index: int, inner: int = INNER) -> PreNormBlock:
     def weight(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape) * shape[-1] ** -0.5).bfloat16()
 
@@ -88,14 +90,19 @@ def make_block(
         return torch.randn(size).bfloat16() if kind.has_bias else None
 
     def scale(size: int) -> torch.Tensor:
-        return (1 + torch.randn(size) / 4).bfloat16()
+        weight = 1 + torch.randn(size) / 4
+        return weight if kind.has_output_norms else weight.bfloat16()  # Gemma adds 1 to its weights in float32
+
+    def output(size: int) -> Linear:
+        linear = kernels.linear(*given(weight(HIDDEN, size), bias(HIDDEN)))
+        return LinearWithEpilogue(linear, kernels.norm(scale(HIDDEN), 1e-6)) if kind.has_output_norms else linear
 
     norm = HeadNorm(scale(HEAD_DIM), scale(HEAD_DIM), HEADS, KV_HEADS, 1e-5) if kind.has_head_norm else None
     num_values = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     attention = Attention(
         qkv=kernels.linear(*given(weight(num_values, HIDDEN), bias(num_values))),
         heads=kernels.heads(norm, HEADS, KV_HEADS),
-        output=kernels.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
+        output=output(HEADS * HEAD_DIM),
         head_dim=HEAD_DIM,
         cache=index,
     )
@@ -104,8 +111,8 @@ def make_block(
         mamba = make_mamba(kernels, weight, NUM_LAYERS + 2 * index, has_norm=kind.storage != "bfloat16")
         mixer = ParallelMixers((attention, mamba), (HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM))
     feed_forward = GatedFeedForward(
-        gated=kernels.gated(*given(weight(2 * inner, HIDDEN)), activation),
-        down=kernels.linear(*given(weight(HIDDEN, inner), bias(HIDDEN))),
+        gated=kernels.gated(*given(weight(2 * inner, HIDDEN)), kind.activation),
+        down=output(inner),
     )
     return PreNormBlock(kernels.norm(scale(HIDDEN), 1e-6), mixer, kernels.norm(scale(HIDDEN), 1e-6), feed_forward)
 
@@ -123,6 +130,8 @@ def make_backend(library: NativeLibrary) -> NativeBackend:
     [
         *(Kind(), Kind(storage="int8"), Kind(storage="int4"), Kind(has_head_norm=False), Kind(has_bias=True)),
         *(Kind(storage="int8", has_bias=True), Kind(has_mamba=True), Kind(storage="int8", has_mamba=True)),
+        *(Kind(activation="gelu"), Kind(has_output_norms=True, activation="gelu_pytorch_tanh")),
+        Kind(storage="int4", has_output_norms=True, has_mamba=True),
     ],
     ids=lambda kind: str(kind),
 )
@@ -164,7 +173,7 @@ def test_blocks_that_are_not_alike_stay_apart(library: NativeLibrary) -> None:
     """A run ends at a part that is not native, and where a size changes."""
     kernels = CpuKernels(library)
     blocks = [make_block(kernels, Kind(), index) for index in range(2)]
-    blocks.append(make_block(kernels, Kind(), 2, activation="gelu_pytorch_tanh"))
+    blocks.append(make_block(kernels, Kind(activation="relu"), 2))
     blocks += [make_block(kernels, Kind(), 3), make_block(kernels, Kind(), 4, inner=2 * INNER)]
     assert [type(block) for block in kernels.fuse(blocks)] == [NativeRun, PreNormBlock, NativeRun, NativeRun]
 

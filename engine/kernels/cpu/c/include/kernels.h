@@ -68,10 +68,7 @@ typedef struct {
 struct Plan;
 
 void weft_adapt(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
-                void *outputs, int64_t output_stride, int64_t is_float);
-
-void weft_adapt_gated(const bf16 *inputs, int64_t input_stride, int64_t k, const Slot *slots, const AdapterRows *rows,
-                      float *sums, int64_t size, bf16 *outputs);
+                void *outputs, int64_t output_stride, int64_t is_float, bf16 *gated, int64_t gate);
 
 void weft_attend(const struct Plan *plan, char *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
@@ -88,10 +85,10 @@ void weft_linear_grouped(const bf16 *inputs, int64_t input_stride, int64_t rows,
                          int64_t output_stride, int64_t epilogue);
 
 void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
-                        const bf16 *rotation, const bf16 *weights, float eps);
+                        const bf16 *rotation, const float *weights, float eps);
 
-void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const bf16 *weight, float eps,
-                   bf16 *outputs);
+void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const float *weight, float eps,
+                   bf16 *outputs, int64_t adds);
 
 void weft_scan_state_space(const Requests *requests, const Space *space, const bf16 *channels, int64_t channel_stride,
                            const bf16 *times, int64_t time_stride, const bf16 *gate, int64_t gate_stride, bf16 *outputs);

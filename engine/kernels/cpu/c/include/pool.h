@@ -35,6 +35,9 @@ void run_loop(int64_t num_pieces, int64_t grain, Loop *loop, const void *context
 
 #pragma GCC visibility pop
 
+/* Fewest rows that are worth handing to another thread. */
+static inline int64_t grain(int64_t row_values) { return (1 << 14) / row_values + 1; }
+
 /* Memory that a kernel keeps between calls. Calls come from one thread at a time, so each kernel needs only one. */
 
 #include <stdlib.h>
