@@ -96,8 +96,8 @@ def vllm(models: Mapping[str, pathlib.Path], extra_flags: Sequence[str] = ()) ->
     return Server("vLLM", (str(program), "serve", "{model}", *flags), models, "/health", environment)
 
 
-def llama_cpp(name: str, models: Mapping[str, pathlib.Path]) -> Server:
-    """llama.cpp's server: $LLAMA_SERVER, else llama-server on the path.
+def llama_cpp(name: str, models: Mapping[str, pathlib.Path], extra_flags: Sequence[str] = ()) -> Server:
+    """llama.cpp's server, with further flags: $LLAMA_SERVER, else llama-server on the path.
 
     Raises:
         ServerError: There is none.
@@ -106,7 +106,7 @@ def llama_cpp(name: str, models: Mapping[str, pathlib.Path]) -> Server:
     if program is None:
         raise ServerError("llama-server is neither on the path nor named by LLAMA_SERVER")
     sizes = ("-np", "{num_requests}", "-c", "{num_tokens}")
-    flags = ("-m", "{model}", "--port", "{port}", "--host", "127.0.0.1", *sizes)
+    flags = ("-m", "{model}", "--port", "{port}", "--host", "127.0.0.1", *sizes, *extra_flags)
     return Server(name, (program, *flags), models, "/health", is_sized_for_workload=True)
 
 
