@@ -180,6 +180,8 @@ def _asked_logprobs(rows: list[tuple[ScheduledRequest, int]]) -> batch.AskedLogp
 
 
 def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
+    if not any(s.request.params.temperature for s, _ in rows):
+        return np.zeros(len(rows), np.float32)  # nobody draws
     seeds = np.array([s.request.params.seed for s, _ in rows], np.uint64)
     positions = _ints([s.num_context_tokens + offset for s, offset in rows])
     return uniforms(seeds, positions, _ints([s.request.key.choice for s, _ in rows]))

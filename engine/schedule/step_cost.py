@@ -7,6 +7,7 @@ long their step takes for the running streams. Times are in seconds. Nothing her
 
 import logging
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,10 @@ logger = logging.getLogger(__name__)
 
 _FORGETTING = 0.98
 """Factor on the weight of a step with every later step. About the last fifty steps count."""
+
+_SURPRISE, _FIT_EVERY = 0.3, 8
+"""Relative error of a prediction from which on the model is fitted at once; else at every eighth step: a fit takes as
+long as a fifth of what else is done for a step of a small model."""
 
 _RIDGE = 1e-4
 """Strength of the pull towards the previous fit, relative to what recent steps say of each coefficient."""
@@ -52,12 +57,9 @@ class StepLoad:
         self.num_tokens += num_tokens
         self.query_context += num_tokens * context + num_tokens * (num_tokens + 1) // 2
 
-    def features(self) -> npt.NDArray[np.float64]:
-        """(4,) scaled features."""
-        features: npt.NDArray[np.float64] = (
-            np.array([1, self.num_tokens, self.num_kv_tokens, self.query_context]) / _SCALES
-        )
-        return features
+    def features(self) -> tuple[int, int, int, int]:
+        """What the time of a step is linear in."""
+        return 1, self.num_tokens, self.num_kv_tokens, self.query_context
 
 
 class StepCostModel:
@@ -69,6 +71,7 @@ class StepCostModel:
     last value.
 
     Attributes:
+        coefficients: Seconds of a step, and of one token, KV token and pair of query and context more in it.
         tail_ratio: Ratio of actual to predicted time that 99 of 100 steps stay below. To keep a limit in 99 of 100
             steps, plan for the limit divided by this.
     """
@@ -78,7 +81,9 @@ class StepCostModel:
         self._forgetting = forgetting
         self._gram = np.eye(_NUM_FEATURES) * 1e-9
         self._moment = np.zeros(_NUM_FEATURES)
-        self._coefficients = np.zeros(_NUM_FEATURES)
+        self.coefficients = [0.0] * _NUM_FEATURES
+        self._observed: list[tuple[tuple[int, ...], float]] = []
+        """Steps since the last fit: their features and times."""
         self.tail_ratio = 1.25
 
     def observe(self, load: StepLoad, seconds: float) -> None:
@@ -87,22 +92,14 @@ class StepCostModel:
         if predicted > 0:  # stochastic estimate of a quantile: up by much when exceeded, down by little when not
             self.tail_ratio += _TAIL_GAIN * (_TAIL if seconds > predicted * self.tail_ratio else _TAIL - 1.0)
             self.tail_ratio = min(max(self.tail_ratio, 1.0), 2.0)
-        features = load.features() / max(seconds, 1e-6)
-        self._gram *= self._forgetting
-        self._moment *= self._forgetting
-        self._gram += np.outer(features, features)
-        self._moment += features
-        self._coefficients = self._solve()
-
-    @property
-    def coefficients(self) -> list[float]:
-        """Seconds of a step, and of one token, KV token and pair of query and context more in it."""
-        scaled: list[float] = (self._coefficients / _SCALES).tolist()
-        return scaled
+        self._observed.append((load.features(), seconds))
+        if abs(seconds - predicted) > _SURPRISE * seconds or len(self._observed) == _FIT_EVERY:
+            self._fit()
 
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of such a step."""
-        return float(self._coefficients @ load.features())
+        seconds: float = sum(map(mul, self.coefficients, load.features()))
+        return seconds
 
     def predict_prefill(self, num_tokens: int, context: int) -> float:
         """Predicted seconds of a step that computes num_tokens tokens of one request, after context computed ones."""
@@ -115,7 +112,7 @@ class StepCostModel:
 
         Solves base + a n + b n^2 <= seconds for n.
         """
-        per_token, per_kv, per_pair = (float(c) for c in (self._coefficients / _SCALES)[1:])
+        per_token, per_kv, per_pair = self.coefficients[1:]
         left = seconds - self.predict(load) - per_kv * context
         a, b = per_token + per_pair * context, per_pair / 2
         if left <= 0:
@@ -124,11 +121,21 @@ class StepCostModel:
             return int((-a + (a * a + 4 * b * left) ** 0.5) / (2 * b))
         return int(left / a) if a > 0 else 1 << 30
 
+    def _fit(self) -> None:
+        for features, seconds in self._observed:
+            scaled = np.array(features) / _SCALES / max(seconds, 1e-6)
+            self._gram *= self._forgetting
+            self._moment *= self._forgetting
+            self._gram += np.outer(scaled, scaled)
+            self._moment += scaled
+        self._observed.clear()
+        self.coefficients = (self._solve() / _SCALES).tolist()
+
     def _solve(self) -> npt.NDArray[np.float64]:
         """Least squares with coefficients >= 0: drop the most negative one and solve again (active set)."""
         ridge = _RIDGE * np.diag(self._gram) + 1e-12
         gram = self._gram + np.diag(ridge)
-        moment = self._moment + ridge * self._coefficients
+        moment = self._moment + ridge * np.array(self.coefficients) * _SCALES
         active = list(range(_NUM_FEATURES))
         while active:
             solution = np.linalg.solve(gram[np.ix_(active, active)], moment[active])
@@ -192,7 +199,7 @@ END_OF_BURST = 1 / 8
 MAX_DELAY = 64.0
 """Longest mean delay of the streams by a burst, in units of the time of a step of the streams alone."""
 
-MAX_DELAY_S = 2.0
+MAX_DELAY_S = 0.5
 """Longest such delay in seconds, on any machine. It is also the longest planned time of a step beside streams."""
 
 
