@@ -101,6 +101,25 @@ def render_files(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_served(run: Path) -> str:
+    """The table of a stored run of real files: medians, and in brackets the first server's divided by the other's."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    models = list(dict.fromkeys(figure["model"] for figure in report["figures"]))
+    heads = [f"{model}: {server}" for model in models for server in report["servers"]]
+    rows: dict[str, list[str]] = {}
+    for model in models:
+        for figure in report["figures"]:
+            if figure["model"] == model:
+                medians = [median(figure["values"][server]) for server in report["servers"]]
+                cells = [format_value(value, figure["unit"]) for value in medians]
+                cells[1:] = [
+                    f"{cell} ({medians[0] / value:.2f}x)" for cell, value in zip(cells[1:], medians[1:], strict=True)
+                ]
+                rows.setdefault(figure["title"], []).extend(cells)
+    lines = [f"| | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    return "\n".join([*lines, *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items())]) + "\n"
+
+
 def render_quality(run: Path) -> str:
     """The table of a stored run of forms of weights."""
     lines = [
@@ -216,6 +235,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
     "quantized.json": partial(render_files, ROOT / "benchmarks/results/quantized.json"),
+    "real.json": partial(render_served, ROOT / "benchmarks/results/real.json"),
     "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
     "real-quality.json": partial(render_real, ROOT / "benchmarks/results/real-quality.json"),
     "correctness": partial(render_correctness, ROOT / "benchmarks/results/real-quality.json"),
