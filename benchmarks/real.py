@@ -4,8 +4,9 @@
 
 `make real` fetches the files. llama.cpp's server is the one on the path, or that of $LLAMA_SERVER; without it Weft is
 measured alone. Each round starts every server afresh, one after the other. Prompts are random ids, outputs greedy. A
-step of one stream reads the whole file, since both models use their embedding as output head: so the size of the file
-divided by the time of a token is a share of what memory gives. That is the better of a plain read and a product.
+step of one stream reads all weights, since both models use their embedding as output head: so the size of the file, a
+few percent of which are its tokenizer, divided by the time of a token is a share of what memory gives. That is the
+better of a plain read and a product.
 """
 
 import argparse
@@ -42,13 +43,12 @@ VOCAB_SIZE = 49_152
 TIMEOUT_S = 900.0
 NUM_STREAMS, NUM_PROMPTS = 4, 16
 BURST_AFTER_S = 1.5
-SIZES = (
-    # title, at once, requests, own tokens, tokens of output, common tokens, figure, unit, whether more is better
-    ("one stream, time per token", 1, 4, 128, 64, 0, "tpot_ms", "ms", False),
-    ("16 streams", 16, 32, 128, 64, 0, "output_tokens_per_s", "tok/s", True),
-    ("64 streams", 64, 64, 64, 64, 0, "output_tokens_per_s", "tok/s", True),
-    ("first token of 1,024", 1, 4, 1024, 8, 0, "ttft_ms", "ms", False),
-    ("first token of 7,600, all but 16 known", 1, 4, 16, 8, 7584, "ttft_ms", "ms", False),
+WORKLOADS = (  # and the figure of each, with its unit
+    (Workload("0", "one stream, time per token", "", 1, 4, 128, 64), "tpot_ms", "ms"),
+    (Workload("1", "16 streams", "", 16, 32, 128, 64), "output_tokens_per_s", "tok/s"),
+    (Workload("2", "64 streams", "", 64, 64, 64, 64), "output_tokens_per_s", "tok/s"),
+    (Workload("3", "first token of 1,024", "", 1, 4, 1024, 8), "ttft_ms", "ms"),
+    (Workload("4", "first token of 7,600, all but 16 known", "", 1, 4, 16, 8, prefix_tokens=7584), "ttft_ms", "ms"),
 )
 STARTUP, BURST, SHARE = (
     "command to ready",
@@ -68,16 +68,7 @@ class Figure:
     model: str
     title: str
     unit: str
-    is_higher_better: bool
     values: dict[str, list[float]]
-
-
-def workloads_of(model: str) -> list[Workload]:
-    """Those of SIZES, by number."""
-    return [
-        Workload(str(number), title, model, at_once, requests, own, output, common)
-        for number, (title, at_once, requests, own, output, common, *_) in enumerate(SIZES)
-    ]
 
 
 def burst_gap(server: Server, model: str, round_number: int) -> float:
@@ -85,7 +76,7 @@ def burst_gap(server: Server, model: str, round_number: int) -> float:
 
     Raises:
         ServerError: The server did not start.
-        LoadError: A request failed.
+        LoadError: A request failed, or the streams had ended before the prompts came.
     """
     streams = Workload("S", "streams", model, NUM_STREAMS, NUM_STREAMS, 64, 1_500)
     prompts = Workload("P", "prompts", model, NUM_PROMPTS, NUM_PROMPTS, 256, 8)
@@ -100,7 +91,10 @@ def burst_gap(server: Server, model: str, round_number: int) -> float:
         new = load(running.url, asked[1].measured, NUM_PROMPTS, TIMEOUT_S)
         begin, end = min(each.sent_at for each in new), max(each.times[0] for each in new)
         pairs = [pair for stream in old.result() for pair in itertools.pairwise(stream.times)]
-        return max(after - before for before, after in pairs if begin <= after and before <= end) * 1e3
+        gaps = [after - before for before, after in pairs if begin <= after and before <= end]
+        if not gaps:
+            raise LoadError("the streams had ended before the prompts came")
+        return max(gaps) * 1e3
 
 
 def measure(console: Console, found: Sequence[Server], paths: dict[str, pathlib.Path], runs: int) -> list[Figure]:
@@ -108,7 +102,7 @@ def measure(console: Console, found: Sequence[Server], paths: dict[str, pathlib.
     names = [server.name for server in found]
     figures = []
     for model in paths:
-        workloads = workloads_of(model)
+        workloads = [dataclasses.replace(workload, model=model) for workload, _, _ in WORKLOADS]
         sitting = Sitting(console, workloads, {model: VOCAB_SIZE}, pathlib.Path(tempfile.gettempdir()))
         gaps: dict[str, list[float]] = {name: [] for name in names}
         for number, server in itertools.product(range(1, runs + 1), found):
@@ -118,7 +112,7 @@ def measure(console: Console, found: Sequence[Server], paths: dict[str, pathlib.
             except (ServerError, LoadError) as error:
                 console.print(f"[red]{server.name}, {BURST}: {error}")
         results = sitting.results
-        for workload, (*_, field, unit, is_higher_better) in zip(workloads, SIZES, strict=True):
+        for workload, (_, field, unit) in zip(workloads, WORKLOADS, strict=True):
             of_all = {
                 name: [
                     float(getattr(run.figures, field))
@@ -127,20 +121,20 @@ def measure(console: Console, found: Sequence[Server], paths: dict[str, pathlib.
                 ]
                 for name in names
             }
-            figures.append(Figure(model, workload.title, unit, is_higher_better, of_all))
-        figures.append(Figure(model, BURST, "ms", False, gaps))
+            figures.append(Figure(model, workload.title, unit, of_all))
+        figures.append(Figure(model, BURST, "ms", gaps))
         starts = {name: [start.startup_s for start in results.starts if start.server == name] for name in names}
-        figures.append(Figure(model, STARTUP, "s", False, {name: [min(each)] for name, each in starts.items() if each}))
+        figures.append(Figure(model, STARTUP, "s", starts))
     return figures
 
 
 def shares(figures: Sequence[Figure], paths: dict[str, pathlib.Path], bytes_per_s: float) -> Iterator[Figure]:
     """How much of memory's rate the steps of one stream come to."""
     for figure in figures:
-        if figure.title == SIZES[0][0]:
+        if figure.title == WORKLOADS[0][0].title:
             at_best = paths[figure.model].stat().st_size / bytes_per_s * 1e3
             values = {name: [100 * at_best / value for value in each] for name, each in figure.values.items()}
-            yield Figure(figure.model, SHARE, "%", True, values)
+            yield Figure(figure.model, SHARE, "%", values)
 
 
 def table(figures: Sequence[Figure], names: Sequence[str]) -> Table:

@@ -107,15 +107,13 @@ def render_served(run: Path) -> str:
     models = list(dict.fromkeys(figure["model"] for figure in report["figures"]))
     heads = [f"{model}: {server}" for model in models for server in report["servers"]]
     rows: dict[str, list[str]] = {}
-    for model in models:
-        for figure in report["figures"]:
-            if figure["model"] == model:
-                medians = [median(figure["values"][server]) for server in report["servers"]]
-                cells = [format_value(value, figure["unit"]) for value in medians]
-                cells[1:] = [
-                    f"{cell} ({medians[0] / value:.2f}x)" for cell, value in zip(cells[1:], medians[1:], strict=True)
-                ]
-                rows.setdefault(figure["title"], []).extend(cells)
+    for figure in sorted(report["figures"], key=lambda figure: models.index(figure["model"])):
+        cells = rows.setdefault(figure["title"], [])
+        own = figure["values"].get(report["servers"][0])
+        for server in report["servers"]:
+            values = figure["values"].get(server)
+            cell = format_value(median(values), figure["unit"]) if values else "-"
+            cells.append(f"{cell} ({median(own) / median(values):.2f}x)" if own and values and values != own else cell)
     lines = [f"| | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     return "\n".join([*lines, *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items())]) + "\n"
 

@@ -313,6 +313,7 @@ def fit(samples: list[Sample]) -> StepCostModel:
     model = StepCostModel(forgetting=1.0)
     for load, seconds in samples:
         model.observe(load, seconds)
+    model.fit()
     return model
 
 

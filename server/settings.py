@@ -265,7 +265,8 @@ class Settings(BaseModel):
     itl_target_ms: float | None = Field(default=None, gt=0)
     """Maximum milliseconds between two tokens of a stream while other prompts are prefilled; on CUDA also of a step of
     prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU 1.8 times the time without
-    prefill, but up to 500 while at least as many prompts wait as streams run."""
+    prefill, or 500 while at least as many prompts wait as streams run, and never more than 500 unless one block of a
+    prompt takes longer."""
     deterministic: bool = False
     """Make answers bit-identical whatever other requests run, at a cost in speed. On a CPU Weft's own kernels always do
     so."""

@@ -18,8 +18,8 @@ _FORGETTING = 0.98
 """Factor on the weight of a step with every later step. About the last fifty steps count."""
 
 _SURPRISE, _FIT_EVERY = 0.3, 8
-"""Relative error of a prediction from which on the model is fitted at once; else at every eighth step: a fit takes as
-long as a fifth of what else is done for a step of a small model."""
+"""The model is fitted at every eighth step, or at once if a prediction is wrong by this share. A fit takes a fifth of
+the other work in Python for a step of a small model."""
 
 _RIDGE = 1e-4
 """Strength of the pull towards the previous fit, relative to what recent steps say of each coefficient."""
@@ -65,7 +65,7 @@ class StepLoad:
 class StepCostModel:
     """A linear model over four features of a step: a constant, tokens, KV tokens read, and query x context.
 
-    It is fitted by `observe` to the times of recent steps while the engine runs, by weighted least squares with
+    It is fitted to the times of recent steps while the engine runs, by weighted least squares with
     exponential forgetting. Before the first observation it predicts zero, so it limits nothing. Coefficients are never
     negative. A coefficient that recent steps say nothing about (prefill, after a long time of mere decoding) keeps its
     last value.
@@ -87,14 +87,14 @@ class StepCostModel:
         self.tail_ratio = 1.25
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """Fit to the time of one more step. Relative errors count, so long steps do not outweigh short ones."""
+        """Take the time of one more step. Relative errors count, so long steps do not outweigh short ones."""
         predicted = self.predict(load)
         if predicted > 0:  # stochastic estimate of a quantile: up by much when exceeded, down by little when not
             self.tail_ratio += _TAIL_GAIN * (_TAIL if seconds > predicted * self.tail_ratio else _TAIL - 1.0)
             self.tail_ratio = min(max(self.tail_ratio, 1.0), 2.0)
         self._observed.append((load.features(), seconds))
         if abs(seconds - predicted) > _SURPRISE * seconds or len(self._observed) == _FIT_EVERY:
-            self._fit()
+            self.fit()
 
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of such a step."""
@@ -121,7 +121,8 @@ class StepCostModel:
             return int((-a + (a * a + 4 * b * left) ** 0.5) / (2 * b))
         return int(left / a) if a > 0 else 1 << 30
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
+        """Fit to all that was observed; `observe` does so when it is due."""
         for features, seconds in self._observed:
             scaled = np.array(features) / _SCALES / max(seconds, 1e-6)
             self._gram *= self._forgetting

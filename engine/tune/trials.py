@@ -158,11 +158,14 @@ class AttentionTrials(Trials):
 
     def _heads(self, kernels: LayerKernels, dtype: torch.dtype, spec: PagedKV) -> HeadLayer:
         model, norm = self._model, None
-        if model.switches.qk_norm == QKNorm():  # others are torch's, whatever is settled
+        kind = model.switches.qk_norm
+        if kind and dataclasses.replace(kind, offset=0.0) == QKNorm():  # others are torch's, whatever is settled
             generator = torch.Generator().manual_seed(0)
             weights = 1 + torch.randn(2, spec.head_dim, generator=generator) / 8
             weights *= _head_norm(spec)
-            queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
+            if not kind.offset:  # the sum of a weight and an offset keeps float32
+                weights = weights.to(self._config.dtype).to(dtype)
+            queries, keys = weights.to(self._config.device).unbind(0)
             norm = HeadNorm(queries, keys, num_heads(model, spec), spec.num_kv_heads, model.rms_norm_eps)
         return kernels.heads(norm, num_heads(model, spec), spec.num_kv_heads)
 

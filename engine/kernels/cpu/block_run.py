@@ -65,7 +65,6 @@ class _NativeParts:
     def described(self) -> _Layer:
         """The block as C sees it."""
         eps, heads = self.norms[0].eps, self.heads
-        assert all(norm.eps == eps for norm in self.norms if norm), "C has one number for all"
         norms = (norm and norm.weight.data_ptr() for norm in self.norms)
         sinks = None if self.sinks is None else self.sinks.data_ptr()
         matrices, gate = (matrix.described() for matrix in self.matrices), self.matrices[2].epilogue
@@ -99,8 +98,10 @@ def _native_parts(block: Block) -> _NativeParts | None:
             matrices = tuple(layer for layer in inner if isinstance(layer, NativeLinear))
             halves_join = not adapted or (isinstance(inner[2], NativeLinear) and inner[2].out_features % PANEL == 0)
             has_gate = len(matrices) == len(layers) and matrices[2].gate is not None
-            if has_gate and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
-                caches, norms = (cache, rotation, sinks, mamba, mamba_cache), (norm, o_norm, second_norm, down_norm)
+            norms = norm, o_norm, second_norm, down_norm
+            have_one_eps = len({each.eps for each in norms if each}) == 1
+            if has_gate and have_one_eps and len(sites) == len(adapted) in (0, len(layers)) and halves_join:
+                caches = cache, rotation, sinks, mamba, mamba_cache
                 return _NativeParts(norms, heads, matrices, sites, *caches, step)
     return None
 

@@ -1,8 +1,8 @@
 """Weft's own kernels for the CPU as a model takes them: its layers, in bfloat16, and its sampler.
 
-Matrices may be in groups of 4, 6 or 8 bits, those that the checkpoint has or of rounded weights; everything else stays
-bfloat16. The bits of a row's outputs do not depend on the other rows of a step. A packed matrix is the only copy of its
-weights: a tied embedding reads its rows from the output head.
+Matrices may be in groups of 4, 6 or 8 bits, those that the checkpoint has or of rounded weights; weights of norms are
+float32, and everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a step. A
+packed matrix is the only copy of its weights: a tied embedding reads its rows from the output head.
 """
 
 import ctypes

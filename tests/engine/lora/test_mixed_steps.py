@@ -33,11 +33,11 @@ def alone(engine: "Engine[Any]", request: AddRequest) -> tuple[object, ...]:
     return bits(run(engine, [request]), request.request_id)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+@pytest.fixture(scope="module", params=["qwen3-wide", "gemma2-wide"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A model, then adapters of it; the second and later ones have the first one's tensors, changed."""
     root = tmp_path_factory.mktemp("mixed")
-    write_checkpoint(WIDE_CHECKPOINTS["qwen3-wide"], root / "model")
+    write_checkpoint(WIDE_CHECKPOINTS[request.param], root / "model")
     write_adapter(root / "model", root / "1", target_modules="all-linear")
     tensors = load_file(root / "1/adapter_model.safetensors")
     for index in range(2, NUM_ADAPTERS + 1):

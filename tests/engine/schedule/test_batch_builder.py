@@ -159,6 +159,16 @@ def test_drafts_are_computed_and_every_one_has_a_row() -> None:
     assert s.uniforms.tolist() == expected.tolist()
 
 
+def test_rows_get_random_numbers_if_one_of_them_draws() -> None:
+    def greedy() -> Request:
+        return request([10, 11], 0, seed=3, temperature=0.0)
+
+    assert Steps(greedy()).launch().sampling.uniforms.tolist() == [0]
+    expected = uniforms(np.array([3, 4], np.uint64), np.array([2, 2]), np.array([0, 0]))
+    both = Steps(greedy(), request([12, 13], 1, seed=4, temperature=1.0))
+    assert both.launch().sampling.uniforms.tolist() == expected.tolist()
+
+
 def test_logit_bias_and_allowed_ids_name_their_rows() -> None:
     steps = Steps(
         request([1], 0),

@@ -50,6 +50,18 @@ def test_the_fit_converges(noise: float, tolerance: float) -> None:
         assert model.predict(step) == pytest.approx(seconds(step), rel=tolerance)
 
 
+def test_it_is_fitted_at_every_eighth_step_or_when_a_step_surprises() -> None:
+    """A fit takes as long as a fifth of all that Python does for a step of a small model."""
+    model, step = fitted(0.0), load((1, 500))
+    model.fit()
+    changes = []
+    for factor in (1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 2.0, 1.1):
+        before = model.coefficients
+        model.observe(step, seconds(step) * factor)
+        changes.append(model.coefficients != before)
+    assert changes == 7 * [False] + [True, False, True, False]
+
+
 def test_coefficients_are_never_negative() -> None:
     """Times that fall with the load have no honest fit; a negative cost would grant prefills without end."""
     model = StepCostModel()

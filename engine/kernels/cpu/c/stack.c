@@ -18,7 +18,7 @@ typedef struct {
 /* Mirrored in engine/kernels/cpu/block_run.py. */
 typedef struct {
     Matrix qkv, o, gated, down; /* queries, keys and values stacked; gated.outputs is the size of gate times up */
-    const float *input_norm, *o_norm, *mlp_norm, *down_norm; /* of a matrix's inputs or outputs; NULL: of no outputs */
+    const float *input_norm, *o_norm, *mlp_norm, *down_norm; /* o_norm and down_norm are of outputs; NULL for none */
     const float *head_norm; /* (num_heads + num_kv_heads, head_dim), or NULL */
     double norm_eps, head_norm_eps;
     Epilogue gate;

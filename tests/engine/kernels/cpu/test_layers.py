@@ -140,20 +140,21 @@ def test_a_tied_table_gives_its_rows_back(library: NativeLibrary) -> None:
     torch.testing.assert_close(head.to_float32(inputs).double(), logits, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_rows", [1, 40])
-def test_norm(library: NativeLibrary, num_rows: int) -> None:
+def test_norm(library: NativeLibrary, num_rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    inputs, weight = random(num_rows, 1040), random(1040)
+    inputs, weight = random(num_rows, 1040), torch.randn(1040).to(dtype)
     exact = RMSNorm(weight.double(), 1e-6)(inputs.double())
     assert_close(CpuKernels(library).norm(weight, 1e-6)(inputs), exact)
 
 
-@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32], ids=lambda dtype: f"norm {dtype}")
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("num_tokens", [1, 33])
-def test_heads(library: NativeLibrary, has_norm: bool, head_dim: int, num_tokens: int) -> None:
+def test_heads(library: NativeLibrary, dtype: torch.dtype | None, head_dim: int, num_tokens: int) -> None:
     torch.manual_seed(0)
-    norm = HeadNorm(random(head_dim), random(head_dim), 4, 2, 1e-6) if has_norm else None
+    norm = HeadNorm(*torch.randn(2, head_dim).to(dtype), 4, 2, 1e-6) if dtype else None
     qkv, positions = random(num_tokens, 8, head_dim), torch.randint(0, 100, (num_tokens,))
     rotation = RotaryTable(RopeConfig(1e4), head_dim, 100, torch.bfloat16, torch.device("cpu")).gather(positions)
     normed = qkv[:, :6].double()

@@ -78,6 +78,8 @@ def check_heads(device: torch.device, dtype: torch.dtype) -> None:
         table = RotaryTable(RopeConfig(1e4), head_dim, 100, dtype, device)
         rotation = table.gather(torch.tensor([99, 0, 41], device=device)[:num_tokens])
         weights = source.draw(head_dim), source.draw(head_dim)
+        if num_tokens == 1:  # Gemma's are the sum of a weight and 1, in float32
+            weights = weights[0].float() + 1, weights[1].float() + 1
         exact_norm = HeadNorm(weights[0].double(), weights[1].double(), num_heads, num_kv_heads, 1e-6)
         for norm in (HeadNorm(*weights, num_heads, num_kv_heads, 1e-6), None):
             qkv = source.draw(num_tokens, num_rotated + num_kv_heads, head_dim)
