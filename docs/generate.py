@@ -118,6 +118,16 @@ def render_served(run: Path) -> str:
     return "\n".join([*lines, *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items())]) + "\n"
 
 
+def render_edits(run: Path) -> str:
+    """The table of a stored run of n-gram speculation: medians, and the gain."""
+    lines = ["| | | plain | n-gram | |", "| --- | --- | ---: | ---: | ---: |"]
+    for figure in json.loads(run.read_text(encoding="utf-8"))["figures"]:
+        plain, ngram = median(figure["plain"]), median(figure["ngram"])
+        cells = figure["model"], figure["task"], *(format_value(each, "tok/s") for each in (plain, ngram))
+        lines.append(f"| {' | '.join(cells)} | {ngram / plain:.2f}x |")
+    return "\n".join(lines) + "\n"
+
+
 def render_quality(run: Path) -> str:
     """The table of a stored run of forms of weights."""
     lines = [
@@ -231,6 +241,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "architectures": partial(render_architectures, TABLE),
     "architectures.json": partial(render_steps, ROOT / "benchmarks/results/architectures.json"),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
+    "edits.json": partial(render_edits, ROOT / "benchmarks/results/edits.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
     "quantized.json": partial(render_files, ROOT / "benchmarks/results/quantized.json"),
     "real.json": partial(render_served, ROOT / "benchmarks/results/real.json"),
