@@ -18,8 +18,8 @@ _FORGETTING = 0.98
 """Factor on the weight of a step with every later step. About the last fifty steps count."""
 
 _SURPRISE, _FIT_EVERY = 0.3, 8
-"""The model is fitted at every eighth step, or at once if a prediction is wrong by this share. A fit takes a fifth of
-the other work in Python for a step of a small model."""
+"""The model is fitted at every eighth step, or at once if a prediction is wrong by this share. A fit
+at each step took a seventh of the time that Python needs for a step of a small model."""
 
 _RIDGE = 1e-4
 """Strength of the pull towards the previous fit, relative to what recent steps say of each coefficient."""

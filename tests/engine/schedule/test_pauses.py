@@ -20,7 +20,8 @@ FAST, SLOW, SLOWEST = (0.036, 0.0023), (0.15, 0.0052), (0.3, 0.02)
 know AVX2 alone, and one of those."""
 
 LONGEST_S = {FAST: MAX_DELAY_S, SLOW: MAX_DELAY_S, SLOWEST: 1.9}
-"""Longest pause of a stream. On the slowest machine the smallest step with a prompt takes 0.94 s."""
+"""Longest pause of a stream. On the slowest machine the smallest step with a prompt takes 0.94 s,
+and with forced ids beside it up to 1.88."""
 
 
 @dataclass

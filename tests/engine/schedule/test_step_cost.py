@@ -51,7 +51,6 @@ def test_the_fit_converges(noise: float, tolerance: float) -> None:
 
 
 def test_it_is_fitted_at_every_eighth_step_or_when_a_step_surprises() -> None:
-    """A fit takes as long as a fifth of all that Python does for a step of a small model."""
     model, step = fitted(0.0), load((1, 500))
     model.fit()
     changes = []
