@@ -23,9 +23,9 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.compare import machine
+from benchmarks.real import files
 from benchmarks.real_quality import NAMES
 from benchmarks.speculation import answer
-from tests.real.fetch import default_folder
 from weft.engine.gguf.folder import made_folder
 from weft.engine.loop.engine import Engine
 from weft.engine.start.startup import start
@@ -84,15 +84,16 @@ def engine(folder: pathlib.Path, speculative: str | None) -> Engine:
     return start(options, "benchmark").engine
 
 
-def measure(name: str, runs: int) -> list[Figure]:
+def measure(name: str, file: pathlib.Path, runs: int) -> list[Figure]:
     """All figures of one model; the first round does not count."""
-    folder = made_folder(default_folder() / f"{name}.gguf")
+    folder = made_folder(file)
     tokenizer, sides = Tokenizer.load(folder), [engine(folder, None), engine(folder, "ngram")]
     figures = []
     for task, text in track(prompts().items(), name):
         heat = 1.0 if task == PROSE else 0.0
         params = SamplingParams(temperature=heat, seed=7, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
-        ids, speeds = tokenizer.encode(text), ([], [])  # type: tuple[list[int], tuple[list[float], list[float]]]
+        ids = tokenizer.encode(text)
+        speeds: tuple[list[float], list[float]] = [], []
         for number in range(runs + 1):
             made = [answer(side, ids, params, []) for side in sides]
             assert made[0][0] == made[1][0], "speculation changed the answer"
@@ -110,11 +111,9 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(NAMES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="file for results that are kept")
     options = parser.parse_args()
-    commit = machine.commit()
-    if options.out and commit and commit.endswith("-dirty"):
-        parser.error(f"--out keeps figures of a commit, and the working tree has changes beside {commit}")
-    here = machine.describe()
-    figures = [figure for name in options.models.split(",") for figure in measure(name, options.runs)]
+    machine.refuse_changes(parser, options.out)
+    paths, here = files(parser, options.models), machine.describe()
+    figures = [figure for name, file in paths.items() for figure in measure(name, file, options.runs)]
     shown = Table("", "", "plain", "n-gram", "")
     for figure in figures:
         medians = [f"{statistics.median(each):.0f} tok/s" for each in (figure.plain, figure.ngram)]

@@ -71,6 +71,15 @@ class Figure:
     values: dict[str, list[float]]
 
 
+def files(parser: argparse.ArgumentParser, names: str) -> dict[str, pathlib.Path]:
+    """The GGUF files of models, comma-separated; ends the command if one is not there."""
+    paths = {name: default_folder() / f"{name}.gguf" for name in names.split(",")}
+    for name, path in paths.items():
+        if name not in NAMES or not path.exists():
+            parser.error(f"{path} is not there: `make real` fetches {', '.join(NAMES)}")
+    return paths
+
+
 def burst_gap(server: Server, model: str, round_number: int) -> float:
     """Longest time in milliseconds that running streams waited for a token while prompts came.
 
@@ -154,14 +163,9 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(NAMES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="file for results that are kept")
     options, console = parser.parse_args(), Console()
-    commit = machine.commit()
-    if options.out and commit and commit.endswith("-dirty"):
-        parser.error(f"--out keeps figures of a commit, and the working tree has changes beside {commit}")
-    paths = {name: default_folder() / f"{name}.gguf" for name in options.models.split(",")}
+    machine.refuse_changes(parser, options.out)
+    paths = files(parser, options.models)
     os.environ.pop("WEFT_REAL", None)  # no setting of the server
-    for path in paths.values():
-        if not path.exists():
-            parser.error(f"{path} is not there: `make real` fetches it")
     here, bandwidth, rates = machine.describe(), Bandwidth(), list[float]()
     found = [servers.weft(paths)]
     try:

@@ -106,8 +106,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, help="a file for the figures; the tree must be of a commit")
     options, facts = parser.parse_args(), machine.describe()
-    if options.out and (facts.commit or "-dirty").endswith("-dirty"):
-        raise SystemExit(f"--out keeps figures of a commit, and the working tree has changes beside {facts.commit}")
+    machine.refuse_changes(parser, options.out)
     with tempfile.TemporaryDirectory() as folder:
         models = write_models(pathlib.Path(folder))
         found = {name: measure(pathlib.Path(folder, name), model, options.runs) for name, model in models.items()}

@@ -152,8 +152,7 @@ def main() -> None:
     parser.add_argument("--faster-whisper", type=pathlib.Path, metavar="PYTHON", help="an interpreter that has it")
     parser.add_argument("--out", type=pathlib.Path, help="a file for the figures; the tree must be of a commit")
     options, facts = parser.parse_args(), machine.describe()
-    if options.out and (facts.commit or "-dirty").endswith("-dirty"):
-        raise SystemExit(f"--out keeps figures of a commit, and the working tree has changes beside {facts.commit}")
+    machine.refuse_changes(parser, options.out)
     original = default_folder() / "whisper-base"
     if not original.is_dir():
         raise SystemExit(f"no {original}: `python -m tests.real.fetch whisper` fetches it")

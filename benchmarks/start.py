@@ -113,14 +113,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", action="append", default=[], help="beside the demo; may be repeated")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, help="a file for the figures; the tree must be of a commit")
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    machine.refuse_changes(parser, parsed.out)
+    return parsed
 
 
 def main() -> None:
     options = parse()
     facts = machine.describe()
-    if options.out and (facts.commit or "-dirty").endswith("-dirty"):
-        raise SystemExit(f"--out keeps figures of a commit, and the working tree has changes beside {facts.commit}")
     models = [str(DEMO_MODEL), *options.model]
     torches, starts = list[float](), {model: list[Start]() for model in models}
     with tempfile.TemporaryDirectory() as folder:

@@ -109,11 +109,11 @@ def render_served(run: Path) -> str:
     rows: dict[str, list[str]] = {}
     for figure in sorted(report["figures"], key=lambda figure: models.index(figure["model"])):
         cells = rows.setdefault(figure["title"], [])
-        own = figure["values"].get(report["servers"][0])
-        for server in report["servers"]:
-            values = figure["values"].get(server)
+        first, *others = (figure["values"].get(server) for server in report["servers"])
+        cells.append(format_value(median(first), figure["unit"]) if first else "-")
+        for values in others:
             cell = format_value(median(values), figure["unit"]) if values else "-"
-            cells.append(f"{cell} ({median(own) / median(values):.2f}x)" if own and values and values != own else cell)
+            cells.append(f"{cell} ({median(first) / median(values):.2f}x)" if first and values else cell)
     lines = [f"| | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
     return "\n".join([*lines, *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items())]) + "\n"
 

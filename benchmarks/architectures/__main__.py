@@ -70,9 +70,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.models.split(",")) - SHAPES.keys():
         parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(SHAPES)}")
-    commit = machine.commit()
-    if parsed.out and commit and commit.endswith("-dirty"):
-        parser.error(f"--out keeps figures of a commit, and the working tree has changes beside {commit}")
+    machine.refuse_changes(parser, parsed.out)
     return parsed
 
 

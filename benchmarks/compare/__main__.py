@@ -52,9 +52,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"no workload {''.join(sorted(unknown))}: there are {keys}")
     if parsed.runs < 1 or (parsed.requests is not None and parsed.requests < 1):
         parser.error("--runs and --requests must be at least 1")
-    commit = machine.commit()
-    if parsed.out and commit and commit.endswith("-dirty"):
-        parser.error(f"--out keeps figures of a commit, and the working tree has changes beside {commit}")
+    machine.refuse_changes(parser, parsed.out)
     return parsed
 
 

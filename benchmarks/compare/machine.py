@@ -1,5 +1,6 @@
 """What a measurement ran on, and what that machine could do at best."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -92,6 +93,13 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def refuse_changes(parser: argparse.ArgumentParser, out: pathlib.Path | None) -> None:
+    """End the command if figures are to be kept and the working tree has changes: they are those of a commit."""
+    found = commit()
+    if out and found and found.endswith("-dirty"):
+        parser.error(f"--out keeps figures of a commit, and the working tree has changes beside {found}")
 
 
 def commit() -> str | None:
