@@ -24,7 +24,11 @@ Array = (
 
 def to_device(array: Array, device: torch.device) -> Tensor:
     """The array as a tensor on the device. On the CPU it shares the array's memory, so do not write to it."""
-    tensor = torch.from_numpy(array)
+    return upload(torch.from_numpy(array), device)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device; on the CPU itself."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)  # the host would wait for pageable memory
     return tensor.to(device)
@@ -66,7 +70,7 @@ class Download:
         self.ended = mark(device)
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, in the given order. The only place where the host waits for a step."""
+        """The tensors on the host, in the given order. Here alone the host waits for work of the device."""
         if self.ended is not None:
             self.ended.synchronize()
         if self._host is not None:

@@ -429,6 +429,11 @@ class DecoderSpec(PartSpec):
         return (*inner, last) if last else tuple(inner)
 
     @property
+    def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
+        """Every feed-forward layer in order, those within others, too."""
+        return tuple(part for part in _values(self) if isinstance(part, FeedForwardSpec))
+
+    @property
     def num_parameters(self) -> int:
         """Values in the checkpoint; a shared matrix counts once."""
         return sum(weight.num_values for weight in self.weights)
@@ -440,8 +445,7 @@ class DecoderSpec(PartSpec):
         inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kernels.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(small.num_bytes(dtype) for small in self.weights if isinstance(small, TensorRef))
-        layers = (part for part in _values(self) if isinstance(part, FeedForwardSpec))
-        num_bytes += sum(layer.experts_bytes(kernels, dtype) for layer in layers)
+        num_bytes += sum(layer.experts_bytes(kernels, dtype) for layer in self.feed_forwards)
         if self.positions is not None:
             num_types = self.token_types.out_features if self.token_types else 1
             num_bytes += num_types * self.positions.num_values * dtype.itemsize

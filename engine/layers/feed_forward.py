@@ -129,6 +129,17 @@ class Experts(Protocol):
             shares: (num_tokens, num_chosen), float32.
         """
 
+    def start(
+        self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor
+    ) -> Callable[[], None]:
+        """As `add_to`, but a call of what is returned ends it; what is launched before that call need not wait."""
+        self.add_to(residual, inputs, ids, shares)
+        return _ended
+
+
+def _ended() -> None:
+    """Nothing is left to be done."""
+
 
 def join(gating: Gating, values: torch.Tensor) -> torch.Tensor:
     """Values between the matrices, (num_rows, num_parts * inner size), gate first -> (num_rows, inner size)."""
@@ -254,9 +265,10 @@ class ExpertLayer(FeedForward):
 
     def _add_outputs(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
         ids, shares = choose(self.routing, self.router.to_float32(normed), self.bias)
-        self.experts.add_to(residual, normed, ids, shares)
+        finish = self.experts.start(residual, normed, ids, shares)
         if self.shared is not None:
             self.shared.add_to(residual, normed)
+        finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,6 +291,10 @@ class DecodedSource(TensorSource):
         return self._checkpoint.shape(name)
 
     @override
+    def on_host(self) -> "DecodedSource":
+        return DecodedSource(self._checkpoint, self._quantization, torch.device("cpu"))
+
+    @override
     def close(self) -> None:
         self._checkpoint.close(self._is_unused)
 

@@ -198,9 +198,10 @@ class ExpertsBeside(FeedForward):
     @override
     def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
         outputs, chosen = torch.zeros_like(residual), torch.zeros_like(residual)
-        self.dense.add_to(outputs, normed)
         ids, shares = choose(self.routing, self.router.to_float32(self.router_norm(residual)), None)
-        self.experts.add_to(chosen, self.experts_norm(residual), ids, shares * self.expert_scales[ids])
+        finish = self.experts.start(chosen, self.experts_norm(residual), ids, shares * self.expert_scales[ids])
+        self.dense.add_to(outputs, normed)
+        finish()
         residual += self.norm(outputs.add_(self.outputs_norm(chosen)))
 
 

@@ -7,6 +7,7 @@ picks the source of a checkpoint.
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, Protocol
@@ -219,6 +220,10 @@ class WeightReader(Protocol):
     def tensor(self, ref: TensorRef) -> Tensor:
         """The values with the offset added; raises as `dense` does."""
 
+    def on_host(self) -> "WeightReader":
+        """Reads the same straight into host memory; itself if it reads there already."""
+        return self
+
 
 class TensorSource(Protocol):
     """A place that plain tensors come from."""
@@ -237,6 +242,10 @@ class TensorSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a tensor that may have another name; None if it does not exist, or has any shape."""
 
+    def on_host(self) -> "TensorSource":
+        """The same tensors for targets in host memory; itself if it makes no difference."""
+        return self
+
     def close(self) -> None:
         """End loading; raises ModelError if the source has tensors that nobody asked for."""
 
@@ -253,8 +262,16 @@ class DenseReader(WeightReader):
         progress: Progress = lambda done, total: None,
     ) -> None:
         """Read into tensors of dtype on the device; progress is called after every tensor."""
-        self._source, self._device, self._dtype, self._progress = source, device, dtype, progress
-        self._done_bytes, self._total_bytes = 0, total_bytes
+        self._source, self._device, self._dtype = source, device, dtype
+        self._count = _counter(total_bytes, progress)
+
+    @override
+    def on_host(self) -> "DenseReader":
+        if self._device.type == "cpu":
+            return self
+        host = copy(self)  # which counts with this one
+        host._source, host._device = self._source.on_host(), torch.device("cpu")
+        return host
 
     @override
     def dense(self, ref: WeightRef) -> tuple[Tensor, Tensor | None]:
@@ -406,6 +423,14 @@ class DenseReader(WeightReader):
         self._source.fill(name, target, item, part)
         self._count(target.nbytes)
 
-    def _count(self, num_bytes: int) -> None:
-        self._done_bytes += num_bytes
-        self._progress(self._done_bytes, self._total_bytes)
+
+def _counter(total_bytes: int, progress: Progress) -> Callable[[int], None]:
+    """Adds up what was read, and tells."""
+    done_bytes = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        progress(done_bytes, total_bytes)
+
+    return count

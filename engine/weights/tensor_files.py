@@ -132,7 +132,7 @@ class CheckpointSource(TensorSource):
         if part:
             tensor = tensor[part.where]
         self._check(name, tensor)
-        if self._upload is not None:
+        if self._upload is not None and target.is_cuda:
             self._upload.copy(tensor, target)
         else:
             target.copy_(tensor)

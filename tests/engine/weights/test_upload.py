@@ -1,7 +1,12 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from weft.engine.weights.tensor_files import PinnedUpload
+from weft.engine.weights.tensor_files import CheckpointSource, PinnedUpload
 
 CPU = torch.device("cpu")
 
@@ -48,3 +53,17 @@ def test_buffers_take_turns_and_none_is_filled_before_it_is_free() -> None:
     uploader, events = make_uploader()
     uploader.copy(torch.arange(80), torch.empty(80, dtype=torch.int64))  # ten parts
     assert [event.num_copies for event in events] == [4, 3, 3]
+
+
+def test_what_stays_in_host_memory_is_not_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a pinned buffer it would be copied twice."""
+    save_file({"weight": torch.arange(6.0)}, tmp_path / "model.safetensors")
+    uploads: list[str] = []
+    source, target = CheckpointSource(tmp_path, CPU), torch.empty(6)
+    uploader = SimpleNamespace(copy=lambda stored, target: uploads.append(target.device.type))
+    monkeypatch.setattr(source, "_upload", uploader)
+    source.fill("weight", target)
+    assert torch.equal(target, torch.arange(6.0)) and uploads == []
+    on_device = SimpleNamespace(is_cuda=True, shape=target.shape, device=torch.device("cuda"))
+    source.fill("weight", cast(torch.Tensor, on_device))
+    assert uploads == ["cuda"]
