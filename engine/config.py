@@ -44,6 +44,8 @@ class EngineConfig:
         kernels: What computes a component, by its name. At first only what the options name; see
             `engine/tune/components.py`.
         rank: Which of the ranks that compute the model this process is; 0 is the engine.
+        num_host_layers: The experts of so many layers, the first that have any, stay in host memory, where the CPU
+            computes them; see `engine/kernels/host_experts.py`.
     """
 
     options: EngineOptions
@@ -61,6 +63,7 @@ class EngineConfig:
     rounded_kv: torch.dtype | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
+    num_host_layers: int = 0
 
     @property
     def kv_cache_dtype(self) -> torch.dtype:
@@ -68,20 +71,25 @@ class EngineConfig:
         return self.rounded_kv or self.dtype
 
 
-def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
+def resolve(options: EngineOptions, model: ModelFacts, num_host_layers: int | None = None) -> EngineConfig:
     """Decide what the options leave open.
+
+    Args:
+        num_host_layers: Layers with experts in host memory; None for as many as the options say, or else none.
 
     Raises:
         ModelError: The options ask for what the machine or the checkpoint does not have.
     """
     device = _device(options.device)
     is_cuda = device.type == "cuda"
+    num_host_layers = num_host_layers or options.host_expert_layers or 0
+    is_ahead = is_cuda and not num_host_layers  # else a launch already computes the step, or waits for most of it
     max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
     block_size = options.block_size or (16 if is_cuda else 32)  # the CPU's attention reads 32 tokens at a time
     least = max_num_seqs + block_size
     longest = model.max_position_embeddings + -(-model.num_input_tokens // block_size) * block_size
     longest_whole = options.max_model_len or longest if model.is_bidirectional or model.num_input_tokens else 0
-    usual = max(8192 if is_cuda else 2048, least, longest_whole)
+    usual = max(8192 if is_ahead else 2048, least, longest_whole)
     max_num_batched_tokens = options.max_num_batched_tokens or usual
     if max_num_batched_tokens < least:
         raise ModelError(
@@ -95,6 +103,8 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
     needs_torch = is_cuda and (model.is_bidirectional or model.num_input_tokens > 0)
     _check_ranks(options, device)
     _check_offload(options, device)
+    if options.host_expert_layers and (fault := host_experts_fault(options, device)):
+        raise ModelError(f"host_expert_layers {options.host_expert_layers} {fault}")
     dtype = _DTYPES.get(options.dtype, model.dtype)
     _check_quantization(options, device, dtype)
     return EngineConfig(
@@ -106,13 +116,28 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
-        itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
-        overlap=is_cuda,  # on the CPU a launch already computes the step
+        itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_ahead else None,
+        overlap=is_ahead,
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         rounded_kv=_rounded_kv(options, device, dtype),
         kernels=options.kernels | _TORCH_ATTENTION if needs_torch else options.kernels,
+        num_host_layers=num_host_layers,
     )
+
+
+def host_experts_fault(options: EngineOptions, device: torch.device) -> str | None:
+    """Why experts cannot be kept in host memory beside the device; None if they can."""
+    if device.type == "cpu":
+        return "needs device cuda, got cpu, where all experts are in host memory"
+    for name, is_asked in (
+        (settings_of_ranks(options), options.num_ranks > 1),
+        (f"max_loras {options.max_loras}", options.max_loras > 0),
+        ("quantization fp8, which the CPU's kernels do not have", options.quantization == "fp8"),
+    ):
+        if is_asked:
+            return f"does not go together with {name}"
+    return None
 
 
 def _check_quantization(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> None:

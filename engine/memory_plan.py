@@ -13,6 +13,7 @@ import torch
 from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec
 from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelFacts
+from weft.engine.host_memory import ALL_ON_DEVICE, HostShare
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import NO_INPUT, InputLimits
 from weft.engine.wire.machine import MAX_CPU_CACHE_BYTES, cache_bytes, format_size
@@ -39,6 +40,7 @@ class MemoryPlan:
         kv_cache_bytes: Of blocks and states.
         adapters_bytes: Of all slots for adapters, of weights_bytes.
         num_kept_states: States beside those of running requests, for prefixes and before drafts.
+        host: What takes no memory of the device.
     """
 
     weights_bytes: int
@@ -51,6 +53,7 @@ class MemoryPlan:
     states_bytes: int = 0
     num_kept_states: int = 0
     adapters_bytes: int = 0
+    host: HostShare = ALL_ON_DEVICE
 
     @property
     def num_states(self) -> int:
@@ -108,18 +111,20 @@ class MemoryPlan:
             f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
             f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
             *([states] if self.states_bytes else []),
+            *([self.host.line] if self.host.num_layers else []),
         ]
 
 
-def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int) -> None:
+def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int, host: HostShare = ALL_ON_DEVICE) -> None:
     """Refuse, before anything is loaded, a model that leaves nothing for the KV cache.
 
     Raises:
         ModelError: Weights and activations take all the free_bytes that there are now.
     """
     if weights_bytes + activations_bytes >= free_bytes:
+        moved = f" with {host.whose} in host memory" * (host.num_layers > 0)
         raise ModelError(
-            f"the model does not fit: weights take {format_size(weights_bytes)} and activations "
+            f"the model does not fit{moved}: weights take {format_size(weights_bytes)} and activations "
             f"{format_size(activations_bytes)}, but only {format_size(free_bytes)} are free; take a smaller model, or "
             "one in fewer bits, such as a Q4_K_M (`weft pull` lists some)"
         )
@@ -133,6 +138,7 @@ def make_plan(
     activations_bytes: int,
     free_bytes: int,
     adapters_bytes: int = 0,
+    host: HostShare = ALL_ON_DEVICE,
 ) -> MemoryPlan:
     """Divide the memory: first the states of as many requests as may run at once, then kept states, then blocks.
 
@@ -181,6 +187,7 @@ def make_plan(
         states_bytes=states_bytes,
         num_kept_states=num_kept_states,
         adapters_bytes=adapters_bytes,
+        host=host,
     )
 
 

@@ -20,7 +20,6 @@ from concurrent.futures import Future
 import msgspec
 import torch
 
-from weft.engine import config as engine_config
 from weft.engine.batch import Batch, RowMasks, StepResult
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheSpec, PagedKV, StateSpec
@@ -31,7 +30,6 @@ from weft.engine.runner.model_runner import LaunchedStep
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.step_cost import StepCostModel, StepLoad
 from weft.engine.start.launch import cannot_load, follow_parent
-from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import start
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import ModelError
@@ -281,7 +279,6 @@ def measure(options: EngineOptions, seconds: float = MEASURE_S) -> StepCosts:
     info, specs = started.info, started.engine.scheduler.kv.specs
     if info.task != "generate" or not all(isinstance(spec, PagedKV | StateSpec) for spec in specs):
         raise ModelError("only models that generate, with layers of Weft's own, can be simulated")
-    config = engine_config.resolve(options, read_model(pathlib.Path(options.model), options.model_impl))
     samples = list(_measure(started.engine, info.vocab_size, info.max_model_len, seconds))
     model = fit(samples)
     predicted = [model.predict(load) for load, _ in samples]
@@ -303,8 +300,8 @@ def measure(options: EngineOptions, seconds: float = MEASURE_S) -> StepCosts:
         num_states=started.plan.num_states,
         windows=[spec.sliding_window or spec.span for spec in specs if isinstance(spec, PagedKV)],
         num_state_groups=sum(isinstance(spec, StateSpec) for spec in specs),
-        itl_target_s=config.itl_target_s,
-        overlap=config.overlap,
+        itl_target_s=started.config.itl_target_s,
+        overlap=started.config.overlap,
     )
 
 

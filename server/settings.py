@@ -224,6 +224,10 @@ class Settings(BaseModel):
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     """How to store matrices: int8, and on CUDA fp8, halve the bytes that are read for each token, int4 takes less than
     a third."""
+    host_expert_layers: int | None = Field(default=None, ge=0)
+    """Number of layers whose experts stay in the memory of the host, where the CPU computes them, for a mixture of
+    experts that does not fit the GPU; the first layers that have any. Slower. 0: none. Default: as few as it takes for
+    the model to fit, none if it fits."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""
@@ -264,9 +268,9 @@ class Settings(BaseModel):
     hub id names a smaller model with the same vocabulary."""
     itl_target_ms: float | None = Field(default=None, gt=0)
     """Maximum milliseconds between two tokens of a stream while other prompts are prefilled; on CUDA also of a step of
-    prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU 1.8 times the time without
-    prefill, or 500 while at least as many prompts wait as streams run, and never more than 500 unless one block of a
-    prompt takes longer."""
+    prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU, and with experts in host memory,
+    1.8 times the time without prefill, or 500 while at least as many prompts wait as streams run, and never more than
+    500 unless one block of a prompt takes longer."""
     deterministic: bool = False
     """Make answers bit-identical whatever other requests run, at a cost in speed. On a CPU Weft's own kernels always do
     so."""

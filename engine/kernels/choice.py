@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -104,6 +105,15 @@ def choose_kernels(model: ModelConfig, config: EngineConfig) -> LayerKernels:
     if config.kernels.get("norm_and_activation") == "triton":
         raise ModelError(_NO_TRITON.format("norm_and_activation", "triton"))
     return torch_kernels(config.device, config.dtype, config.options.deterministic)
+
+
+def choose_host_kernels(model: ModelConfig, config: EngineConfig) -> LayerKernels:
+    """What computes experts in host memory: what a CPU alone would compute them with.
+
+    Raises:
+        ModelError: The CPU has no kernels for quantized matrices or deterministic results of this model.
+    """
+    return choose_kernels(model, replace(config, device=torch.device("cpu"), kernels={}))
 
 
 def packed_products(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def find_draft_checkpoint(
         )
     # The first of several ranks drafts alone, and without adapters: the model only accepts fewer of the drafts then.
     options = replace_fields(config.options, tensor_parallel_size=1, pipeline_parallel_size=1, max_loras=0)
-    config = tune(draft, replace(config, options=options, kernels=options.kernels))
+    config = tune(draft, replace(config, options=options, kernels=options.kernels, num_host_layers=0))
     try:
         plan = plan_model(draft, config)
     except ModelError as error:

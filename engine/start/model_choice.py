@@ -18,7 +18,15 @@ from weft.engine.describe.cut import Cut
 from weft.engine.describe.specs import DecoderSpec
 from weft.engine.families.registry import identify
 from weft.engine.fields import Fields, understood
-from weft.engine.kernels.choice import check_cache, choose_adapters, choose_kernels, choose_linear_kernels
+from weft.engine.host_memory import ALL_ON_DEVICE, HostShare
+from weft.engine.kernels.choice import (
+    check_cache,
+    choose_adapters,
+    choose_host_kernels,
+    choose_kernels,
+    choose_linear_kernels,
+)
+from weft.engine.kernels.host_experts import HostedKernels
 from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.lora.adapters import AdaptedKernels, Adapters
@@ -26,6 +34,7 @@ from weft.engine.memory_plan import num_positions
 from weft.engine.models.cut import Stage, find_stages, largest_groups, shard
 from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
 from weft.engine.parts.decoder import decoder_spec
+from weft.engine.parts.experts import ExpertsSpec
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
 
@@ -45,6 +54,8 @@ class ModelPlan:
         weights_bytes: Memory that the weights will take.
         adapters: The slots for adapters, which get their places in the model when it is loaded; None for none.
         adapters_bytes: Memory that they take if all are in use, of weights_bytes.
+        experts_bytes: What the experts of each layer that has some take where they are on the device.
+        host: Those that are not, which are no part of weights_bytes.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
         kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
     """
@@ -58,6 +69,8 @@ class ModelPlan:
     planned_groups: tuple[CacheGroup[CacheSpec], ...]
     adapters: Adapters | None = None
     adapters_bytes: int = 0
+    experts_bytes: tuple[int, ...] = ()
+    host: HostShare = ALL_ON_DEVICE
     kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
 
 
@@ -108,18 +121,22 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         _check_keys(whole.caches, config)
         check_cache(group_layers(spec.caches), config)
         adapters = choose_adapters(model, config, kernels, whole, stage.cut(whole))
-        adapted_kernels = AdaptedKernels.around(kernels, adapters) if adapters else kernels
+        layers = [layer for layer in spec.feed_forwards if isinstance(layer, ExpertsSpec)]
+        placed_kernels, host = _place_experts(model, config, kernels, layers)
+        adapted_kernels = AdaptedKernels.around(placed_kernels, adapters) if adapters else placed_kernels
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
         return ModelPlan(
             kernels.name,
             kernels,
             spec.caches,
-            spec.weights_bytes(kernels, config.dtype) + adapters_bytes,
+            spec.weights_bytes(placed_kernels, config.dtype) + adapters_bytes,
             partial(_load_native, model, config, adapted_kernels, num_positions(config, spec.caches), stage),
             stage.groups(sharded),
             largest_groups(sharded, stages),
             adapters,
             adapters_bytes,
+            tuple(layer.experts_bytes(kernels, config.dtype) for layer in layers),
+            host,
             _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
         )
     for name, is_asked in (
@@ -128,6 +145,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         ("tensor_parallel_size", options.tensor_parallel_size > 1),
         ("pipeline_parallel_size", options.pipeline_parallel_size > 1),
         ("max_loras", options.max_loras > 0),
+        ("host_expert_layers", config.num_host_layers > 0),
     ):
         if is_asked:
             raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
@@ -148,6 +166,21 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         groups,
         groups,
     )
+
+
+def _place_experts(
+    model: ModelConfig, config: EngineConfig, kernels: LayerKernels, layers: Sequence[ExpertsSpec]
+) -> tuple[LayerKernels, HostShare]:
+    """The kernels with as many layers' experts in host memory as the config says, and what these take there."""
+    number, num_all = config.num_host_layers, len(layers)
+    if number > num_all:
+        counted = f"{num_all}, the number of layers of this model that have experts"
+        raise ModelError(f"host_expert_layers must be at most {counted}, got {number}")
+    if not number:
+        return kernels, ALL_ON_DEVICE
+    host, moved = choose_host_kernels(model, config), layers[:number]
+    num_bytes = sum(layer.experts_bytes(host, config.dtype) for layer in moved)
+    return HostedKernels.around(kernels, host, moved), HostShare(number, num_all, num_bytes, host.name)
 
 
 def _check_keys(specs: Sequence[CacheSpec], config: EngineConfig) -> None:

@@ -9,20 +9,15 @@ the model does not fit or cannot be read, and one line on stderr says why.
 
 import pathlib
 import sys
-from dataclasses import dataclass, replace
 
 import msgspec
 import torch
-from msgspec.structs import replace as replace_fields
 
 from weft.engine import config as engine_config
-from weft.engine.cache.specs import CacheGroup, CacheSpec
-from weft.engine.config import EngineConfig
-from weft.engine.describe.config import ModelFacts
 from weft.engine.kernels.cpu import library
-from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, least_kv_bytes, make_plan
-from weft.engine.start.draft_model import DraftCheckpoint, find_draft_checkpoint
-from weft.engine.start.model_choice import ModelPlan, plan_largest, read_model, weights_note
+from weft.engine.memory_plan import least_kv_bytes
+from weft.engine.start.model_choice import read_model, weights_note
+from weft.engine.start.sizes import Sizes, find_sizes
 from weft.engine.start.vector_model import find_task
 from weft.engine.tune.compare import open_choices
 from weft.engine.wire.errors import ModelError
@@ -33,56 +28,18 @@ _PROCESS_BYTES = {"cpu": 250_000_000, "cuda": 600_000_000}
 """Of an engine that has loaded next to nothing: Python and torch, or CUDA's context with the kernels."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """What is known of a model before the KV cache is divided; bytes are those of a rank."""
-
-    model: ModelFacts
-    config: EngineConfig
-    chosen: ModelPlan
-    draft: DraftCheckpoint | None
-    groups: tuple[CacheGroup[CacheSpec], ...]
-    weights_bytes: int
-    activations_bytes: int
-    free_bytes: int
-
-    def plan(self, left_bytes: int, kv_cache_memory: int | None) -> MemoryPlan:
-        """Divide left_bytes of what weights and activations leave; raises ModelError if no request fits."""
-        options = replace_fields(self.config.options, kv_cache_memory=kv_cache_memory)
-        return make_plan(
-            replace(self.config, options=options),
-            self.groups,
-            weights_bytes=self.weights_bytes,
-            activations_bytes=self.activations_bytes,
-            free_bytes=left_bytes,
-            adapters_bytes=self.chosen.adapters_bytes,
-        )
-
-
-def _read(options: EngineOptions) -> _Sizes:
+def _read(options: EngineOptions) -> Sizes:
     """Read the configuration of a model; raises ModelError if it cannot be served with these options."""
     folder = pathlib.Path(options.model)
     task = find_task(folder, options.task, engine_config.settings_of_ranks(options))
     model = read_model(folder, options.model_impl, task.max_num_tokens)
-    config = engine_config.resolve(options, model)
-    chosen = plan_largest(model, config)
-    draft = find_draft_checkpoint(config, model.vocab_size, chosen)
-    activations_bytes = estimate_activations_bytes(model, config, chosen.cache_specs)
-    return _Sizes(
-        model=model,
-        config=config,
-        chosen=chosen,
-        draft=draft,
-        groups=chosen.planned_groups + (draft.groups if draft else ()),
-        weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=max(activations_bytes, draft.activations_bytes if draft else 0),
-        free_bytes=engine_config.free_bytes(config),
-    )
+    return find_sizes(model, engine_config.resolve(options, model))
 
 
 def _measure(options: EngineOptions) -> ModelMemory:
     try:
         sizes = _read(options)
+        sizes.check_host()
         device, left_bytes = sizes.config.device.type, sizes.free_bytes - sizes.weights_bytes - sizes.activations_bytes
         least_bytes, kv_bytes = least_kv_bytes(sizes.config, sizes.groups), options.kv_cache_memory
         if kv_bytes is None and cache_bytes(left_bytes, device) < least_bytes:
@@ -103,6 +60,7 @@ def _measure(options: EngineOptions) -> ModelMemory:
         is_kv_fixed=options.kv_cache_memory is not None,
         max_model_len=plan.max_model_len,
         num_requests=min(plan.num_requests(plan.max_model_len), plan.max_num_seqs),
+        host_bytes=plan.host.num_bytes,
     )
 
 
@@ -111,7 +69,7 @@ def _print(options: EngineOptions) -> None:
     sizes = _read(options)
     model, config, draft = sizes.model, sizes.config, sizes.draft
     weights_bytes, activations_bytes, free_bytes = sizes.weights_bytes, sizes.activations_bytes, sizes.free_bytes
-    check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)
+    sizes.check_fit()
     plan = sizes.plan(free_bytes - weights_bytes - activations_bytes, options.kv_cache_memory)
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture}; layers: {sizes.chosen.name})")
@@ -126,7 +84,8 @@ def _print(options: EngineOptions) -> None:
         stages = f" in {options.pipeline_parallel_size} stages" * (options.pipeline_parallel_size > 1)
         which = "the largest" if stages else "each"
         print(f"ranks        {options.num_ranks}{stages}; what follows is for {which} of them")
-    print(f"free memory  {format_size(free_bytes)}")
+    of_host = f", and {format_size(sizes.free_host_bytes)} of the host" * (sizes.chosen.host.num_layers > 0)
+    print(f"free memory  {format_size(free_bytes)}{of_host}")
     print("\n".join(plan.lines()))
     print(plan.concurrency())
 

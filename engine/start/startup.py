@@ -29,7 +29,7 @@ from weft.engine.loop.engine import Engine
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars
 from weft.engine.loop.output_collector import ForcedTokens
 from weft.engine.lora.adapters import Adapters
-from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes
+from weft.engine.memory_plan import MemoryPlan
 from weft.engine.ranks.ranked_runner import RankedRunner
 from weft.engine.ranks.ranks import Ranks, share_cores
 from weft.engine.runner.cuda_graphs import StepGraphs
@@ -39,11 +39,13 @@ from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
-from weft.engine.start.model_choice import load_planned, plan_largest, plan_model, read_model, weights_note
+from weft.engine.start.model_choice import load_planned, plan_model, read_model, weights_note
+from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.machine import format_size
 from weft.engine.wire.messages import EngineInfo, EngineOptions
 
 logger = logging.getLogger(__name__)
@@ -51,11 +53,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
+    """An engine that is ready, its description, what it runs with, and what keeps evicted blocks, if anything does."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
+    config: EngineConfig
     tier: OffloadTier | None = None
 
     @property
@@ -86,7 +89,7 @@ def start(
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
     share_cores(config)
-    _check_fit(model_config, config)
+    config = _fitted(model_config, config)
     config = tune_kernels(model_config, config, tuner := tuner_for(config.device))
     chosen = plan_model(model_config, config)
     settle_draft = partial(tune_kernels, tuner=tuner, is_draft=True)
@@ -134,7 +137,7 @@ def start(
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, aligns=alignment is not None)
-    return Started(engine, info, plan, offload.tier if offload else None)
+    return Started(engine, info, plan, config, offload.tier if offload else None)
 
 
 def _runner(
@@ -157,16 +160,19 @@ def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars
     return PendingGrammars(GrammarCompiler(vocabulary))
 
 
-def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
-    """Refuse what cannot fit before anything is tried or loaded; what is settled later changes no size."""
-    config = replace(config, kernels={})
-    chosen = plan_largest(model_config, config)
-    draft = find_draft_checkpoint(config, model_config.vocab_size, chosen)
-    check_fit(
-        weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=estimate_activations_bytes(model_config, config, chosen.cache_specs),
-        free_bytes=engine_config.free_bytes(config),
-    )
+def _fitted(model_config: ModelFacts, config: EngineConfig) -> EngineConfig:
+    """Refuse what cannot fit before anything is tried or loaded; what is settled later changes no size.
+
+    Returns:
+        The config with the decision which experts stay in host memory.
+    """
+    sizes = find_sizes(model_config, replace(config, kernels={}))
+    sizes.check_fit()
+    if (host := sizes.chosen.host).num_layers:
+        device, moved = format_size(sizes.weights_bytes), format_size(host.num_bytes)
+        told = "%s stay in host memory: weights take %s of the device and %s of the host; no CUDA graphs are used"
+        logger.info(told, host.whose, device, moved)
+    return replace(sizes.config, kernels=config.kernels)
 
 
 def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan, folder: Path) -> Caches:
@@ -268,7 +274,8 @@ def _scheduler(
 def _graphs(
     model: LoadedModel, caches: Caches, config: EngineConfig, vocab_size: int, *, samples: bool
 ) -> StepGraphs | None:
-    if not caches.supports_graphs or not isinstance(model, Decoder):  # transformers' modules may wait for the device
+    # Transformers' modules may wait for the device, and experts in host memory do.
+    if not caches.supports_graphs or not isinstance(model, Decoder) or config.num_host_layers:
         return None
     return StepGraphs(
         model,

@@ -40,8 +40,9 @@ _WARM_UP_TOKENS = (1, 16, 64)
 _CUDA_WARM_UP_TOKENS = (*_WARM_UP_TOKENS, 512, 2048)
 """On CUDA small steps take as long as their launches. They would promise that prompts cost nothing."""
 
-_ADAPTED_TOKENS = (1, 2, 3)
-"""Steps with adapters have kernels of their own, and so have one row, two, and a few; a request would wait for them."""
+_EAGER_TOKENS = (1, 2, 3)
+"""Steps that are no graphs, with adapters or with experts in host memory, have kernels of their own, and so have one
+row, two, and a few; a request would wait for them."""
 
 _RECORDING_S = 3.0
 """Time for CUDA graphs before serving, little beside loading. The first ones hold any step, and the first requests are
@@ -99,10 +100,10 @@ def warm_up(
         component = threads(shapes, num_threads, share_among, partial(run, batch))
         num_threads = int(tuner.tune(component, asked))
     share_among(num_threads)
-    if config.device.type == "cuda" and config.options.max_loras:
-        for num_tokens in _ADAPTED_TOKENS:
-            batch = dummy_batch(num_tokens, specs, config.block_size, num_tokens)
-            run(replace(batch, adapters=np.ones(1, np.int64)))
+    if config.device.type == "cuda" and (config.options.max_loras or config.num_host_layers):
+        adapters = np.ones(1, np.int64) if config.options.max_loras else None
+        for num_tokens in _EAGER_TOKENS:
+            run(replace(dummy_batch(num_tokens, specs, config.block_size, num_tokens), adapters=adapters))
     if config.device.type == "cuda":  # continued prompts may have a kernel of their own to compile
         num_tokens = min(_GOING_ON_TOKENS, plan.max_model_len) - 1
         run(dummy_batch(num_tokens, specs, config.block_size, 1, num_cached=1))
@@ -141,6 +142,7 @@ def plan_memory(
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
         adapters_bytes=chosen.adapters_bytes,
+        host=chosen.host,
     )
     if ranks:
         ranks.send(plan)

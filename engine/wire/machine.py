@@ -124,6 +124,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
         kv_bytes: The KV cache of the model alone on its device, or what the options say.
         is_kv_fixed: Whether the options say it.
         num_requests: Requests of max_model_len that run at once with kv_bytes.
+        host_bytes: What its experts take of the host's memory beside the device.
     """
 
     fault: str = ""
@@ -138,6 +139,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     is_kv_fixed: bool = False
     max_model_len: int = 0
     num_requests: int = 0
+    host_bytes: int = 0
 
 
 def cache_bytes(left_bytes: int, device: str) -> int:

@@ -41,6 +41,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
             there is a family.
         quantization: How plain matrices are kept: none for dtype, int8, int4, or fp8 on CUDA.
+        host_expert_layers: The first so many layers with experts keep these in the host's memory, where the CPU
+            computes them; None for as many as it takes for the model to fit.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
         deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
@@ -82,6 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     model_impl: str = "auto"
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    host_expert_layers: int | None = None
     speculative: str | None = None
     itl_target_ms: float | None = None
     deterministic: bool = False

@@ -131,6 +131,10 @@ def describe_plan(shares: Shares, always: Collection[str], served: Mapping[str, 
             f"\nfree memory  {free} ({device}), of which models take up to {format_size(budget_bytes)}",
             f"together     {together}",
         ]
+    experts = {name: share.memory.host_bytes for name, share in shares.models.items() if share.memory.host_bytes}
+    if experts:
+        told = ", ".join(f"{name} {format_size(num_bytes)}" for name, num_bytes in experts.items())
+        lines.append(f"\nhost memory  for experts that do not fit the device: {told}")
     return "\n".join(lines)
 
 

@@ -76,6 +76,7 @@ REFUSED_ON_A_CPU = {
     "kv_cache_dtype": ("fp8", "kv_cache_dtype fp8 needs device cuda"),
     "quantization": ("int8", "quantization int8 needs dtype bfloat16 on device cpu"),
     "kv_offload": (1 << 20, "kv_offload keeps blocks in the host's memory"),
+    "host_expert_layers": (1, "host_expert_layers 1 needs device cuda, got cpu"),
     "deterministic": (True, "deterministic is for Weft's own layers"),
 }
 """What a CPU with float32 has not arrives as a refusal."""

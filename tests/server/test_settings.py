@@ -201,6 +201,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "load_format": "dummy",
     "model_impl": "native",
     "quantization": "int8",
+    "host_expert_layers": 4,
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 2,
     "nnodes": 2,

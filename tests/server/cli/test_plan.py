@@ -101,3 +101,16 @@ def test_models_that_may_be_loaded_at_the_same_time_are_listed() -> None:
     assert on_cuda.splitlines()[1] == "together     chat, a, b; or chat, big"
     assert on_cpu.splitlines()[1] == "together     slow"
     assert on_cpu.splitlines()[0].startswith("free memory  32.00 GB (cpu), of which models take up to ")
+
+
+def test_what_models_take_of_the_host_is_told() -> None:
+    memories = {"chat": CHAT, "mixture": model(weights_bytes=20 * GB, host_bytes=70 * GB)}
+    told = describe_plan(divide(memories, ["chat"]), ["chat"], memories)
+    assert told.endswith("\n\nhost memory  for experts that do not fit the device: mixture 70.00 GB")
+
+
+def test_experts_in_host_memory_need_another_device(models_file: pathlib.Path) -> None:
+    done = weft("plan", str(models_file.parent / "chat"), "--device", "cpu", WEFT_HOST_EXPERT_LAYERS="2")
+    assert done.returncode == 2
+    fault = "host_expert_layers 2 needs device cuda, got cpu, where all experts are in host memory"
+    assert done.stderr == f"weft: error: {fault}\n"
