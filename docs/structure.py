@@ -54,7 +54,7 @@ FOLDERS = {
     "engine/parts": "Each unusual part of a model whole: its layers, how they are built, and how ranks divide them.",
     "engine/models": "From a checkpoint to a decoder, and its cuts for ranks and stages.",
     "engine/lora": "Low-rank adapters (LoRA): their files, where they act in a model, and the rows that use them.",
-    "engine/kernels": "Which kernels compute a model.",
+    "engine/kernels": "Which kernels compute a model, and experts that the CPU computes beside a GPU.",
     "engine/kernels/torch": "Plain torch: the reference for tests, and what runs where nothing faster does.",
     "engine/kernels/cpu": "Weft's own kernels for bfloat16 on x86-64: how they are compiled, and who calls them.",
     "engine/kernels/cpu/c": "The kernels, in C.",
