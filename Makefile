@@ -20,7 +20,7 @@
 #                   BENCH=speech: a real Whisper beside transformers and faster-whisper; `make real` fetches it
 #                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=real: the GGUF files of `make real` over HTTP, beside llama.cpp's server
-#                   BENCH=edits: n-gram speculation on edits of code by the models of `make real`, and on prose
+#                   BENCH=edits: what speculation brings to the models of `make real` on edits of code, and on prose
 #                   BENCH=quality: what every form of weights does to the demo model
 #                   BENCH=real_quality: what they do to the models of `make real`, beside transformers and llama.cpp
 #                   BENCH=simulation: what `weft simulate` predicts beside what two servers do

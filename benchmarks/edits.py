@@ -1,11 +1,11 @@
-"""What n-gram speculation brings to real models, on edits of code and on prose: `make bench BENCH=edits`.
+"""What speculation brings to real models, on edits of code and on prose: `make bench BENCH=edits`.
 
     python -m benchmarks.edits --runs 3 --out benchmarks/results/edits.json
 
 `make real` fetches the models. An edit is a function of this repository, then the beginning of its copy with a name
 changed, which the model goes on with, greedily. Prose is a text that it continues at temperature 1, where there is
-little to guess; small models repeat themselves at 0. One stream, in this process and without HTTP, by two engines in
-turns; both must give the same ids.
+little to guess; small models repeat themselves at 0. For a model in bfloat16 its own weights in 4 bits draft, too. One
+stream, in this process and without HTTP, by engines in turns, which must give the same ids.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.compare import machine
+from benchmarks.other_form import DRAFTERS, gguf_file
 from benchmarks.real import files
 from benchmarks.real_quality import NAMES
 from benchmarks.speculation import answer
@@ -39,7 +40,9 @@ EDITS = (  # file, from where, to where, old and new name
     ("benchmarks/compare/servers.py", "def running", "        try:", "process", "child"),
     ("benchmarks/compare/load.py", "    def feed", "    def _read_event", "data", "received"),
 )
+MODELS = (*NAMES, *DRAFTERS)
 PROSE = "prose"
+PLAIN = "plain"
 TEXT = ROOT / "tests/real/text.md"
 NUM_PROSE_CHARACTERS = 1_500
 NUM_BEGUN_LINES = 4
@@ -51,17 +54,21 @@ NUM_THREADS = torch.get_num_threads()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """Tokens per second of one prompt, by round."""
+    """Tokens per second of one prompt.
+
+    Attributes:
+        speeds: By round, of each source of drafts; the first has none.
+    """
 
     model: str
     task: str
-    plain: list[float]
-    ngram: list[float]
+    speeds: dict[str, list[float]]
 
     @property
-    def gain(self) -> float:
+    def gains(self) -> dict[str, float]:
         """Of the medians."""
-        return statistics.median(self.ngram) / statistics.median(self.plain)
+        plain, *others = ((side, statistics.median(each)) for side, each in self.speeds.items())
+        return {side: speed / plain[1] for side, speed in others}
 
 
 def prompts() -> dict[str, str]:
@@ -87,20 +94,23 @@ def engine(folder: pathlib.Path, speculative: str | None) -> Engine:
 def measure(name: str, file: pathlib.Path, runs: int) -> list[Figure]:
     """All figures of one model; the first round does not count."""
     folder = made_folder(file)
-    tokenizer, sides = Tokenizer.load(folder), [engine(folder, None), engine(folder, "ngram")]
+    sources = {PLAIN: None, "n-gram": "ngram"}
+    if name in DRAFTERS:
+        sources["its 4 bits"] = str(made_folder(gguf_file(DRAFTERS[name])))
+    tokenizer, sides = Tokenizer.load(folder), {side: engine(folder, source) for side, source in sources.items()}
     figures = []
     for task, text in track(prompts().items(), name):
         heat = 1.0 if task == PROSE else 0.0
         params = SamplingParams(temperature=heat, seed=7, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
         ids = tokenizer.encode(text)
-        speeds: tuple[list[float], list[float]] = [], []
+        speeds: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(runs + 1):
-            made = [answer(side, ids, params, []) for side in sides]
-            assert made[0][0] == made[1][0], "speculation changed the answer"
+            made = {side: answer(of_side, ids, params, []) for side, of_side in sides.items()}
+            assert all(found == made[PLAIN][0] for found, _ in made.values()), "speculation changed the answer"
             if number:
-                for of_side, (_, speed) in zip(speeds, made, strict=True):
-                    of_side.append(speed)
-        figures.append(Figure(name, task, *speeds))
+                for side, (_, speed) in made.items():
+                    speeds[side].append(speed)
+        figures.append(Figure(name, task, speeds))
     return figures
 
 
@@ -108,16 +118,17 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser("python -m benchmarks.edits", description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="rounds, of which medians are taken (default: 3)")
-    parser.add_argument("--models", default=",".join(NAMES), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="file for results that are kept")
     options = parser.parse_args()
     machine.refuse_changes(parser, options.out)
     paths, here = files(parser, options.models), machine.describe()
     figures = [figure for name, file in paths.items() for figure in measure(name, file, options.runs)]
-    shown = Table("", "", "plain", "n-gram", "")
+    shown = Table("", "", "", "tok/s", "")
     for figure in figures:
-        medians = [f"{statistics.median(each):.0f} tok/s" for each in (figure.plain, figure.ngram)]
-        shown.add_row(NAMES[figure.model], figure.task, *medians, f"{figure.gain:.2f}x")
+        for side, speeds in figure.speeds.items():
+            gain = f"{figure.gains[side]:.2f}x" if side in figure.gains else ""
+            shown.add_row(figure.model, figure.task, side, f"{statistics.median(speeds):.0f}", gain)
     Console().print(shown)
     if options.out:
         done = {

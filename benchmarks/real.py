@@ -2,11 +2,11 @@
 
     python -m benchmarks.real --runs 3 --out benchmarks/results/real.json
 
-`make real` fetches the files. llama.cpp's server is the one on the path, or that of $LLAMA_SERVER; without it Weft is
-measured alone. Each round starts every server afresh, one after the other. Prompts are random ids, outputs greedy. A
-step of one stream reads all weights, since both models use their embedding as output head: so the size of the file, a
-few percent of which are its tokenizer, divided by the time of a token is a share of what memory gives. That is the
-better of a plain read and a product.
+`make real` fetches the files, and one is written again in bfloat16. llama.cpp's server is the one on the path, or that
+of $LLAMA_SERVER; without it Weft is measured alone. Each round starts every server afresh, one after the other. Prompts
+are random ids, outputs greedy. A step of one stream reads all weights, since all models use their embedding as output
+head: so the size of the file, a few percent of which are its tokenizer, divided by the time of a token is a share of
+what memory gives. That is the better of a plain read and a product.
 """
 
 import argparse
@@ -34,12 +34,13 @@ from benchmarks.compare.measure import Sitting
 from benchmarks.compare.report import format_value
 from benchmarks.compare.servers import Server, ServerError
 from benchmarks.compare.workloads import Workload, bodies
+from benchmarks.other_form import MADE, gguf_file
 from benchmarks.real_quality import NAMES
-from tests.real.fetch import default_folder
 
 VOCAB_SIZE = 49_152
-"""The smaller one: prompts are the same for both models."""
+"""The smaller one: prompts are the same for all models."""
 
+MODELS = (*NAMES, "SmolLM2-135M-Instruct.BF16")
 TIMEOUT_S = 900.0
 NUM_STREAMS, NUM_PROMPTS = 4, 16
 BURST_AFTER_S = 1.5
@@ -72,12 +73,14 @@ class Figure:
 
 
 def files(parser: argparse.ArgumentParser, names: str) -> dict[str, pathlib.Path]:
-    """The GGUF files of models, comma-separated; ends the command if one is not there."""
-    paths = {name: default_folder() / f"{name}.gguf" for name in names.split(",")}
-    for name, path in paths.items():
-        if name not in NAMES or not path.exists():
-            parser.error(f"{path} is not there: `make real` fetches {', '.join(NAMES)}")
-    return paths
+    """The GGUF files of models, comma-separated; ends the command if one is not there and cannot be made."""
+    for name in names.split(","):
+        source, _ = MADE.get(name, (name, None))
+        if source not in NAMES or not gguf_file(source).exists():
+            parser.error(
+                f"{name} is not there: `make real` fetches {', '.join(NAMES)}; of these are made {', '.join(MADE)}"
+            )
+    return {name: gguf_file(name) for name in names.split(",")}
 
 
 def burst_gap(server: Server, model: str, round_number: int) -> float:
@@ -152,7 +155,7 @@ def table(figures: Sequence[Figure], names: Sequence[str]) -> Table:
     for figure in figures:
         medians = [statistics.median(values) if (values := figure.values.get(name)) else None for name in names]
         cells = ["-" if each is None else format_value(each, figure.unit) for each in medians]
-        shown.add_row(NAMES[figure.model], figure.title, *cells)
+        shown.add_row(figure.model, figure.title, *cells)
     return shown
 
 
@@ -160,7 +163,7 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser("python -m benchmarks.real", description=__doc__)
     parser.add_argument("--runs", type=int, default=1, help="rounds, of which medians are taken (default: 1)")
-    parser.add_argument("--models", default=",".join(NAMES), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="file for results that are kept")
     options, console = parser.parse_args(), Console()
     machine.refuse_changes(parser, options.out)

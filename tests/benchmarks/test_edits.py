@@ -15,4 +15,5 @@ def test_an_edit_shows_the_code_and_how_its_copy_begins() -> None:
 
 
 def test_the_gain_is_that_of_the_medians() -> None:
-    assert Figure("m", PROSE, plain=[10.0, 20.0, 90.0], ngram=[30.0, 1.0, 31.0]).gain == 1.5
+    speeds = {"plain": [10.0, 20.0, 90.0], "n-gram": [30.0, 1.0, 31.0], "its 4 bits": [10.0]}
+    assert Figure("m", PROSE, speeds).gains == {"n-gram": 1.5, "its 4 bits": 0.5}
