@@ -214,6 +214,8 @@ class Batch:
             None when all requests use the model itself.
         table_rows: (num_tokens,) where the model looks up each position; None where that is the position itself.
         inputs: The inputs of an encoder; None for a model without one.
+        next_ids: Of each request without a row, in order, the id behind its tokens of this step, or 0 if there is none
+            yet; None where every request has rows.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
             padding, which belongs to no request. None when the step is computed by launches of its own.
     """
@@ -232,6 +234,7 @@ class Batch:
     adapters: Ints | None = None
     table_rows: Ints | None = None
     inputs: InputBatch | None = None
+    next_ids: Ints | None = None
     graph: GraphKey | None = None
 
     @property

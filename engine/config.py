@@ -38,7 +38,7 @@ class EngineConfig:
             (`LatencyTarget`).
         overlap: Whether a step is launched before the one before it is collected.
         is_ngram: Whether repeated text is drafted from the request's own tokens.
-        draft_model: Folder of the draft model; None for none.
+        draft_model: Folder of the draft model, or of the model itself if its own head drafts; None for neither.
         rounded_kv: Dtype of K and V in the cache if that is not dtype: float8_e4m3fn, or int8 with a scale for each
             token's K and V of a head.
         kernels: What computes a component, by its name. At first only what the options name; see
@@ -119,7 +119,7 @@ def resolve(options: EngineOptions, model: ModelFacts, num_host_layers: int | No
         itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_ahead else None,
         overlap=is_ahead,
         is_ngram=options.speculative == "ngram",
-        draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
+        draft_model=_draft_folder(options),
         rounded_kv=_rounded_kv(options, device, dtype),
         kernels=options.kernels | _TORCH_ATTENTION if needs_torch else options.kernels,
         num_host_layers=num_host_layers,
@@ -138,6 +138,16 @@ def host_experts_fault(options: EngineOptions, device: torch.device) -> str | No
         if is_asked:
             return f"does not go together with {name}"
     return None
+
+
+def _draft_folder(options: EngineOptions) -> Path | None:
+    match options.speculative:
+        case None | "ngram":
+            return None
+        case "mtp":
+            return Path(options.model)
+        case folder:
+            return Path(folder)
 
 
 def _check_quantization(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> None:

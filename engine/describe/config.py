@@ -100,7 +100,7 @@ class ModelConfig(ModelFacts):
         ropes, sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.feed_forward.ACTIVATIONS`.
         num_token_types: Types that a token may have; 1 for a model that knows none.
-        num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
+        num_draft_layers: Behind the last layer, heads that predict several tokens.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
         encoder: Of the encoder that the decoder reads; None for none.
         aligned: Layer and head of the attention to a sound that follows it in time, in order.

@@ -177,6 +177,7 @@ def _switches(
         feed_forwards=on_layers(fields, experts, has_experts),
         head_dim=latent.rotary,
         mlp_bias=fields.flag("mlp_bias", False) if is_interleaved else False,
+        has_draft_heads=True,
     )
 
 

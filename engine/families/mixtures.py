@@ -212,6 +212,7 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
         o_bias=False,
         qk_norm=QKNorm() if fields.flag("use_qk_norm", False) else None,
         feed_forwards=on_layers(fields, corrected(fields, 128), lambda layer: layer >= first),
+        has_draft_heads=True,
     )
 
 

@@ -317,6 +317,7 @@ class FamilySwitches:
         is_gated: Whether feed-forward layers have a gate.
         gate_is_last: Whether the checkpoint has it behind the other half, in one matrix.
         ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
+        has_draft_heads: Whether num_nextn_predict_layers counts heads under DeepSeek's names, see `head_spec`.
     """
 
     names: TensorNames = TensorNames()
@@ -370,6 +371,7 @@ class FamilySwitches:
     is_gated: bool = True
     gate_is_last: bool = False
     ties_embeddings: bool = False
+    has_draft_heads: bool = False
 
 
 Family = Callable[[Fields], FamilySwitches]

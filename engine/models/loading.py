@@ -80,7 +80,7 @@ def load_weights(
         of_others = stage.unused(decoder_spec(config))
         of_others += tuple(name.partition(".")[2] for name in of_others)  # files may leave out the first part
         unused = *(f"{layers}.{layer}." for layer in drafts), *config.switches.unused, *of_others
-        checkpoint = _open(folder, config, device, unused)
+        checkpoint = open_checkpoint(folder, config, device, unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
         if config.switches.logit_bias and checkpoint.shape(config.switches.logit_bias) is None:
@@ -126,13 +126,16 @@ def _join(
 def lacks_head(folder: Path, config: ModelConfig) -> bool:
     """Whether the files of a checkpoint hold no output head; False where `weft plan` has none of them."""
     try:
-        names = _open(folder, config, torch.device("cpu")).names
+        names = open_checkpoint(folder, config, torch.device("cpu")).names
         return not any(name.startswith(f"{config.switches.names.head}.") for name in names)
     except ModelError:
         return False
 
 
-def _open(folder: Path, config: ModelConfig, device: torch.device, unused: tuple[str, ...] = ()) -> CheckpointSource:
+def open_checkpoint(
+    folder: Path, config: ModelConfig, device: torch.device, unused: tuple[str, ...] = ()
+) -> CheckpointSource:
+    """The files of a checkpoint; raises ModelError if there are none."""
     is_gguf = config.quantization is not None and config.quantization.method == "gguf"
     return (GgufSource if is_gguf else CheckpointSource)(folder, device, unused=unused)
 

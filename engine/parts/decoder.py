@@ -44,7 +44,7 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
     spec = specs.DecoderSpec(
         embedding=None if switches.hearing else WeightRef((names.embedding,), vocabulary, hidden),
-        blocks=tuple(_block(config, index) for index in range(config.num_layers)),
+        blocks=tuple(block_spec(config, index, f"{names.layers}.{index}") for index in range(config.num_layers)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
         positions=positions,
@@ -60,9 +60,9 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
     return extended_spec(switches.extension, config, spec) if switches.extension else spec
 
 
-def _block(config: ModelConfig, index: int) -> specs.BlockSpec:
-    switches, layer = config.switches, f"{config.switches.names.layers}.{index}"
-    names, norms = switches.names, switches.norms
+def block_spec(config: ModelConfig, index: int, layer: str) -> specs.BlockSpec:
+    """A block like that of the layer at an index, under the name of a layer."""
+    switches, names, norms = config.switches, config.switches.names, config.switches.norms
     before = norms not in (Norms.AFTER, Norms.OF_SUM)
     after = norms in (Norms.AFTER, Norms.AROUND)
     has_first = before and index not in switches.normless

@@ -36,10 +36,21 @@ _SCORES_AT_ONCE = 64
 
 
 class Follower(Protocol):
-    """A second model that computes every batch too, into a cache that mirrors the runner's."""
+    """A second model that computes every batch too, into a cache that mirrors the runner's.
 
-    def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
-        """Compute a batch with these input ids, (num_tokens,) on the device."""
+    Attributes:
+        reads_hidden: Whether it reads the hidden states of all tokens.
+    """
+
+    reads_hidden: bool
+
+    def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
+        """Compute a batch that the runner has computed.
+
+        Args:
+            computed: With the input ids, and the hidden states of all tokens if it reads them.
+            sampled_ids: (num_rows,); None if nothing was sampled.
+        """
 
     def prepare(self) -> bool:
         """See `ModelRunner.prepare`."""
@@ -91,7 +102,7 @@ class ModelRunner(Executor[LaunchedStep]):
         self._model = model
         self._caches = caches
         self._device = device
-        self._follower = follower
+        self._follower, self._keeps_all = follower, follower is not None and follower.reads_hidden
         self._sampling = sampling
         self._graphs = graphs
         self._adapters, self._computing = adapters, adapters.computing if adapters else nullcontext
@@ -147,11 +158,12 @@ class ModelRunner(Executor[LaunchedStep]):
         """Compute the hidden states of a batch with these input ids.
 
         Returns:
-            (num_rows, hidden_size) of the rows to be sampled, or of all tokens if prompts are scored or pooled.
+            (num_rows, hidden_size) of the rows to be sampled, or of all tokens if prompts are scored or pooled, or the
+            follower reads them.
         """
         caches = self._caches.begin(batch)
-        rows = None
-        if batch.scores is None and batch.pooling is None and len(batch.row_indices) != batch.num_tokens:
+        rows, wants_all = None, self._keeps_all or batch.scores is not None or batch.pooling is not None
+        if not wants_all and len(batch.row_indices) != batch.num_tokens:
             rows = to_device(batch.row_indices, self._device)
         positions = to_device(batch.lookups, self._device)
         if batch.token_types is not None:
@@ -189,7 +201,7 @@ class ModelRunner(Executor[LaunchedStep]):
         samples = self._sample(batch, computed, masks) if len(batch.row_indices) else None
         scores = list(self._score(batch.scores, computed.hidden_states)) if batch.scores else []
         if self._follower is not None:
-            self._follower.follow(computed.token_ids, batch)
+            self._follower.follow(batch, computed, samples.token_ids if samples else None)
         parts = [*([samples.logprobs] if samples and samples.logprobs else []), *scores]
         results = [tensor for part in parts for tensor in part.tensors]
         if batch.pooling is not None:

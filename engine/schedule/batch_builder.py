@@ -54,6 +54,7 @@ def build_batch(
         inputs=input_batch(requests) if any(spec.num_input_tokens for spec in specs) else None,
         table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
+        next_ids=_ints(ids) if (ids := [_next_id(s) for s in requests if not s.num_rows]) else None,
     )
 
 
@@ -90,6 +91,11 @@ def _input_ids(scheduled: ScheduledRequest) -> list[int]:
     if end > num_known:
         ids += [0] * scheduled.num_placeholders + list(scheduled.draft_token_ids)
     return ids
+
+
+def _next_id(scheduled: ScheduledRequest) -> int:
+    end = scheduled.start + scheduled.num_tokens
+    return next(iter(scheduled.request.token_ids[end : end + 1]), 0)
 
 
 def _input_placeholders(

@@ -28,6 +28,7 @@ from weft.engine.describe.config import ModelFacts
 from weft.engine.drafts import Pace
 from weft.engine.memory_plan import estimate_activations_bytes
 from weft.engine.request import Request
+from weft.engine.runner.cuda_graphs import ComputedStep
 from weft.engine.runner.model_runner import Follower, ModelRunner
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
@@ -37,19 +38,23 @@ from weft.engine.wire.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A checked draft model.
+    """A checked draft model, or a head of the served model.
 
     Attributes:
+        name: For the log.
         engine_config: That of the served model, with the kernels that compute this one.
         group_indices: For each of its cache groups, the served group whose block tables it uses.
+        is_head: Whether it is a head; then config is that of the served model.
     """
 
+    name: str
     config: ModelFacts
     engine_config: EngineConfig
     plan: ModelPlan
     groups: tuple[CacheGroup[CacheSpec], ...]
     group_indices: list[int]
     activations_bytes: int
+    is_head: bool = False
 
 
 def find_draft_checkpoint(
@@ -67,9 +72,10 @@ def find_draft_checkpoint(
     Raises:
         ModelError: It cannot be read, or cannot draft for the served model.
     """
-    if config.draft_model is None:
+    folder = config.draft_model
+    if folder is None:
         return None
-    draft = read_model(config.draft_model, config.options.model_impl)
+    draft = read_model(folder, config.options.model_impl)
     if draft.vocab_size != vocab_size:
         raise ModelError(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
@@ -84,6 +90,7 @@ def find_draft_checkpoint(
         raise ModelError(f"the draft model cannot be used: {error}") from None
     groups = plan.groups
     return DraftCheckpoint(
+        name=f"draft model {folder.name}",
         config=draft,
         engine_config=config,
         plan=plan,
@@ -128,6 +135,8 @@ _AGEING = 0.998
 class DraftModel(Follower):
     """Owner of the draft model and its cache; follows the served model's runner and proposes to its engine."""
 
+    reads_hidden = False
+
     def __init__(
         self, runner: ModelRunner, kv: KVCacheManager, group_indices: Sequence[int], *, shares_tables: bool = True
     ) -> None:
@@ -148,9 +157,9 @@ class DraftModel(Follower):
         self._device_s = 0.0
 
     @override
-    def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
+    def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
         unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
-        self._runner.fill_caches(token_ids, unread)
+        self._runner.fill_caches(computed.token_ids, unread)
 
     @override
     def prepare(self) -> bool:

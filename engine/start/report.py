@@ -79,7 +79,8 @@ def _print(options: EngineOptions) -> None:
     if note := weights_note(model, config, sizes.chosen.kernels):
         print(f"weights are  {note}")
     if draft and config.draft_model:
-        print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
+        drafts = draft.name if draft.is_head else f"{config.draft_model.name} ({draft.config.architecture})"
+        print(f"draft model  {drafts}")
     if options.num_ranks > 1:
         stages = f" in {options.pipeline_parallel_size} stages" * (options.pipeline_parallel_size > 1)
         which = "the largest" if stages else "each"

@@ -14,7 +14,8 @@ from weft.engine.config import EngineConfig
 from weft.engine.describe.config import ModelFacts
 from weft.engine.host_memory import num_layers_to_move
 from weft.engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, least_kv_bytes, make_plan
-from weft.engine.start.draft_model import DraftCheckpoint, find_draft_checkpoint
+from weft.engine.start.draft_head import find_draft
+from weft.engine.start.draft_model import DraftCheckpoint
 from weft.engine.start.model_choice import ModelPlan, plan_largest
 from weft.engine.wire.machine import SHARE_OF_FREE_MEMORY
 
@@ -92,7 +93,7 @@ def find_sizes(model: ModelFacts, config: EngineConfig) -> Sizes:
 
 def _sizes(model: ModelFacts, config: EngineConfig) -> Sizes:
     chosen = plan_largest(model, config)
-    draft = find_draft_checkpoint(config, model.vocab_size, chosen)
+    draft = find_draft(config, model, chosen)
     activations_bytes = estimate_activations_bytes(model, config, chosen.cache_specs)
     return Sizes(
         model=model,

@@ -38,7 +38,8 @@ from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
-from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint
+from weft.engine.start.draft_head import find_draft, make_head
+from weft.engine.start.draft_model import DraftCheckpoint, DraftModel
 from weft.engine.start.model_choice import load_planned, plan_model, read_model, weights_note
 from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
@@ -93,7 +94,7 @@ def start(
     config = tune_kernels(model_config, config, tuner := tuner_for(config.device))
     chosen = plan_model(model_config, config)
     settle_draft = partial(tune_kernels, tuner=tuner, is_draft=True)
-    draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
+    draft = find_draft(config, model_config, chosen, settle_draft)
     torch.set_grad_enabled(False)
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
@@ -108,7 +109,7 @@ def start(
     weights = note and note + "; K and V have scales" * bool(scales)
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
-    draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv, model_config.short_context)
+    draft_model = _draft_model(draft, (drafter, model), draft_caches, sampling, kv, model_config.short_context)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kernels, caches, sampling)
@@ -130,7 +131,7 @@ def start(
         overlap=config.overlap,
         grammars=_grammars(config, model_config),
         masks=MaskComputer(model_config.vocab_size),
-        drafters=_drafters(config, kv.can_copy),
+        drafters=_drafters(config, kv.can_copy, draft),
         draft_model=draft_model,
         vectors=vectors or alignment,
         before_launch=before_launch,
@@ -182,15 +183,18 @@ def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan, folder: Path) -> Cac
 
 def _draft_model(
     draft: DraftCheckpoint | None,
-    model: LoadedModel | None,
+    models: tuple[LoadedModel | None, LoadedModel],
     caches: Caches | None,
     sampling: SamplingKernels,
     kv: KVCacheManager,
     short_context: int,
 ) -> DraftModel | None:
-    """A runner of its own around the loaded draft model, if there is one."""
+    """A runner of its own around the first of the models, which drafts for the second, if there is one."""
+    model, served = models
     if draft is None or model is None or caches is None:
         return None
+    if draft.is_head:
+        return make_head(draft, model, served, caches, sampling, kv)
     config = draft.engine_config
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
@@ -289,7 +293,7 @@ def _graphs(
     )
 
 
-def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
+def _drafters(config: EngineConfig, can_draft: bool, draft: DraftCheckpoint | None) -> list[Drafter]:
     """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition.
 
     Raises:
@@ -299,7 +303,7 @@ def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
         if config.is_ngram:
             raise ModelError("speculative ngram needs caches that can go back behind a refused draft")
         return []
-    sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
+    sources = [draft.name] if draft else ["ngram"] * config.is_ngram
     logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
     return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]
 

@@ -119,7 +119,7 @@ def _placed(settings: Settings) -> Settings:
     """The settings with absolute paths, since a replica runs in another folder. What is not there is a hub id."""
 
     def place(path: str | None, *, is_new: bool = False) -> str | None:
-        found = None if path is None or path == "ngram" else os.path.abspath(os.path.expanduser(path))
+        found = None if path is None or path in ("ngram", "mtp") else os.path.abspath(os.path.expanduser(path))
         return found if found and (is_new or os.path.exists(found)) else path
 
     paths: dict[str, object] = {name: place(getattr(settings, name)) for name in ("model", "speculative")}

@@ -116,8 +116,8 @@ def resolve(
 def resolve_draft(
     speculative: str | None, *, is_plan: bool = False, model_impl: str = "auto", report: Report = _LINES
 ) -> str | None:
-    """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
-    if speculative in (None, "ngram"):
+    """`resolve` for the setting `speculative`, which may also be "ngram", "mtp" or None."""
+    if speculative in (None, "ngram", "mtp"):
         return speculative
     return str(resolve(speculative, "speculative", is_plan=is_plan, model_impl=model_impl, report=report))
 

@@ -209,9 +209,9 @@ def test_idle_time_goes_to_the_cache_and_then_to_that_of_the_draft() -> None:
     own, drafts = NoAttention(2), NoAttention(3)
 
     class Following:
-        prepare = drafts.prepare
+        prepare, reads_hidden = drafts.prepare, False
 
-        def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
+        def follow(self, batch: Batch, computed: object, sampled_ids: torch.Tensor | None) -> None:
             """Nothing runs here."""
 
     runner = ModelRunner(NextNumber(), Caches(own), CPU, Following())  # type: ignore[arg-type]
