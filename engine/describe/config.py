@@ -105,6 +105,7 @@ class ModelConfig(ModelFacts):
         encoder: Of the encoder that the decoder reads; None for none.
         aligned: Layer and head of the attention to a sound that follows it in time, in order.
         quantization: How the checkpoint has its matrices; None as they are.
+        tapped: Numbers of layers behind which hidden states are kept for a head that reads them.
     """
 
     num_layers: int
@@ -120,6 +121,7 @@ class ModelConfig(ModelFacts):
     num_draft_layers: int = 0
     num_token_types: int = 1
     quantization: Quantization | None = None
+    tapped: tuple[int, ...] = ()
 
     @property
     @override
@@ -146,7 +148,8 @@ class ModelConfig(ModelFacts):
     @property
     @override
     def kept_values(self) -> int:
-        return self.switches.extension.num_values(self.num_layers) if self.switches.extension else 0
+        inputs = self.switches.extension.num_values(self.num_layers) if self.switches.extension else 0
+        return inputs + len(self.tapped) * self.hidden_size
 
     @property
     @override

@@ -237,6 +237,15 @@ def text_half(architecture: str, fields: Fields) -> tuple[str, Fields] | None:
     return (name, text.inheriting(fields, _INHERITED).with_defaults(_LEFT_OUT.get(model_type, {}))) if name else None
 
 
+_EAGLE = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
+
+
+def is_eagle(folder: Path) -> bool:
+    """Whether a checkpoint is a head that drafts for another model (EAGLE-3), and no model."""
+    path = folder / "config.json"
+    return path.is_file() and not _EAGLE.isdisjoint(Fields.read(path).texts("architectures"))
+
+
 CLASSIFIER = "ForSequenceClassification"
 _HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 _SCORE_MODULE = "LogitScore"

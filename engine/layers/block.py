@@ -143,11 +143,13 @@ class StepCaches:
     Attributes:
         states: None if no layer keeps a state.
         passed: By name, what a block made of the step's tokens and a later one reads.
+        tapped: By number of layers, the hidden states of all tokens behind them, as far as a follower reads such.
     """
 
     attention: AttentionStep
     states: StateStep | None = None
     passed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    tapped: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def kept(self) -> StateStep:

@@ -16,12 +16,11 @@ from typing_extensions import override
 from weft.engine.describe.config import ModelConfig
 from weft.engine.describe.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.describe.tensor_names import norm_spec
-from weft.engine.layers.block import Block, BlockStep, Decoder, Layer, Linear
+from weft.engine.layers.block import Block, BlockStep, Decoder, Layer, Linear, unchanged
 from weft.engine.layers.kernels import LayerKernels
-from weft.engine.models.loading import DecodedSource, LoadFormat, build_decoder, open_checkpoint
+from weft.engine.models.loading import LoadFormat, build_decoder, open_source, stored_names
 from weft.engine.parts.decoder import block_spec
-from weft.engine.weights.reader import DenseReader, Progress, TensorSource, WeightReader, WeightRef
-from weft.engine.weights.tensor_files import RandomSource
+from weft.engine.weights.reader import DenseReader, Progress, WeightReader, WeightRef
 from weft.engine.wire.errors import ModelError
 
 BEFORE = "hidden states before"
@@ -85,13 +84,8 @@ def check_head(folder: Path, config: ModelConfig, load_format: LoadFormat) -> No
         )
     if not config.switches.has_draft_heads:
         raise ModelError(f"speculative mtp: the heads of {config.architecture} are not supported")
-    if load_format == "dummy":
-        return
-    try:
-        names = open_checkpoint(folder, config, torch.device("cpu")).names
-    except ModelError:
-        return
-    if not any(name.startswith(f"{_layer(config)}.eh_proj.") for name in names):
+    names = stored_names(folder, config, load_format)
+    if names and not any(name.startswith(f"{_layer(config)}.eh_proj.") for name in names):
         raise ModelError(
             f"speculative mtp: config.json names a head, but the checkpoint has no {_layer(config)}.eh_proj"
         )
@@ -112,18 +106,13 @@ def load_head(
     Raises:
         ModelError: A tensor is missing or of another shape.
     """
-    source: TensorSource
-    if load_format == "dummy":
-        source = RandomSource(0, dtype, device, norm_weight=1.0 - config.switches.norm_offset)
-    else:
-        checkpoint = open_checkpoint(folder, config, device)
-        source = DecodedSource(checkpoint, config.quantization, device) if config.quantization else checkpoint
-    spec = head_spec(config)
+    source, spec = open_source(folder, config, device, dtype, load_format), head_spec(config)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.num_parameters * dtype.itemsize, progress)
         return build_decoder(spec, config, kernels, reader, (), dtype)
 
 
 def beside(head: Decoder, model: Decoder) -> Decoder:
-    """A head with what it shares with its model."""
-    return replace(head, embedding=model.embedding, head=model.head, rotaries=model.rotaries)
+    """A head with what it shares with its model: what it has not of its own."""
+    embedding = model.embedding if head.embedding is unchanged else head.embedding
+    return replace(head, embedding=embedding, head=head.head or model.head, rotaries=head.rotaries or model.rotaries)

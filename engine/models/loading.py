@@ -125,11 +125,18 @@ def _join(
 
 def lacks_head(folder: Path, config: ModelConfig) -> bool:
     """Whether the files of a checkpoint hold no output head; False where `weft plan` has none of them."""
+    names = stored_names(folder, config)
+    return bool(names) and not any(name.startswith(f"{config.switches.names.head}.") for name in names)
+
+
+def stored_names(folder: Path, config: ModelConfig, load_format: LoadFormat = "auto") -> tuple[str, ...]:
+    """Names of the tensors of a checkpoint; none for random weights, or if there are no files, as for a plan."""
+    if load_format == "dummy":
+        return ()
     try:
-        names = open_checkpoint(folder, config, torch.device("cpu")).names
-        return not any(name.startswith(f"{config.switches.names.head}.") for name in names)
+        return open_checkpoint(folder, config, torch.device("cpu")).names
     except ModelError:
-        return False
+        return ()
 
 
 def open_checkpoint(
@@ -138,6 +145,21 @@ def open_checkpoint(
     """The files of a checkpoint; raises ModelError if there are none."""
     is_gguf = config.quantization is not None and config.quantization.method == "gguf"
     return (GgufSource if is_gguf else CheckpointSource)(folder, device, unused=unused)
+
+
+def open_source(
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    unused: tuple[str, ...] = (),
+) -> TensorSource:
+    """The tensors of a checkpoint as its config says they are stored, or random ones for the load format "dummy"."""
+    if load_format == "dummy":
+        return RandomSource(0, dtype, device, norm_weight=1.0 - config.switches.norm_offset)
+    checkpoint = open_checkpoint(folder, config, device, unused)
+    return DecodedSource(checkpoint, config.quantization, device) if config.quantization else checkpoint
 
 
 def _has_own_head(config: ModelConfig, checkpoint: CheckpointSource) -> bool:

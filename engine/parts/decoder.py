@@ -23,6 +23,7 @@ from weft.engine.describe.tensor_names import (
 from weft.engine.families.switches import Halves, Norms
 from weft.engine.parts.cross_attention import with_cross_attention
 from weft.engine.parts.hearing import hearing_spec
+from weft.engine.parts.tap import with_taps
 from weft.engine.weights.reader import TensorRef, WeightRef
 
 for _module in pkgutil.iter_modules(parts.__path__):
@@ -42,9 +43,10 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
         positions = WeightRef((names.positions,), (num_positions,), hidden)
     if names.token_types:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
+    blocks = [block_spec(config, index, f"{names.layers}.{index}") for index in range(config.num_layers)]
     spec = specs.DecoderSpec(
         embedding=None if switches.hearing else WeightRef((names.embedding,), vocabulary, hidden),
-        blocks=tuple(block_spec(config, index, f"{names.layers}.{index}") for index in range(config.num_layers)),
+        blocks=tuple(with_taps(blocks, config.tapped)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
         positions=positions,

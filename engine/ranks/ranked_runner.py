@@ -119,7 +119,7 @@ class FollowingRunner(ModelRunner):
         if not self._has_head:
             self.fill_caches(to_device(batch.token_ids, self._device), batch)
             return
-        hidden_states, num_rows = self.forward(self._input_ids(batch), batch), len(batch.row_indices)
+        (hidden_states, _), num_rows = self.forward(self._input_ids(batch), batch), len(batch.row_indices)
         if num_rows:
             self._logits(batch, hidden_states)
         if batch.scores:

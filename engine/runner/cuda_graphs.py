@@ -13,7 +13,7 @@ graph that holds it, or runs eagerly. Only CUDA needs this, but with another `Ca
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,12 +54,14 @@ class _Graph:
         parameters: (n, num_tokens) float32, see `GraphSampler`; n is 0 if the graph does not sample.
         replay: Queues the step.
         hidden_states: (num_tokens, hidden_size) outputs.
+        tapped: See `StepCaches`.
     """
 
     inputs: Tensor
     parameters: Tensor
     replay: Callable[[], None]
     hidden_states: Tensor
+    tapped: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,14 @@ class ComputedStep:
     Attributes:
         token_ids: (num_tokens,) input ids with placeholders filled in; from a graph valid until the next launch.
         hidden_states: Of the rows to be sampled or of all tokens, (n, hidden_size); valid as long.
+        tapped: See `StepCaches`; valid as long.
         sampled_ids: (num_rows,) int64; None if the rows are still to be sampled.
         began: Marks the start of the step on the device; None on the CPU.
     """
 
     token_ids: Tensor
     hidden_states: Tensor
+    tapped: Mapping[int, Tensor]
     sampled_ids: Tensor | None
     began: torch.cuda.Event | None
 
@@ -151,7 +155,8 @@ class StepGraphs:
         began = mark(self._device)
         graph.replay()
         sampled_ids = self._sampled_ids[:num_tokens].clone() if key.samples else None
-        return ComputedStep(graph.inputs[0, :num_tokens], graph.hidden_states[:num_tokens], sampled_ids, began)
+        tapped = {depth: hidden[:num_tokens] for depth, hidden in graph.tapped.items()}
+        return ComputedStep(graph.inputs[0, :num_tokens], graph.hidden_states[:num_tokens], tapped, sampled_ids, began)
 
     def record_next(self) -> bool:
         """Record one more graph while no step is in flight; returns whether there are more to record."""
@@ -235,7 +240,7 @@ class StepGraphs:
 
         self._capture = self._capture or self._make_capture()
         replay, hidden_states = self._capture.record(work)
-        return _Graph(inputs, parameters, replay, hidden_states)
+        return _Graph(inputs, parameters, replay, hidden_states, caches.tapped)
 
 
 def graph_keys(max_num_sampled: int, max_num_batched_tokens: int) -> list[GraphKey]:

@@ -8,7 +8,7 @@ device in `collect`, and in `launch` for the masks of grammars or after it ran o
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -154,12 +154,12 @@ class ModelRunner(Executor[LaunchedStep]):
         if self._graphs is None or self._graphs.run(batch, may_sample=False, token_ids=token_ids) is None:
             self.forward(token_ids, batch)
 
-    def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
         """Compute the hidden states of a batch with these input ids.
 
         Returns:
             (num_rows, hidden_size) of the rows to be sampled, or of all tokens if prompts are scored or pooled, or the
-            follower reads them.
+            follower reads them; and what is tapped, see `StepCaches`.
         """
         caches = self._caches.begin(batch)
         rows, wants_all = None, self._keeps_all or batch.scores is not None or batch.pooling is not None
@@ -168,7 +168,7 @@ class ModelRunner(Executor[LaunchedStep]):
         positions = to_device(batch.lookups, self._device)
         if batch.token_types is not None:
             positions = self._model.typed(positions, to_device(batch.token_types, self._device))
-        return self._model.forward(token_ids, positions, caches, rows)
+        return self._model.forward(token_ids, positions, caches, rows), caches.tapped
 
     @override
     def collect(self, launched: LaunchedStep) -> StepResult:
@@ -197,7 +197,7 @@ class ModelRunner(Executor[LaunchedStep]):
         if computed is None:
             began = mark(self._device)
             token_ids = self._input_ids(batch)
-            computed = ComputedStep(token_ids, self.forward(token_ids, batch), None, began)
+            computed = ComputedStep(token_ids, *self.forward(token_ids, batch), None, began)
         samples = self._sample(batch, computed, masks) if len(batch.row_indices) else None
         scores = list(self._score(batch.scores, computed.hidden_states)) if batch.scores else []
         if self._follower is not None:

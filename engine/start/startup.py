@@ -38,7 +38,7 @@ from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
-from weft.engine.start.draft_head import find_draft, make_head
+from weft.engine.start.draft_head import find_draft, for_head, make_head
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel
 from weft.engine.start.model_choice import load_planned, plan_model, read_model, weights_note
 from weft.engine.start.sizes import find_sizes
@@ -87,7 +87,9 @@ def start(
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
     """
     task = find_task(Path(options.model), options.task, engine_config.settings_of_ranks(options))
-    model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
+    model_config = for_head(
+        read_model(Path(options.model), options.model_impl, task.max_num_tokens), options.speculative
+    )
     config = engine_config.resolve(options, model_config)
     share_cores(config)
     config = _fitted(model_config, config)
@@ -193,12 +195,11 @@ def _draft_model(
     model, served = models
     if draft is None or model is None or caches is None:
         return None
+    shares_tables, config = draft.config.short_context == short_context, draft.engine_config
     if draft.is_head:
-        return make_head(draft, model, served, caches, sampling, kv)
-    config = draft.engine_config
+        return make_head(draft, (model, served), caches, sampling, kv, shares_tables=shares_tables)
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
-    shares_tables = draft.config.short_context == short_context
     return DraftModel(runner, kv, draft.group_indices, shares_tables=shares_tables)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from weft.engine.families.registry import identify, own_task
+from weft.engine.families.registry import identify, is_eagle, own_task
 from weft.engine.gguf.file import GgufError
 from weft.engine.gguf.folder import choose, made_folder, stem
 from weft.engine.wire.errors import ModelError
@@ -100,7 +100,7 @@ def resolve(
 
     def check(folder: pathlib.Path) -> None:
         _check(folder, setting, model_impl)
-        if not is_plan:
+        if not is_plan and not is_eagle(folder):
             _ask_engine(folder, setting, model_impl)
             before_weights(folder)
 
@@ -174,11 +174,12 @@ def served_name(model: str | None) -> str:
 
 
 def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
-    """Return the folder if the engine can run its model."""
+    """Return the folder if the engine can run its model, or draft with its head."""
     if not (folder / "config.json").is_file():
         raise StartError(f"{setting}: no config.json in {folder}")
     try:
-        identify(folder, model_impl)
+        if setting != "speculative" or not is_eagle(folder):
+            identify(folder, model_impl)
     except ModelError as error:
         raise StartError(f"{setting}: {error}") from None
     return folder

@@ -1,9 +1,7 @@
 """A head of the checkpoint drafts what it should, and changes the number of steps and nothing else."""
 
-import json
-import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,24 +12,21 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoints import VOCAB_SIZE, Checkpoint, write_checkpoint, write_config
+from tests.checkpoints import Checkpoint, write_checkpoint, write_config
+from tests.engine.heads import change_config, make_engine, recorded, requests, texts
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.runs import ids, run
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.describe.config import load_model_config
 from weft.engine.kernels.torch.caches import Caches
-from weft.engine.loop.engine import Engine
 from weft.engine.models.draft_head import head_spec
-from weft.engine.request import Request
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.start import report
 from weft.engine.start.draft_head import DraftHead
 from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.inputs import TokensInput
-from weft.engine.wire.messages import AddRequest, EngineOptions
-from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.messages import EngineOptions
 
 _EXPERTS: dict[str, object] = {
     "n_routed_experts": 4,
@@ -86,62 +81,10 @@ def write(name: str, folder: Path) -> Path:
     return folder
 
 
-def change_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 @pytest.fixture(scope="session")
 def with_head(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("heads")
     return lambda name: root / name if (root / name).exists() else write(name, root / name)
-
-
-def make_engine(folder: Path, speculative: str | None, *, overlap: bool = False, **more: int) -> Engine:
-    options = EngineOptions(
-        model=str(folder),
-        device="cpu",
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=16,
-        speculative=speculative,
-        kv_cache_memory=more.get("kv_cache_memory", 4_000_000),
-        max_num_batched_tokens=more.get("max_num_batched_tokens", 512),
-        itl_target_ms=1e6,  # or prompts are cut as time passes, and torch computes a row differently beside others
-    )
-    engine = start(options, "epoch").engine
-    engine._overlap = overlap
-    return engine
-
-
-def texts(*lengths: int) -> list[AddRequest]:
-    """Random prompts of so many tokens, continued greedily."""
-    generator = random.Random(3)
-    return [
-        AddRequest(
-            TokensInput([generator.randrange(4, VOCAB_SIZE) for _ in range(length)]),
-            SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True),
-            request_id=number,
-        )
-        for number, length in enumerate(lengths)
-    ]
-
-
-def requests(temperature: float, num_tokens: int) -> list[AddRequest]:
-    """Some share a prefix, some have two choices."""
-    generator = random.Random(2)
-    prefix = [generator.randrange(4, VOCAB_SIZE) for _ in range(40)]
-    return [
-        AddRequest(
-            TokensInput(
-                prefix[: 40 * (number % 2)] + [generator.randrange(4, VOCAB_SIZE) for _ in range(5 + 7 * number)]
-            ),
-            SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True),
-            num_choices=1 + number % 2,
-            request_id=number,
-        )
-        for number in range(6)
-    ]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -190,23 +133,6 @@ class Reference:
         rotation = self._model.rotary_emb(inputs[None], positions)
         outputs = self._layer(inputs[None], attention_mask=mask, position_ids=positions, position_embeddings=rotation)
         return self._norm(outputs[0], "shared_head.norm")
-
-
-def recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
-    """Texts, and what was proposed behind them, three ids each if there is room."""
-    assert engine._speculator is not None
-    head, seen = engine._speculator._draft_model, []
-    assert isinstance(head, DraftHead)
-    propose = head.propose
-    monkeypatch.setattr(head.pace, "num_drafts", lambda price: 3)
-
-    def record(asked: Sequence[Request], num_drafts: int) -> list[list[int]]:
-        drafts = propose(asked, num_drafts)
-        seen.extend((list(r.token_ids), draft) for r, draft in zip(asked, drafts, strict=True))
-        return drafts
-
-    monkeypatch.setattr(head, "propose", record)
-    return seen
 
 
 @pytest.mark.parametrize(
