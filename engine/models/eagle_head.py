@@ -70,7 +70,7 @@ class EagleConfig:
 
     @property
     def spec(self) -> DecoderSpec:
-        """Its layer."""
+        """Its layer and the norm behind it."""
         layer, hidden = self.layer, self.layer.hidden_size
         norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
         token_norm, hidden_norm, second = (norm_spec(layer, f"{self.name}.{norm}") for norm in norms)
@@ -78,7 +78,7 @@ class EagleConfig:
         attention = replace(attention, qkv=replace(attention.qkv, in_features=2 * hidden))
         dense = dense_spec(layer, self.name, None)
         block = EagleSpec(token_norm, hidden_norm, attention, second, dense, self.keeps_normed)
-        return DecoderSpec(None, (block,), None, None)
+        return DecoderSpec(None, (block,), norm_spec(layer, "model.norm"), None)
 
     def weights_bytes(self, kernels: LayerKernels, dtype: torch.dtype) -> int:
         """Bytes in memory, from the shapes alone."""
@@ -242,7 +242,6 @@ def load_eagle(
         reader = DenseReader(source, device, dtype, spec.num_parameters * dtype.itemsize, progress)
         rotaries = make_rotaries(layer, num_positions, dtype, device)
         decoder = build_decoder(spec, layer, kernels, reader, rotaries, dtype)
-        output_norm = norm_spec(layer, "model.norm").build(kernels, reader)
         ids = None
         if config.has_ids:
             offsets = reader.tensor(TensorRef("d2t", (config.num_draft_ids,), dtype=torch.int64))
@@ -263,7 +262,7 @@ def load_eagle(
         config.weights_bytes(kernels, dtype),
         join=join,
         depths=config.depths,
-        output_norm=output_norm,
+        output_norm=decoder.norm,
         ids=ids,
         vocab_size=layer.vocab_size,
     )

@@ -42,9 +42,10 @@ from weft.engine.runner.cuda_graphs import ComputedStep
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint, match_groups
-from weft.engine.start.model_choice import ModelPlan
+from weft.engine.start.model_choice import ModelPlan, read_model
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import EngineOptions
 
 
 def find_draft(
@@ -65,12 +66,13 @@ def find_draft(
     return find_draft_checkpoint(config, model.vocab_size, served, tune)
 
 
-def for_head(model: ModelFacts, speculative: str | None) -> ModelFacts:
-    """The model, with taps where an EAGLE-3 head will read its hidden states.
+def read_served(options: EngineOptions, max_num_tokens: int | None) -> ModelFacts:
+    """`read_model` of the served model, with taps where an EAGLE-3 head will read its hidden states.
 
     Raises:
-        ModelError: The head is for another model.
+        ModelError: See `read_model`; or the head is for another model.
     """
+    model, speculative = read_model(Path(options.model), options.model_impl, max_num_tokens), options.speculative
     if speculative is None or not isinstance(model, ModelConfig) or not is_eagle(folder := Path(speculative)):
         return model
     if model.switches.extension or model.encoder:

@@ -16,8 +16,8 @@ import torch
 from weft.engine import config as engine_config
 from weft.engine.kernels.cpu import library
 from weft.engine.memory_plan import least_kv_bytes
-from weft.engine.start.draft_head import for_head
-from weft.engine.start.model_choice import read_model, weights_note
+from weft.engine.start.draft_head import read_served
+from weft.engine.start.model_choice import weights_note
 from weft.engine.start.sizes import Sizes, find_sizes
 from weft.engine.start.vector_model import find_task
 from weft.engine.tune.compare import open_choices
@@ -33,7 +33,7 @@ def _read(options: EngineOptions) -> Sizes:
     """Read the configuration of a model; raises ModelError if it cannot be served with these options."""
     folder = pathlib.Path(options.model)
     task = find_task(folder, options.task, engine_config.settings_of_ranks(options))
-    model = for_head(read_model(folder, options.model_impl, task.max_num_tokens), options.speculative)
+    model = read_served(options, task.max_num_tokens)
     return find_sizes(model, engine_config.resolve(options, model))
 
 

@@ -38,9 +38,9 @@ from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
-from weft.engine.start.draft_head import find_draft, for_head, make_head
+from weft.engine.start.draft_head import find_draft, make_head, read_served
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel
-from weft.engine.start.model_choice import load_planned, plan_model, read_model, weights_note
+from weft.engine.start.model_choice import load_planned, plan_model, weights_note
 from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
@@ -87,9 +87,7 @@ def start(
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
     """
     task = find_task(Path(options.model), options.task, engine_config.settings_of_ranks(options))
-    model_config = for_head(
-        read_model(Path(options.model), options.model_impl, task.max_num_tokens), options.speculative
-    )
+    model_config = read_served(options, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
     share_cores(config)
     config = _fitted(model_config, config)
