@@ -38,7 +38,7 @@ class EngineConfig:
             (`LatencyTarget`).
         overlap: Whether a step is launched before the one before it is collected.
         is_ngram: Whether repeated text is drafted from the request's own tokens.
-        draft_model: Folder of the draft model, or of the model itself if its own head drafts; None for neither.
+        draft_model: Folder of the draft model or head, or of the model itself if its own head drafts; None for none.
         rounded_kv: Dtype of K and V in the cache if that is not dtype: float8_e4m3fn, or int8 with a scale for each
             token's K and V of a head.
         kernels: What computes a component, by its name. At first only what the options name; see

@@ -265,7 +265,8 @@ class Settings(BaseModel):
     top_p, top_k, min_p and repetition_penalty. Default: as the checkpoint says."""
     speculative: str | None = None
     """Speculative decoding: faster, with the same answers. ngram guesses tokens that repeat earlier text; mtp lets the
-    checkpoint's own head guess; a folder or hub id names a smaller model with the same vocabulary."""
+    checkpoint's own head guess; a folder or hub id names a smaller model with the same vocabulary, or an EAGLE-3
+    head for the model."""
     itl_target_ms: float | None = Field(default=None, gt=0)
     """Maximum milliseconds between two tokens of a stream while other prompts are prefilled; on CUDA also of a step of
     prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU, and with experts in host memory,

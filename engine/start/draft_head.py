@@ -31,7 +31,7 @@ from weft.engine.describe.specs import DecoderSpec
 from weft.engine.device import to_device
 from weft.engine.families.registry import is_eagle
 from weft.engine.fields import Fields
-from weft.engine.kernels.choice import choose_kernels
+from weft.engine.kernels.choice import check_cache, choose_kernels
 from weft.engine.kernels.torch.caches import Caches
 from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.layers.kernels import LayerKernels
@@ -115,8 +115,12 @@ def _find_eagle(
     _check_model("an EAGLE-3 head", config, model, served)
     options = config.options
     head = read_eagle(folder, model, options.load_format)
-    config = tune(head.layer, replace(config, kernels=options.kernels))
-    kernels, dtype, spec = choose_kernels(head.layer, config), config.dtype, head.spec
+    config, dtype, spec = tune(head.layer, replace(config, kernels=options.kernels)), config.dtype, head.spec
+    try:
+        kernels = choose_kernels(head.layer, config)
+        check_cache(group_layers(spec.caches), config)
+    except ModelError as error:
+        raise ModelError(f"the EAGLE-3 head cannot be used: {error}") from None
     load = partial(
         load_eagle,
         config=head,

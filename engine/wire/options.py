@@ -41,9 +41,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
             there is a family.
         quantization: How plain matrices are kept: none for dtype, int8, int4, or fp8 on CUDA.
-        host_expert_layers: The first so many layers with experts keep these in the host's memory, where the CPU
-            computes them; None for as many as it takes for the model to fit.
-        speculative: ngram, mtp for the model's own head, or the folder of a draft model; None for none of them.
+        speculative: ngram, mtp for the model's own head, or the folder of a draft model or of an EAGLE-3 head; None for
+            none of them.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
         deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
         stall_timeout_s: Longest silence in seconds before the engine counts as hanging; 0 means that it never does.

@@ -40,9 +40,17 @@ def test_folder_is_made_absolute(folder: pathlib.Path, monkeypatch: pytest.Monke
 def test_a_draft_model_is_resolved_and_a_fault_names_its_setting(folder: pathlib.Path) -> None:
     assert checkpoint.resolve_draft(None) is None
     assert checkpoint.resolve_draft("ngram") == "ngram"
+    assert checkpoint.resolve_draft("mtp") == "mtp"
     assert checkpoint.resolve_draft(str(folder)) == str(folder)
     with pytest.raises(StartError, match=r"^speculative: no such folder: /no/where$"):
         checkpoint.resolve_draft("/no/where")
+
+
+def test_an_eagle_head_drafts_and_is_no_model(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}')
+    assert checkpoint.resolve_draft(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(StartError, match=r"^model: architecture LlamaForCausalLMEagle3 is not supported"):
+        checkpoint.resolve(str(tmp_path))
 
 
 def test_default_is_the_demo_model() -> None:
