@@ -48,6 +48,7 @@ _LATENT: dict[str, object] = {
 MODELS = {
     "deepseek_v3": Checkpoint("deepseek_v3", _EXPERTS | _LATENT),
     "glm4_moe": Checkpoint("glm4_moe", _EXPERTS | {"head_dim": 16, "use_qk_norm": True}),
+    "glm4_moe_lite": Checkpoint("glm4_moe_lite", _EXPERTS | _LATENT),
 }
 DENSE = "dense"
 """Experts on a CPU launch what their tokens choose, so no step of them can be recorded."""

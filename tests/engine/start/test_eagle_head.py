@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tests.checkpoints import VOCAB_SIZE, Checkpoint, load_reference, write_checkpoint, write_config
+from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.heads import change_config, make_engine, recorded, requests, texts
 from tests.engine.runs import ids, run
 from weft.engine.fields import Fields
@@ -240,6 +241,10 @@ def test_a_head_that_does_not_fit_is_refused(served: Path, tmp_path: Path) -> No
     states = write_config(Checkpoint("qwen3_next", {"num_hidden_layers": 8}), tmp_path / "states")
     assert "Qwen3NextForCausalLM keeps states, which cannot go back" in refused(states, folder)
     assert "is for one rank, got tensor_parallel_size 2" in refused(served, folder, tensor_parallel_size=2)
+    gemma = write_config(
+        Checkpoint("gemma4_text", {"num_hidden_layers": 8, "num_kv_shared_layers": 2}), tmp_path / "other"
+    )
+    assert "Gemma4ForCausalLM is not supported, whose layers have other inputs" in refused(gemma, folder)
     save_file(
         load_file(folder / "model.safetensors") | {"input_norm.weight": torch.ones(3 * HIDDEN)},
         folder / "model.safetensors",
@@ -247,5 +252,11 @@ def test_a_head_that_does_not_fit_is_refused(served: Path, tmp_path: Path) -> No
     assert "input_norm.weight" in refused(served, folder)
     change_config(folder, num_hidden_layers=2)
     assert "of several layers" in refused(served, folder)
-    change_config(folder, num_hidden_layers=1, vocab_size=77)
-    assert "it expects 77 token ids and hidden states of 48 values" in refused(served, folder)
+    of_demo = {"vocab_size": 1280, "target_hidden_size": 192, "hidden_size": 192, "head_dim": 30}
+    change_config(folder, num_hidden_layers=1, **of_demo)
+    fault = refused(DEMO_MODEL, folder, dtype="bfloat16", kv_cache_dtype="int8")
+    assert fault.startswith("the EAGLE-3 head cannot be used: kv_cache_dtype int8 needs")
+    change_config(folder, vocab_size=77)
+    assert "it expects 77 token ids and hidden states of 192 values, the model has 199 and 48" in refused(
+        served, folder
+    )
