@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(pathlib.Path(__file__).parents[1] / "server" / "demo_model"))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--speculative", help="ngram, or the folder of a draft model")
+    parser.add_argument("--speculative", help="ngram, mtp, or the folder of a draft model or head")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=400)
     parser.add_argument("--temperature", type=float, default=0.0)

@@ -1,4 +1,4 @@
-"""EAGLE-3: a head in a checkpoint of its own, which was trained for a model (Li et al., 2025, sections 3 and A).
+"""EAGLE-3: a head in a checkpoint of its own, which was trained for a model (Li et al., 2025, section 3).
 
 It is a single layer of Llama. At a position it reads hidden states of the model from behind three of its layers, joined
 by a matrix, and the embedding of the next token. Attention gets both beside each other, each with a norm of its own;

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM
 
+from tests import quantized_checkpoints
 from tests.checkpoints import Checkpoint, write_checkpoint, write_config
 from tests.engine.heads import change_config, make_engine, recorded, requests, texts
 from tests.engine.recording import RecordedCapture, StaticBackend
@@ -154,6 +155,20 @@ def test_drafts_are_what_the_head_predicts(
     run(engine, adds)  # whose prefixes are found in both caches
     assert engine.scheduler.counters.prefix_cache_hits >= 32 + 96
     assert sum(len(draft) == 3 for _, draft in seen) > 40
+    assert [text for text, draft in seen if reference.drafts(text, len(draft)) != draft] == []
+
+
+def test_a_quantized_head_is_read_as_the_model_is(
+    with_head: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    plain = quantized_checkpoints.write(
+        with_head("deepseek_v3"), tmp_path, config, quantized_checkpoints.fp8_blocks(16, 16)
+    )
+    engine = make_engine(tmp_path, "mtp")
+    seen, reference = recorded(engine, monkeypatch), Reference(plain)
+    run(engine, texts(5, 33))
+    assert len(seen) > 10
     assert [text for text, draft in seen if reference.drafts(text, len(draft)) != draft] == []
 
 
