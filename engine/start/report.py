@@ -17,7 +17,7 @@ from weft.engine import config as engine_config
 from weft.engine.kernels.cpu import library
 from weft.engine.memory_plan import least_kv_bytes
 from weft.engine.start.draft_head import read_served
-from weft.engine.start.model_choice import weights_note
+from weft.engine.start.model_choice import read_model, weights_note
 from weft.engine.start.sizes import Sizes, find_sizes
 from weft.engine.start.vector_model import find_task
 from weft.engine.tune.compare import open_choices
