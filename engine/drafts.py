@@ -19,9 +19,6 @@ MAX_NUM_DRAFTS = 32
 _FIRST_RATE, _FIRST_WEIGHT = 0.7, 2.0
 """The rate assumed at first, and how many tokens of experience that assumption counts for."""
 
-_RECOVERY = 0.98
-"""Weight of experience after each step without a draft, so that drafting is tried again later."""
-
 
 class Pace:
     """Experience with one source of drafts. Drafts grow while they are accepted, and stop while they cost too much.
@@ -32,9 +29,14 @@ class Pace:
     rate of acceptance comes from recent drafts.
     """
 
-    def __init__(self, forgetting: float = 0.8) -> None:
-        """Start with no experience; `forgetting` is the weight of a draft one draft later."""
-        self._forgetting = forgetting
+    def __init__(self, forgetting: float = 0.8, recovery: float = 0.98) -> None:
+        """Start with no experience.
+
+        Args:
+            forgetting: Weight of a draft one draft later.
+            recovery: Weight of experience after each step without a draft, so that drafting is tried again later.
+        """
+        self._forgetting, self._recovery = forgetting, recovery
         self._num_accepted = 0.0
         self._num_tried = 0.0
 
@@ -52,8 +54,8 @@ class Pace:
         """Tokens to draft at this price. Each 0 fades experience a little, so that drafting resumes later."""
         number = best_num_drafts(self.rate, price)
         if not number:
-            self._num_accepted *= _RECOVERY
-            self._num_tried *= _RECOVERY
+            self._num_accepted *= self._recovery
+            self._num_tried *= self._recovery
         return number
 
 
@@ -172,11 +174,14 @@ class Drafting:
         drafter: The source of the drafts that are verified now; None before the first.
         pace: Learns from their verification; None for a drafter that never guesses wrong.
         lookups: The position of each drafter in the text that it reads.
+        num_right: The request's number of preemptions, and how many of its tokens the cache of a draft model holds at
+            least until the next one.
     """
 
     drafter: object | None = None
     pace: Pace | None = None
     lookups: dict[object, Lookup] = field(default_factory=dict)
+    num_right: tuple[int, int] = (0, 0)
 
 
 class DraftedRequest(Protocol):

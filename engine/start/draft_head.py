@@ -38,6 +38,7 @@ from weft.engine.layers.kernels import LayerKernels
 from weft.engine.memory_plan import estimate_activations_bytes, num_positions
 from weft.engine.models.draft_head import BEFORE, beside, check_head, head_spec, load_head
 from weft.engine.models.eagle_head import EagleHead, eagle_depths, load_eagle, read_eagle
+from weft.engine.request import Request
 from weft.engine.runner.cuda_graphs import ComputedStep
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
@@ -171,7 +172,8 @@ def make_head(
     assert isinstance(head, Decoder) and isinstance(model, Decoder)
     runner = HeadRunner(beside(head, model), caches, draft.engine_config.device, sampling, kv.block_size)
     eagle = head if isinstance(head, EagleHead) else None
-    return DraftHead(runner, kv, draft.group_indices, eagle, shares_tables=shares_tables)
+    limit = draft.engine_config.max_num_batched_tokens
+    return DraftHead(runner, kv, draft.group_indices, limit, eagle, shares_tables=shares_tables)
 
 
 class HeadRunner(ModelRunner):
@@ -253,12 +255,13 @@ class DraftHead(DraftModel):
         runner: HeadRunner,
         kv: KVCacheManager,
         group_indices: list[int],
+        max_num_tokens: int,
         eagle: EagleHead | None,
         *,
         shares_tables: bool,
     ) -> None:
         """See `DraftModel`; eagle is the head if it reads what is tapped, None if it reads the last hidden states."""
-        super().__init__(runner, kv, group_indices, shares_tables=shares_tables)
+        super().__init__(runner, kv, group_indices, max_num_tokens, shares_tables=shares_tables)
         self._head, self._eagle, self.reads_hidden = runner, eagle, eagle is None
 
     @override
@@ -271,3 +274,8 @@ class DraftHead(DraftModel):
             next_ids[to_device(batch.row_indices, device)] = sampled_ids.clamp(min=0)  # NO_TOKEN_ID ends the request
         hidden = self._eagle.joined(computed.tapped) if self._eagle else computed.hidden_states
         self._head.fill(self._own(batch), next_ids, hidden)
+
+    @override
+    def num_right(self, request: Request) -> int:
+        """It follows every step, so nothing is missing."""
+        return request.num_tokens - 1

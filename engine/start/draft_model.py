@@ -3,17 +3,20 @@
 `find_draft_checkpoint` checks that it fits the served model, and what it costs, before anything is loaded. `DraftModel`
 drafts.
 
-Its cache has the same block ids as the served model's, and it computes every batch that the served model computes. So
-whatever holds for blocks holds for both: shared prefixes, copies, preemption, roll-back. Drafts are decoded in a few
-small steps over all requests at once, into slots that the requests already hold. The step that verifies them writes
-these slots again. Both models draw with the same random numbers, so equal distributions give equal ids.
+Its cache has the same block ids as the served model's, so shared prefixes, preemption and roll-back are those of the
+served model. Drafts are decoded in a few small steps over all requests at once, into slots that the requests already
+hold. The first of these steps also computes the tokens of a request that the cache has not yet (`DraftCache`), its
+prompt in parts. So the draft model costs nothing while it does not draft. Both models draw with the same random
+numbers, so equal distributions give equal ids.
 """
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from weft.engine.runner.cuda_graphs import ComputedStep
 from weft.engine.runner.model_runner import Follower, ModelRunner
 from weft.engine.schedule.batch_builder import build_batch
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
+from weft.engine.start.draft_cache import DraftCache
 from weft.engine.start.model_choice import ModelPlan, plan_model, read_model
 from weft.engine.wire.errors import ModelError
 
@@ -125,20 +129,33 @@ def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheG
 _FORGETTING = 0.98
 """Weight of a draft one draft later. All requests share the experience, so a single draft says little."""
 
+_RECOVERY = 0.998
+"""Weight of experience after each step without a draft: a draft costs a step of the draft model, so few are tried."""
+
 _GAIN = 0.1
 """How fast the average time of a small step follows new measurements."""
 
-_AGEING = 0.998
+_AGEING = 0.9995
 """Factor on that average for each step, so that drafts which once took too long are tried again."""
 
 
+_CATCH_UP_TOKENS = 256
+"""Most tokens that a step computes of what the cache has not yet; others wait meanwhile."""
+
+
 class DraftModel(Follower):
-    """Owner of the draft model and its cache; follows the served model's runner and proposes to its engine."""
+    """Owner of the draft model and its cache; proposes to the served model's engine."""
 
     reads_hidden = False
 
     def __init__(
-        self, runner: ModelRunner, kv: KVCacheManager, group_indices: Sequence[int], *, shares_tables: bool = True
+        self,
+        runner: ModelRunner,
+        kv: KVCacheManager,
+        group_indices: Sequence[int],
+        max_num_tokens: int,
+        *,
+        shares_tables: bool = True,
     ) -> None:
         """Take over a loaded model with a cache of as many blocks as kv has.
 
@@ -146,20 +163,26 @@ class DraftModel(Follower):
             runner: Of the draft model.
             kv: The served model's cache manager.
             group_indices: For each cache group of the draft model, the group of the served model whose tables it uses.
+            max_num_tokens: Most tokens of a step.
             shares_tables: Whether it looks up positions where the served model does, see `Batch.table_rows`.
         """
         self._shares_tables = shares_tables
-        self.pace = Pace(_FORGETTING)
+        self.pace = Pace(_FORGETTING, _RECOVERY)
         self._runner = runner
         self._kv = kv
         self._group_indices = group_indices
+        self._max_num_tokens = max_num_tokens
+        self._cache = DraftCache(kv.pools[group_indices[0]].num_blocks, kv.block_size, group_indices[0])
+        self._has_drafted = False
         self._small_step_s = 0.0
         self._device_s = 0.0
 
     @override
     def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
-        unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
-        self._runner.fill_caches(computed.token_ids, unread)
+        self._cache.forget(batch.groups[self._group_indices[0]])
+        if not self._has_drafted:  # at start-up, where steps are measured and kernels compiled
+            unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
+            self._runner.fill_caches(computed.token_ids, unread)
 
     @override
     def prepare(self) -> bool:
@@ -181,52 +204,97 @@ class DraftModel(Follower):
         return self._small_step_s / step_s if step_s else 0.0
 
     def propose(self, requests: Sequence[Request], num_drafts: int) -> list[list[int]]:
-        """Decode up to num_drafts ids for each request; fewer if it needs fewer or holds too few slots."""
-        began = time.perf_counter()
-        rooms = [self._kv.reserve(r, min(num_drafts, r.num_remaining_tokens - 1)) for r in requests]
-        previous = None
-        launched = []
-        for offset in range(max(rooms)):
-            chosen = [request for request, room in zip(requests, rooms, strict=True) if room > offset]
-            previous, batch = self._next_batch(chosen, offset, previous)
-            launched.append((chosen, self._runner.launch(batch)))
+        """Decode up to num_drafts ids for each request; fewer if it needs fewer or holds too few slots.
+
+        A request of which the cache still lacks more tokens than a step may compute gets none.
+        """
+        began, self._has_drafted = time.perf_counter(), True
+        parts = list(self._first_parts(requests, num_drafts))
+        previous, launched = None, []
+        while parts:
+            step, batch = self._batch(parts, previous)
+            launched.append((parts, self._runner.launch(batch)))
+            parts = [_Part(p.request, p.end, 1, p.num_left - 1) for p in parts if p.num_left > 1]
+            previous = step
         drafts: dict[Request, list[int]] = {request: [] for request in requests}
-        for chosen, step in launched:
-            result = self._runner.collect(step)
+        for parts, launch in launched:
+            result = self._runner.collect(launch)
             self._device_s += result.device_s or 0.0
-            for request, token_id in zip(chosen, result.token_ids, strict=True):
+            drawing = (part.request for part in parts if part.num_left)
+            for request, token_id in zip(drawing, result.token_ids, strict=True):
                 drafts[request].append(token_id)
         if launched:
-            seconds = (time.perf_counter() - began) / len(launched)
-            self._small_step_s += (_GAIN if self._small_step_s else 1.0) * (seconds - self._small_step_s)
+            self._note(launched[0][0], drafts)
+            if sum(part.num_tokens for part in launched[0][0]) <= 2 * len(requests):
+                seconds = (time.perf_counter() - began) / len(launched)
+                self._small_step_s += (_GAIN if self._small_step_s else 1.0) * (seconds - self._small_step_s)
         return list(drafts.values())
 
-    def _next_batch(
-        self, requests: list[Request], offset: int, previous: ScheduledStep | None
-    ) -> tuple[ScheduledStep, Batch]:
-        """A step that computes one token of each request: the last known one, or the one that `previous` drafted."""
-        step = ScheduledStep(num_rows=len(requests), blocks=StepBlocks([{} for _ in self._kv.pools]))
+    def _first_parts(self, requests: Sequence[Request], num_drafts: int) -> "Iterator[_Part]":
+        """What the first step computes: what the cache lacks of each request, and its last token if it draws then."""
+        budget = min(_CATCH_UP_TOKENS, self._max_num_tokens - len(requests))
+        for request in requests:
+            start, last = self.num_right(request), request.num_tokens - 1
+            room = self._kv.reserve(request, min(num_drafts, request.num_remaining_tokens - 1))
+            num_missing = min(last - start, budget)
+            budget -= num_missing
+            draws = room > 0 and num_missing == last - start
+            if num_missing or draws:
+                yield _Part(request, start, num_missing + draws, room * draws)
+
+    def num_right(self, request: Request) -> int:
+        """See `DraftCache`."""
+        return self._cache.num_right(request)
+
+    def _note(self, parts: "Sequence[_Part]", drafts: dict[Request, list[int]]) -> None:
+        """What the steps that began with these parts left in the cache; the last draft of a request was only drawn."""
+        for part in parts:
+            known = part.request.token_ids[part.start : part.end]
+            self._cache.note(part.request, part.start, known + drafts[part.request][:-1], len(known))
+
+    def _batch(self, parts: "Sequence[_Part]", previous: ScheduledStep | None) -> tuple[ScheduledStep, Batch]:
+        """A step of these parts; a request's last token is known, or was drafted by `previous`."""
+        num_rows = list(accumulate((part.num_left > 0 for part in parts), initial=0))
+        step = ScheduledStep(num_rows=num_rows[-1], blocks=StepBlocks([{} for _ in self._kv.pools]))
         step.requests = [
             ScheduledRequest(
-                request=request,
-                start=request.num_computed_tokens + offset,
-                num_tokens=1,
-                num_context_tokens=request.num_tokens + offset,
+                request=part.request,
+                start=part.start,
+                num_tokens=part.num_tokens,
+                num_context_tokens=max(part.end, part.request.num_tokens),
                 draft_token_ids=(),
-                num_placeholders=int(offset > 0),
-                first_row=row,
-                num_rows=1,
-                num_preemptions=request.num_preemptions,
+                num_placeholders=int(part.end > part.request.num_tokens),
+                first_row=first_row,
+                num_rows=int(part.num_left > 0),
+                num_preemptions=part.request.num_preemptions,
             )
-            for row, request in enumerate(requests)
+            for part, first_row in zip(parts, num_rows, strict=False)
         ]
         batch = build_batch(step, previous, self._kv.block_size, self._kv.specs)
-        nothing = np.full(len(requests), -1, np.int64)
+        nothing = np.full(step.num_rows, -1, np.int64)
         sampling = dataclasses.replace(batch.sampling, num_logprobs=nothing)  # nobody reads those of drafts
-        return step, self._own(dataclasses.replace(batch, sampling=sampling))
+        return step, self._own(dataclasses.replace(batch, sampling=sampling, scores=None))
 
     def _own(self, batch: Batch) -> Batch:
         """The batch with the tables that the draft model's groups use."""
         groups = tuple(batch.groups[index] for index in self._group_indices)
         table_rows = batch.table_rows if self._shares_tables else None
         return dataclasses.replace(batch, groups=groups, table_rows=table_rows)
+
+
+class _Part(NamedTuple):
+    """What a small step computes of a request.
+
+    Attributes:
+        num_left: Drafts that are still to be drawn, the one of this step included; 0 if it only fills the cache.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    num_left: int
+
+    @property
+    def end(self) -> int:
+        """The position behind its tokens."""
+        return self.start + self.num_tokens

@@ -198,7 +198,7 @@ def _draft_model(
         return make_head(draft, (model, served), caches, sampling, kv, shares_tables=shares_tables)
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
-    return DraftModel(runner, kv, draft.group_indices, shares_tables=shares_tables)
+    return DraftModel(runner, kv, draft.group_indices, config.max_num_batched_tokens, shares_tables=shares_tables)
 
 
 def _open_offload(
