@@ -52,6 +52,7 @@ FOLDERS = {
     "engine/layers": "Blocks, their layers, and the seams to kernels and attention.",
     "engine/describe": "A decoder's configuration, what layers need of caches and tensors, and how ranks divide them.",
     "engine/parts": "Each unusual part of a model whole: its layers, how they are built, and how ranks divide them.",
+    "engine/vision": "Pictures: how a checkpoint sees, their features, and how these get into a step.",
     "engine/models": "From a checkpoint to a decoder, and its cuts for ranks and stages.",
     "engine/lora": "Low-rank adapters (LoRA): their files, where they act in a model, and the rows that use them.",
     "engine/kernels": "Which kernels compute a model.",

@@ -16,7 +16,7 @@ from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
-from weft.engine.schedule.pooled_requests import input_batch, pool_batch, time_bounds
+from weft.engine.schedule.pooled_requests import input_batch, picture_tokens, pool_batch, time_bounds
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
@@ -51,6 +51,7 @@ def build_batch(
         scores=_scores(requests, query_start_locs),
         token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
         pooling=pool_batch(requests, query_start_locs),
+        pictures=picture_tokens(requests, query_start_locs),
         inputs=input_batch(requests) if any(spec.num_input_tokens for spec in specs) else None,
         table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,

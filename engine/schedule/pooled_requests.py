@@ -1,4 +1,4 @@
-"""What requests of poolers, and of models with an encoder, add to a step, and what becomes of their hidden states."""
+"""What requests of poolers, with pictures and of models with an encoder add to a step, and what poolers get of it."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,8 @@ from itertools import islice
 
 import numpy as np
 
-from weft.engine.batch import Floats, InputBatch, Ints, PoolBatch
+from weft.engine.batch import Floats, Ints
+from weft.engine.batch_inputs import InputBatch, PictureTokens, PoolBatch
 from weft.engine.sampling.pooling import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
@@ -22,6 +23,21 @@ def input_batch(requests: list[ScheduledRequest]) -> InputBatch:
         np.array([s.request.num_input_slots for s in requests]),
         tuple(np.frombuffer(s.request.samples, np.int16) for s in requests if s.request.samples and not s.start),
     )
+
+
+def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
+    """The pictures, whole or in part, whose tokens a step computes."""
+    found = []
+    for scheduled, offset in zip(requests, query_start_locs[:-1].tolist(), strict=True):
+        request, start, end = scheduled.request, scheduled.start, scheduled.start + scheduled.num_tokens
+        for span, picture in zip(request.spans, request.pictures, strict=False):
+            if span.start < end and start < span.start + span.num_tokens:
+                ids = np.array(request.token_ids[span.start : span.start + span.num_tokens])
+                places = span.start + np.flatnonzero(ids == picture.token_id)
+                first, last = np.searchsorted(places, (start, end))
+                key = request.cache_seed + span.digest  # of equal pictures, but not for others who share no prefix
+                found.append(PictureTokens(key, picture, places[first:last] - start + offset, int(first)))
+    return tuple(found)
 
 
 def time_bounds(rows: list[tuple[ScheduledRequest, int]]) -> Ints | None:

@@ -69,7 +69,7 @@ def find_draft_checkpoint(
     """
     if config.draft_model is None:
         return None
-    draft = read_model(config.draft_model, config.options.model_impl)
+    draft = replace(read_model(config.draft_model, config.options.model_impl), vision=None)
     if draft.vocab_size != vocab_size:
         raise ModelError(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "

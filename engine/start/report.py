@@ -56,6 +56,7 @@ class _Sizes:
             activations_bytes=self.activations_bytes,
             free_bytes=left_bytes,
             adapters_bytes=self.chosen.adapters_bytes,
+            vision_bytes=self.chosen.vision_bytes,
         )
 
 
