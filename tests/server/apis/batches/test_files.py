@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from tests.linear_time import assert_linear
-from weft.server.apis.batches import contents as stored
 from weft.server.apis.batches import file_routes
+from weft.server.store import contents as stored
 from weft.server.store.transaction import Row, Transaction
 
 TEXT = b"one\ntwo\r\n--three\n" * 1000
