@@ -13,6 +13,7 @@ from pathlib import Path
 FOLDERS = {
     "server": "The way into the `weft` command, settings and errors. `demo_model/` holds the bundled weights.",
     "server/text": "Chat template, tokenizer, detokenizer, stop strings.",
+    "server/pictures": "From a part of a message to what a model sees: where a picture is, how it is fetched and read.",
     "server/library": "Models that were fetched: names, downloads, what is there.",
     "server/json_schema": "Loosens tools' JSON schemas until a grammar can enforce them, and tells what was left out.",
     "server/formats": "How models write reasoning and tool calls: one file for each family of formats.",

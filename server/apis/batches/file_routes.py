@@ -30,7 +30,7 @@ from weft.server.task.body import CLIENT_CLOSED, BodyRoute
 from weft.server.task.schema import Text, WireModel
 from weft.server.task.validation import check_range, ignored_fields, ignored_header
 
-Purpose = Literal["batch", "user_data"]
+Purpose = Literal["batch", "user_data", "vision"]
 """What a file may be for. OpenAI has more purposes, for what Weft does not do."""
 
 

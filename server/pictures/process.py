@@ -1,0 +1,159 @@
+"""Has pictures read by a process of their own, which may die of them (see `child`), and bounds what is held of them.
+
+Owns that process: it is started for the first picture, which takes seconds, and kept. It serves one picture at a time,
+in the order in which they come. If it dies, the next picture starts another.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from weft.engine.wire.messages import frame, receive
+from weft.engine.wire.pictures import Picture
+from weft.server.child_limits import child_environment
+from weft.server.errors import InternalError, QueueFullError, UnsupportedValueError
+from weft.server.pictures.calls import MAX_ANSWER_BYTES, Made, Ready
+
+MAX_HELD_BYTES: Final = 1 << 30
+"""Of pictures of all requests that have not ended, in one server process."""
+_GROWTH_BYTES: Final = 3 << 30
+_START_S: Final = 300.0
+_READ_S: Final = 300.0
+"""A process that was stopped, or gets no core, is ended after so long."""
+_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class _Process:
+    """One process; one thread uses it at a time."""
+
+    def __init__(self, folder: Path, token_id: int) -> None:
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "weft.server.pictures.child"),
+                    *(str(folder), str(token_id), str(_GROWTH_BYTES)),
+                ],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=child_environment() | _ENVIRONMENT,
+                start_new_session=True,
+            )
+        try:
+            answer = receive(self._link, MAX_ANSWER_BYTES, time.monotonic() + _START_S)
+            ready = msgspec.msgpack.decode(answer, type=Ready)
+        except (EOFError, OSError, ValueError, msgspec.MsgspecError):
+            ready = Ready(fault="its process died")
+        if ready.fault is not None:
+            self.close()
+            raise InternalError(f"pictures cannot be read: the model's processor cannot be loaded ({ready.fault})")
+        self.sign = ready.sign
+
+    def read(self, data: bytes) -> Made:
+        """What becomes of a file. If the process dies of it, it is closed."""
+        try:
+            self._link.settimeout(_READ_S)
+            self._link.sendall(frame(data))
+            answer = receive(self._link, MAX_ANSWER_BYTES, time.monotonic() + _READ_S)
+            return msgspec.msgpack.decode(answer, type=Made)
+        except TimeoutError:
+            self.close()
+            return Made(f"to read it takes more than {_READ_S:g} s, with all that is read before it")
+        except (EOFError, OSError, ValueError, msgspec.MsgspecError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)  # it has closed its side, so it is ending
+            is_late = self._process.poll() == -signal.SIGPROF
+            self.close()
+            return Made("to read it takes too long" if is_late else "its reader died of it")
+        except BaseException:  # the rest of the answer would be taken for that of the next picture
+            self.close()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still serves."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; nothing that it does is waited for."""
+        self._process.kill()
+        self._process.wait()
+        self._link.close()
+
+
+class PictureProcess:
+    """The process of one model, which any task of one event loop may use."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start none.
+
+        Args:
+            folder: That of the checkpoint.
+        """
+        self._folder = folder
+        self._turn = asyncio.Lock()
+        self._lock = threading.Lock()  # a thread goes on when its task is cancelled
+        self._process: _Process | None = None
+        self._num_held = 0
+        atexit.register(self.close)
+
+    async def read(self, data: bytes, token_id: int) -> tuple[Made, str]:
+        """What becomes of a file, and what a chat template writes for a picture.
+
+        Args:
+            token_id: That of the engine's pictures.
+
+        Raises:
+            InternalError: The checkpoint's processor cannot be loaded.
+            UnsupportedValueError: Pillow is missing.
+            QueueFullError: Too much is held.
+        """
+        if importlib.util.find_spec("PIL") is None:
+            raise UnsupportedValueError(
+                "this server cannot read pictures: the package is missing (pip install 'weft[images]')"
+            )
+        results = list[tuple[Made, str]]()  # and not a future's result, which lives until garbage is collected
+        async with self._turn:
+            await asyncio.to_thread(self._read, data, token_id, results)
+        made, sign = results.pop()
+        if made.picture is not None:
+            self._hold(made.picture)
+        return made, sign
+
+    def _read(self, data: bytes, token_id: int, results: list[tuple[Made, str]]) -> None:
+        with self._lock:
+            if self._process is not None and not self._process.is_alive:
+                self.close()
+            if self._process is None:
+                self._process = _Process(self._folder, token_id)
+            results.append((self._process.read(data), self._process.sign))
+
+    def _hold(self, picture: Picture) -> None:
+        num_bytes = picture.num_bytes
+        if self._num_held + num_bytes > MAX_HELD_BYTES:
+            message = f"pictures of at most {MAX_HELD_BYTES} bytes may be held at once; try again in a moment"
+            raise QueueFullError(message)
+        self._num_held += num_bytes
+        weakref.finalize(picture, self._release, num_bytes).atexit = False
+
+    def _release(self, num_bytes: int) -> None:
+        self._num_held -= num_bytes
+
+    def close(self) -> None:
+        """End the process, if there is one; a later picture starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()

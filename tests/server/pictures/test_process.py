@@ -1,0 +1,129 @@
+"""The process that reads pictures: what it answers, how it is bounded, and that its death is one picture's fault."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import AutoProcessor
+
+from tests.picture_checkpoints import encoded, picture, write_idefics3
+from weft.server.errors import ApiError
+from weft.server.pictures import process as reading
+from weft.server.pictures.calls import Made
+from weft.server.pictures.process import PictureProcess
+
+TOKEN = 702
+LARGE = picture(1, 80, 50)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write_idefics3(made := tmp_path_factory.mktemp("idefics3"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def reader(folder: Path) -> Iterator[PictureProcess]:
+    made = PictureProcess(folder)
+    yield made
+    made.close()
+
+
+def read(reader: PictureProcess, data: bytes) -> Made:
+    return asyncio.run(reader.read(data, TOKEN))[0]
+
+
+def test_it_makes_what_transformers_makes(reader: PictureProcess, folder: Path) -> None:
+    made, sign = asyncio.run(reader.read(encoded(LARGE), TOKEN))
+    processor = AutoProcessor.from_pretrained(folder, backend="pil")
+    wanted = processor(text="<image>", images=[LARGE], return_tensors="np")
+    assert made.picture is not None and sign == "<image>" == made.placeholder
+    assert processor.tokenizer(made.text)["input_ids"] == wanted["input_ids"][0].tolist()
+    assert made.num_tokens == wanted["input_ids"][0].tolist().count(TOKEN) == 20
+    for name in ("pixel_values", "pixel_attention_mask"):
+        array = made.picture.arrays[name]
+        assert (array.dtype, array.shape) == (str(wanted[name].dtype), wanted[name].shape)
+        assert array.data == wanted[name].tobytes()
+
+
+def test_equal_pixels_are_equal_pictures(reader: PictureProcess) -> None:
+    first = read(reader, encoded(LARGE))
+    assert read(reader, encoded(LARGE, "WEBP", lossless=True)).digest == first.digest
+    assert read(reader, encoded(LARGE.transpose(Image.Transpose.ROTATE_180))).digest != first.digest
+
+
+def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
+    assert read(reader, encoded(LARGE)).picture is not None
+    first = reader._process
+    assert first is not None
+    pid = first._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    assert read(reader, encoded(LARGE)).fault == "its reader died of it"
+    assert read(reader, encoded(LARGE)).picture is not None
+    assert reader._process is not first
+
+
+def test_a_process_that_died_between_two_pictures_is_replaced(reader: PictureProcess) -> None:
+    read(reader, encoded(LARGE))
+    assert reader._process is not None
+    os.kill(reader._process._process.pid, signal.SIGKILL)
+    reader._process._process.wait()
+    assert read(reader, encoded(LARGE)).picture is not None
+
+
+def test_it_opens_no_file_and_has_one_thread_for_sums(reader: PictureProcess) -> None:
+    read(reader, encoded(LARGE))
+    assert reader._process is not None
+    limits = Path(f"/proc/{reader._process._process.pid}/limits").read_text().splitlines()
+    (files,) = [line.split() for line in limits if line.startswith("Max open files")]
+    assert files[3:5] == ["0", "0"]
+    environment = Path(f"/proc/{reader._process._process.pid}/environ").read_bytes()
+    assert b"OMP_NUM_THREADS=1" in environment and b"API_KEY" not in environment
+
+
+def test_it_ends_with_its_owner(folder: Path) -> None:
+    code = (
+        "import asyncio, os, sys; from pathlib import Path; from weft.server.pictures.process import PictureProcess\n"
+        f"p = PictureProcess(Path({str(folder)!r})); asyncio.run(p.read(b'x', {TOKEN}))\n"
+        "print(p._process._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    pid, deadline = int(done.stdout), time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "it lives on"
+        time.sleep(0.05)
+
+
+def test_what_is_held_is_bounded(reader: PictureProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read(reader, encoded(LARGE))
+    assert first.picture is not None
+    num_bytes = first.picture.num_bytes
+    assert reader._num_held == num_bytes
+    monkeypatch.setattr(reading, "MAX_HELD_BYTES", 2 * num_bytes - 1)
+    with pytest.raises(ApiError, match="may be held at once; try again in a moment") as caught:
+        read(reader, encoded(LARGE))
+    assert caught.value.status == 503
+    del first
+    assert reader._num_held == 0 and read(reader, encoded(LARGE)).picture is not None
+
+
+def test_a_checkpoint_without_a_processor_says_so(tmp_path: Path) -> None:
+    made: Any = PictureProcess(tmp_path)
+    with pytest.raises(ApiError, match="the model's processor cannot be loaded"):
+        read(made, encoded(LARGE))
+
+
+def test_without_pillow_the_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ApiError, match=r"pip install 'weft\[images\]'"):
+        read(PictureProcess(folder), encoded(LARGE))
