@@ -4,6 +4,7 @@ The features of a picture are computed once, when a step first needs some of the
 room. The language part of the model knows nothing of all this: it gets embeddings.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -70,8 +71,9 @@ class Eyes:
 
 def tensors(picture: Picture, device: torch.device) -> dict[str, Tensor]:
     """The arrays of a picture on a device."""
-    arrays = {
-        name: np.frombuffer(array.data, np.dtype(array.dtype)).reshape(array.shape)
-        for name, array in picture.arrays.items()
-    }
-    return {name: torch.from_numpy(array.copy()).to(device) for name, array in arrays.items()}
+    found = {}
+    for name, array in picture.arrays.items():
+        count = math.prod(array.shape)
+        values = np.frombuffer(picture.data, np.dtype(array.dtype), count, array.start)
+        found[name] = torch.from_numpy(values.reshape(array.shape).copy()).to(device)
+    return found

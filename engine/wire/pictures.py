@@ -1,6 +1,11 @@
-"""Pictures as a checkpoint's processor made them: what spans of a prompt stand for. Imports neither torch nor numpy."""
+"""Pictures as a checkpoint's processor made them: what spans of a prompt stand for. Imports neither torch nor numpy.
+
+Their values cross the process boundary in memory without a name that a server process has open, so nothing of them is
+left, however that process ends, and its event loop does not copy them.
+"""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -8,17 +13,43 @@ from typing import Final
 import msgspec
 
 MAX_REQUEST_BYTES: Final = 192 << 20
-"""Of the arrays of one request; a frame of the socket holds it, with a prompt of any length."""
+"""Of the arrays of one request."""
 ITEM_BYTES: Final = {"float32": 4, "int64": 8, "bool": 1}
 """Bytes of a value, by the name of its type."""
 
 
 class PictureArray(msgspec.Struct, array_like=True, frozen=True):
-    """An array, its values in the machine's order of bytes."""
+    """An array, its values in the machine's order of bytes.
+
+    Attributes:
+        start: Where it begins in the data of its picture.
+    """
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    start: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its values; 0 for a type that is not known."""
+        return ITEM_BYTES.get(self.dtype, 0) * math.prod(self.shape)
+
+
+class SharedData(msgspec.Struct, array_like=True, frozen=True):
+    """Memory that a process has open under a number until the request has ended."""
+
+    process: int
+    number: int
+    num_bytes: int
+
+    def read(self) -> bytes:
+        """A copy of it.
+
+        Raises:
+            OSError: It is not there any more.
+        """
+        with open(f"/proc/{self.process}/fd/{self.number}", "rb", buffering=0) as file:
+            return os.pread(file.fileno(), self.num_bytes, 0)
 
 
 class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
@@ -27,15 +58,19 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
     Attributes:
         token_id: Of the tokens in its span that its features take the place of; others are markers between them.
         arrays: What the model reads, under the names of transformers, such as pixel_values.
+        data: The values of all arrays.
+        shared: Where these are until the engine has taken them; None: here.
     """
 
     token_id: int
     arrays: dict[str, PictureArray]
+    data: bytes = b""
+    shared: SharedData | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays."""
-        return sum(len(array.data) for array in self.arrays.values())
+        """Of the values."""
+        return self.shared.num_bytes if self.shared else len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +105,6 @@ def pictures_fault(pictures: Sequence[Picture], num_spans: int, token_id: int | 
         if picture.token_id != token_id:
             return f"a picture must stand at tokens {token_id}, got {picture.token_id}"
         for name, array in picture.arrays.items():
-            if len(array.data) != ITEM_BYTES.get(array.dtype, -1) * math.prod(array.shape):
+            if not array.num_bytes or not 0 <= array.start <= len(picture.data) - array.num_bytes:
                 return f"{name} must be whole and hold {', '.join(ITEM_BYTES)}, got {array.dtype} {array.shape}"
     return None

@@ -1,10 +1,13 @@
-"""What the server and the process that reads pictures say to each other, in frames of MessagePack, and their bounds."""
+"""What the server and the process that reads pictures say to each other, in frames of MessagePack, and their bounds.
+
+Files go to it through the socket. Arrays come back in memory that the server has made for that, one picture at a time.
+"""
 
 from typing import Final
 
 import msgspec
 
-from weft.engine.wire.pictures import MAX_REQUEST_BYTES, Picture
+from weft.engine.wire.pictures import PictureArray
 
 MAX_FILE_BYTES: Final = 20 << 20
 """Of the file of a picture."""
@@ -14,7 +17,7 @@ MAX_RATIO: Final = 200
 FORMATS: Final = ("PNG", "JPEG", "WEBP")
 CPU_S: Final = 60.0
 """Seconds of a core for one picture."""
-MAX_ANSWER_BYTES: Final = MAX_REQUEST_BYTES + (4 << 20)
+MAX_ANSWER_BYTES: Final = 4 << 20
 
 
 class Ready(msgspec.Struct):
@@ -35,6 +38,7 @@ class Made(msgspec.Struct):
         text: What stands in the prompt.
         placeholder: The text of the token in it that features take the place of, num_tokens times.
         digest: Equal for equal pixels and equal settings of the processor.
+        arrays, num_bytes: See `Picture`; the values are in the memory that both processes have open.
     """
 
     fault: str | None = None
@@ -42,4 +46,5 @@ class Made(msgspec.Struct):
     placeholder: str = ""
     num_tokens: int = 0
     digest: bytes = b""
-    picture: Picture | None = None
+    arrays: dict[str, PictureArray] = {}
+    num_bytes: int = 0

@@ -1,14 +1,15 @@
-"""The process that reads pictures: `python -m weft.server.pictures.child FOLDER TOKEN_ID BYTES`.
+"""The process that reads pictures: `python -m weft.server.pictures.child FOLDER TOKEN_ID BYTES FD`.
 
 Pillow decodes what strangers made, and the checkpoint's own processor of transformers makes of it what the model reads.
 The kernel bounds this process: its address space may grow by BYTES, it opens no file, and a signal ends it when a
 picture has used its time. It serves one file at a time from standard input, which is a socket, and ends when that is
-closed. Its owner starts another one if it dies (see `process`).
+closed. What it makes goes to FD, which is memory. Its owner starts another one if it dies (see `process`).
 """
 
 import hashlib
 import io
 import json
+import os
 import resource
 import signal
 import socket
@@ -20,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from weft.engine.wire.messages import frame, receive
-from weft.engine.wire.pictures import ITEM_BYTES, MAX_REQUEST_BYTES, Picture, PictureArray
+from weft.engine.wire.pictures import ITEM_BYTES, MAX_REQUEST_BYTES, PictureArray
 from weft.server.child_limits import bound_this_process
 from weft.server.pictures.calls import CPU_S, FORMATS, MAX_FILE_BYTES, MAX_PIXELS, MAX_RATIO, Made, Ready
 
@@ -37,16 +38,17 @@ class PictureFaultError(Exception):
     """The file cannot be shown to the model; the message says why."""
 
 
-def main(folder: str, token_id: int, max_bytes: int) -> None:
+def main(folder: str, token_id: int, max_bytes: int, target: int) -> None:
     """Serve until the socket is closed.
 
     Args:
         token_id: That of features.
         max_bytes: By which this process may grow once it has loaded.
+        target: The number of the open memory that arrays go to.
     """
     link = socket.socket(fileno=0)
     try:
-        reader = PictureReader(Path(folder), token_id)
+        reader = PictureReader(Path(folder), token_id, target)
         reader.read(_blank())  # which imports whatever is still to be imported
     except Exception as error:  # whatever somebody else's code raises
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -54,6 +56,7 @@ def main(folder: str, token_id: int, max_bytes: int) -> None:
         return
     bound_this_process(max_bytes)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_REQUEST_BYTES, MAX_REQUEST_BYTES))
     link.sendall(frame(msgspec.msgpack.encode(Ready(reader.sign))))
     while True:
         try:
@@ -87,7 +90,7 @@ class PictureReader:
         sign: What a chat template writes for a picture.
     """
 
-    def __init__(self, folder: Path, token_id: int) -> None:
+    def __init__(self, folder: Path, token_id: int, target: int) -> None:
         """Load it; transformers raises what it likes."""
         import torch
         from transformers import AutoProcessor
@@ -95,7 +98,7 @@ class PictureReader:
         torch.set_num_threads(1)
         loaded: Any = AutoProcessor
         self._processor = loaded.from_pretrained(folder, backend="pil", local_files_only=True, trust_remote_code=False)
-        self._token_id = token_id
+        self._target = target
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
         self._settings = json.dumps(self._processor.image_processor.to_dict(), sort_keys=True, default=str).encode()
@@ -111,32 +114,39 @@ class PictureReader:
         try:
             made = self._processor(text=self.sign, images=[image], return_text_replacement_offsets=True)
             text: str = made["text_replacement_offsets"][0][0]["replacement"]
-            arrays = _arrays({name: value for name, value in made.items() if name not in _OF_TEXT})
+            values = _values({name: value for name, value in made.items() if name not in _OF_TEXT})
         except MemoryError:
             raise
         except Exception as error:  # whatever somebody else's code raises
             size, fault = f"{image.width} x {image.height}", " ".join(str(error).split())[:300]
             raise PictureFaultError(f"the model's processor refuses a picture of {size} pixels: {fault}") from None
-        picture = Picture(self._token_id, arrays)
-        if picture.num_bytes > MAX_REQUEST_BYTES:
-            fault = f"as the model reads it, it must have at most {MAX_REQUEST_BYTES} bytes, got {picture.num_bytes}"
+        num_bytes = sum(value.nbytes for value in values.values())
+        if num_bytes > MAX_REQUEST_BYTES:
+            fault = f"as the model reads it, it must have at most {MAX_REQUEST_BYTES} bytes, got {num_bytes}"
             raise PictureFaultError(fault)
-        digest = hashlib.blake2b(self._settings, digest_size=16)
-        for name, array in sorted(arrays.items()):
-            digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.data)
-        return Made(None, text, self._placeholder, text.count(self._placeholder), digest.digest(), picture)
+        digest, arrays, start = hashlib.blake2b(self._settings, digest_size=16), dict[str, PictureArray](), 0
+        for name, value in sorted(values.items()):
+            arrays[name] = PictureArray(str(value.dtype), value.shape, start)
+            content = memoryview(value).cast("B")
+            digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            digest.update(content)
+            while content:
+                num_written = os.pwrite(self._target, content, start)
+                content, start = content[num_written:], start + num_written
+        return Made(None, text, self._placeholder, text.count(self._placeholder), digest.digest(), arrays, num_bytes)
 
 
-def _arrays(made: Mapping[str, Any]) -> dict[str, PictureArray]:
+def _values(made: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays that a processor made, each of a type that the model takes."""
     import numpy as np
 
     found = {}
     for name, value in made.items():
         array = np.ascontiguousarray(value)
         array = array.astype(_WIDER.get(str(array.dtype), array.dtype), copy=False)
-        if str(array.dtype) not in ITEM_BYTES:
-            raise TypeError(f"{name} holds {array.dtype}")
-        found[name] = PictureArray(str(array.dtype), array.shape, array.tobytes())
+        if str(array.dtype) not in ITEM_BYTES or not array.size:
+            raise TypeError(f"{name} holds {array.size} values of {array.dtype}")
+        found[name] = array
     return found
 
 
@@ -176,4 +186,4 @@ def _kind(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import contextlib
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -15,13 +16,14 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from weft.engine.wire.messages import frame, receive
-from weft.engine.wire.pictures import Picture
+from weft.engine.wire.pictures import Picture, SharedData
 from weft.server.child_limits import child_environment
 from weft.server.errors import InternalError, QueueFullError, UnsupportedValueError
 from weft.server.pictures.calls import MAX_ANSWER_BYTES, Made, Ready
@@ -40,13 +42,15 @@ class _Process:
 
     def __init__(self, folder: Path, token_id: int) -> None:
         self._link, theirs = socket.socketpair()
+        self._made = os.memfd_create("weft-made")
         with theirs:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "weft.server.pictures.child"),
-                    *(str(folder), str(token_id), str(_GROWTH_BYTES)),
+                    *(str(folder), str(token_id), str(_GROWTH_BYTES), str(self._made)),
                 ],
                 stdin=theirs.fileno(),
+                pass_fds=(self._made,),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=child_environment() | _ENVIRONMENT,
@@ -61,6 +65,17 @@ class _Process:
             self.close()
             raise InternalError(f"pictures cannot be read: the model's processor cannot be loaded ({ready.fault})")
         self.sign = ready.sign
+
+    def shared(self, made: Made) -> int:
+        """The number of memory that is a copy of what the process has made last."""
+        number, num_left = os.memfd_create("weft-picture"), made.num_bytes
+        try:
+            while num_left:
+                num_left -= os.sendfile(number, self._made, made.num_bytes - num_left, num_left)
+        except BaseException:
+            os.close(number)
+            raise
+        return number
 
     def read(self, data: bytes) -> Made:
         """What becomes of a file. If the process dies of it, it is closed."""
@@ -92,6 +107,23 @@ class _Process:
         self._process.kill()
         self._process.wait()
         self._link.close()
+        if self._made >= 0:
+            os.close(self._made)
+        self._made = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPicture:
+    """What became of a file.
+
+    Attributes:
+        sign: What a chat template writes for a picture.
+        picture: None if there is a fault. What it shares is open as long as it lives.
+    """
+
+    made: Made
+    sign: str
+    picture: Picture | None
 
 
 class PictureProcess:
@@ -107,11 +139,11 @@ class PictureProcess:
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()  # a thread goes on when its task is cancelled
         self._process: _Process | None = None
-        self._num_held = 0
+        self._held = set[SharedData]()
         atexit.register(self.close)
 
-    async def read(self, data: bytes, token_id: int) -> tuple[Made, str]:
-        """What becomes of a file, and what a chat template writes for a picture.
+    async def read(self, data: bytes, token_id: int) -> ReadPicture:
+        """What becomes of a file.
 
         Args:
             token_id: That of the engine's pictures.
@@ -125,32 +157,36 @@ class PictureProcess:
             raise UnsupportedValueError(
                 "this server cannot read pictures: the package is missing (pip install 'weft[images]')"
             )
-        results = list[tuple[Made, str]]()  # and not a future's result, which lives until garbage is collected
+        results = list[ReadPicture]()  # and not a future's result, which lives until garbage is collected
         async with self._turn:
             await asyncio.to_thread(self._read, data, token_id, results)
-        made, sign = results.pop()
-        if made.picture is not None:
-            self._hold(made.picture)
-        return made, sign
+        return results.pop()
 
-    def _read(self, data: bytes, token_id: int, results: list[tuple[Made, str]]) -> None:
+    def _read(self, data: bytes, token_id: int, results: list[ReadPicture]) -> None:
         with self._lock:
             if self._process is not None and not self._process.is_alive:
                 self.close()
             if self._process is None:
                 self._process = _Process(self._folder, token_id)
-            results.append((self._process.read(data), self._process.sign))
+            process, made = self._process, self._process.read(data)
+            picture = None
+            if made.fault is None:
+                self._room(made.num_bytes)
+                shared = SharedData(os.getpid(), process.shared(made), made.num_bytes)
+                picture = Picture(token_id, made.arrays, shared=shared)
+                self._held.add(shared)
+                weakref.finalize(picture, self._release, shared).atexit = False
+            results.append(ReadPicture(made, process.sign, picture))
 
-    def _hold(self, picture: Picture) -> None:
-        num_bytes = picture.num_bytes
-        if self._num_held + num_bytes > MAX_HELD_BYTES:
+    def _room(self, num_bytes: int) -> None:
+        if sum(shared.num_bytes for shared in tuple(self._held)) + num_bytes > MAX_HELD_BYTES:
             message = f"pictures of at most {MAX_HELD_BYTES} bytes may be held at once; try again in a moment"
             raise QueueFullError(message)
-        self._num_held += num_bytes
-        weakref.finalize(picture, self._release, num_bytes).atexit = False
 
-    def _release(self, num_bytes: int) -> None:
-        self._num_held -= num_bytes
+    def _release(self, shared: SharedData) -> None:
+        """Called when nobody has the picture any more; the engine has taken its values, or never will."""
+        self._held.discard(shared)
+        os.close(shared.number)
 
     def close(self) -> None:
         """End the process, if there is one; a later picture starts another."""

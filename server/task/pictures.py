@@ -45,10 +45,11 @@ async def read_pictures(spans: Spans, model: ServedModel, request: Request, cont
         )
     places, num_bytes = [source.place() for _, source in unread], 0
     for (number, source), place in zip(unread, places, strict=True):
-        made, sign = await model.pictures.read(await _content(place, request, context), token_id)
-        if made.picture is None:
+        read = await model.pictures.read(await _content(place, request, context), token_id)
+        made, sign, picture = read.made, read.sign, read.picture
+        if picture is None:
             raise InvalidRequestError(f"{source.at}: {made.fault}", param=source.at)
-        num_bytes += made.picture.num_bytes
+        num_bytes += picture.num_bytes
         if num_bytes > MAX_REQUEST_BYTES:
             bound = f"the pictures of a request may take at most {MAX_REQUEST_BYTES} bytes as the model reads them"
             raise InvalidRequestError(f"{source.at}: {bound}, got {num_bytes} up to here", param=source.at)
@@ -56,7 +57,7 @@ async def read_pictures(spans: Spans, model: ServedModel, request: Request, cont
         if sign_id is None or not model.tokenizer.is_special(sign_id):  # or a caller's text could be a picture's place
             fault = f"the model's tokenizer has no control token {shown(sign)}, which stands for pictures"
             raise UnsupportedValueError(f"{source.at}: {fault}", param=source.at)
-        spans.put(number, Span(made.placeholder, made.num_tokens, made.digest, made.text, sign, made.picture))
+        spans.put(number, Span(made.placeholder, made.num_tokens, made.digest, made.text, sign, picture))
 
 
 async def _content(place: Place, request: Request, context: ServerContext) -> bytes:

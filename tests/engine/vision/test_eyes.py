@@ -64,11 +64,11 @@ def asked(folder: Path, text: str, images: list[Image.Image], number: int) -> Ad
         own, places = places[:num], places[num:]
         digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
         spans.append(TokenSpan(own[0], own[-1] + 1 - own[0], digest))
-        arrays = {
-            name: PictureArray(str(each.dtype).removeprefix("torch."), tuple(each.shape), each.numpy().tobytes())
-            for name, each in made.items()
-        }
-        pictures.append(Picture(token_id, arrays))
+        arrays, data = {}, b""
+        for name, each in made.items():
+            arrays[name] = PictureArray(str(each.dtype).removeprefix("torch."), tuple(each.shape), len(data))
+            data += each.numpy().tobytes()
+        pictures.append(Picture(token_id, arrays, data))
     assert not places
     given = TokensInput(ids, spans=spans, pictures=pictures)
     return AddRequest(given, SamplingParams(temperature=0, max_tokens=NUM_IDS), request_id=number)
@@ -145,7 +145,8 @@ def test_features_are_kept_up_to_a_bound(checkpoint: Checkpoint) -> None:
     [
         (lambda each: replace(each, pictures=each.pictures * 2), "each of the 1 spans of the prompt must have"),
         (lambda each: with_picture(each, token_id=5), "a picture must stand at tokens 702, got 5"),
-        (lambda each: with_array(each, shape=(1, 2)), "pixel_values must be whole"),
+        (lambda each: with_array(each, shape=(1, 2**20)), "pixel_values must be whole"),
+        (lambda each: with_array(each, start=-4), "pixel_values must be whole"),
         (lambda each: with_array(each, dtype="object"), "pixel_values must be whole and hold float32, int64, bool"),
     ],
 )

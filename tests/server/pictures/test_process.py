@@ -18,8 +18,7 @@ from transformers import AutoProcessor
 from tests.picture_checkpoints import encoded, picture, write_idefics3
 from weft.server.errors import ApiError
 from weft.server.pictures import process as reading
-from weft.server.pictures.calls import Made
-from weft.server.pictures.process import PictureProcess
+from weft.server.pictures.process import PictureProcess, ReadPicture
 
 TOKEN = 702
 LARGE = picture(1, 80, 50)
@@ -38,27 +37,30 @@ def reader(folder: Path) -> Iterator[PictureProcess]:
     made.close()
 
 
-def read(reader: PictureProcess, data: bytes) -> Made:
-    return asyncio.run(reader.read(data, TOKEN))[0]
+def read(reader: PictureProcess, data: bytes) -> ReadPicture:
+    return asyncio.run(reader.read(data, TOKEN))
 
 
 def test_it_makes_what_transformers_makes(reader: PictureProcess, folder: Path) -> None:
-    made, sign = asyncio.run(reader.read(encoded(LARGE), TOKEN))
+    found = read(reader, encoded(LARGE))
+    made, sign = found.made, found.sign
     processor = AutoProcessor.from_pretrained(folder, backend="pil")
     wanted = processor(text="<image>", images=[LARGE], return_tensors="np")
-    assert made.picture is not None and sign == "<image>" == made.placeholder
+    assert found.picture is not None and found.picture.shared is not None and sign == "<image>" == made.placeholder
+    data = found.picture.shared.read()
     assert processor.tokenizer(made.text)["input_ids"] == wanted["input_ids"][0].tolist()
     assert made.num_tokens == wanted["input_ids"][0].tolist().count(TOKEN) == 20
     for name in ("pixel_values", "pixel_attention_mask"):
-        array = made.picture.arrays[name]
+        array = found.picture.arrays[name]
         assert (array.dtype, array.shape) == (str(wanted[name].dtype), wanted[name].shape)
-        assert array.data == wanted[name].tobytes()
+        assert data[array.start : array.start + array.num_bytes] == wanted[name].tobytes()
+    assert len(data) == sum(array.num_bytes for array in found.picture.arrays.values())
 
 
 def test_equal_pixels_are_equal_pictures(reader: PictureProcess) -> None:
-    first = read(reader, encoded(LARGE))
-    assert read(reader, encoded(LARGE, "WEBP", lossless=True)).digest == first.digest
-    assert read(reader, encoded(LARGE.transpose(Image.Transpose.ROTATE_180))).digest != first.digest
+    first = read(reader, encoded(LARGE)).made.digest
+    assert read(reader, encoded(LARGE, "WEBP", lossless=True)).made.digest == first
+    assert read(reader, encoded(LARGE.transpose(Image.Transpose.ROTATE_180))).made.digest != first
 
 
 def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
@@ -68,7 +70,7 @@ def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
     pid = first._process.pid
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-    assert read(reader, encoded(LARGE)).fault == "its reader died of it"
+    assert read(reader, encoded(LARGE)).made.fault == "its reader died of it"
     assert read(reader, encoded(LARGE)).picture is not None
     assert reader._process is not first
 
@@ -106,15 +108,18 @@ def test_it_ends_with_its_owner(folder: Path) -> None:
 
 def test_what_is_held_is_bounded(reader: PictureProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read(reader, encoded(LARGE))
-    assert first.picture is not None
-    num_bytes = first.picture.num_bytes
-    assert reader._num_held == num_bytes
+    assert first.picture is not None and first.picture.shared is not None
+    num_bytes, shared = first.picture.num_bytes, first.picture.shared
+    assert reader._held == {shared}
     monkeypatch.setattr(reading, "MAX_HELD_BYTES", 2 * num_bytes - 1)
     with pytest.raises(ApiError, match="may be held at once; try again in a moment") as caught:
         read(reader, encoded(LARGE))
     assert caught.value.status == 503
     del first
-    assert reader._num_held == 0 and read(reader, encoded(LARGE)).picture is not None
+    assert not reader._held
+    with pytest.raises(OSError):
+        os.fstat(shared.number)
+    assert read(reader, encoded(LARGE)).picture is not None
 
 
 def test_a_checkpoint_without_a_processor_says_so(tmp_path: Path) -> None:
