@@ -1,6 +1,7 @@
 """Writes tiny random float32 checkpoints that see pictures, with transformers' own processors, and makes pictures."""
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken
 from transformers import (
+    AutoConfig,
     AutoProcessor,
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -20,9 +22,16 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessorPil,
+    LlavaNextProcessor,
     LlavaProcessor,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMImageProcessorPil,
 )
 
 from tests.tokenizers_for_tests import byte_level
@@ -106,7 +115,49 @@ def write_idefics3(folder: Path) -> PreTrainedModel:
     return _written(folder, Idefics3ForConditionalGeneration(config), processor)
 
 
-WRITERS: dict[str, Callable[[Path], PreTrainedModel]] = {"llava": write_llava, "idefics3": write_idefics3}
+def write_smolvlm(folder: Path) -> PreTrainedModel:
+    """As Idefics 3. Its own processor also reads videos, for which packages are missing here."""
+    model = write_idefics3(folder)
+    fields = model.config.to_dict()
+    config = SmolVLMConfig(**{name: fields[name] for name in fields.keys() - {"model_type", "architectures"}})
+    config.vision_config.model_type = "smolvlm_vision"
+    processor = AutoProcessor.from_pretrained(folder, backend="pil")
+    processor.image_processor = SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    made = _written(folder, SmolVLMForConditionalGeneration(config), processor)
+    path = folder / "processor_config.json"
+    written = json.loads(path.read_text())
+    pictures = written.pop("image_processor") | {"image_processor_type": "SmolVLMImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pictures | {"processor_class": "SmolVLMProcessor"}))
+    path.write_text(json.dumps(written | {"processor_class": "SmolVLMProcessor"}))
+    return made
+
+
+def write_llava_next(folder: Path) -> PreTrainedModel:
+    """A picture in up to four parts, and the whole of it; a vector ends each row of it."""
+    texts = tokenizer(("<image>",), LLAVA_TEMPLATE)
+    vision = CLIPVisionConfig(**_VISION, image_size=28, patch_size=14, projection_dim=32)
+    places = [[28, 56], [56, 28], [56, 56]]
+    config = LlavaNextConfig(
+        vision_config=vision,
+        text_config=text_config(texts),
+        image_token_index=texts.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=places,
+    )
+    sizes: dict[str, Any] = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    pictures = LlavaNextImageProcessorPil(image_grid_pinpoints=places, **sizes)
+    options: dict[str, Any] = {"patch_size": 14, "vision_feature_select_strategy": "default"}
+    processor = LlavaNextProcessor(
+        pictures, texts, num_additional_image_tokens=1, chat_template=LLAVA_TEMPLATE, **options
+    )
+    return _written(folder, LlavaNextForConditionalGeneration(config), processor)
+
+
+WRITERS: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "idefics3": write_idefics3,
+    "llava": write_llava,
+    "llava_next": write_llava_next,
+    "smolvlm": write_smolvlm,
+}
 
 
 def _written(folder: Path, model: PreTrainedModel, processor: Any) -> PreTrainedModel:
@@ -139,11 +190,18 @@ def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+def processor_of(folder: Path) -> Any:
+    """Transformers' processor; that of Idefics 3 for SmolVLM."""
+    kind = AutoConfig.from_pretrained(folder).model_type
+    loaded: Any = Idefics3Processor if kind == "smolvlm" else AutoProcessor
+    return loaded.from_pretrained(folder, backend="pil")
+
+
 def expected(
     model: PreTrainedModel, folder: Path, text: str, images: list[Image.Image], num: int
 ) -> tuple[Any, list[int]]:
     """What transformers' processor makes of a prompt and pictures, and how transformers goes on greedily."""
-    made = AutoProcessor.from_pretrained(folder, backend="pil")(text=text, images=images or None, return_tensors="pt")
+    made = processor_of(folder)(text=text, images=images or None, return_tensors="pt")
     with torch.inference_mode():
         ids = model.generate(**made, max_new_tokens=num, do_sample=False, use_cache=True)
     return made, ids[0, made["input_ids"].shape[1] :].tolist()

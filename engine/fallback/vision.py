@@ -48,7 +48,8 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
 
     def encode(arrays: Mapping[str, Tensor]) -> Tensor:
         features = body.get_image_features(**arrays).pooler_output
-        return torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
+        parts = [features] if isinstance(features, Tensor) else features
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
     return encode
 

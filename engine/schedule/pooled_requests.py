@@ -27,10 +27,12 @@ def input_batch(requests: list[ScheduledRequest]) -> InputBatch:
 
 def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
     """The pictures, whole or in part, whose tokens a step computes."""
+    seeing = [(i, scheduled) for i, scheduled in enumerate(requests) if scheduled.request.pictures]
     found = []
-    for scheduled, offset in zip(requests, query_start_locs[:-1].tolist(), strict=True):
-        request, start, end = scheduled.request, scheduled.start, scheduled.start + scheduled.num_tokens
-        for span, picture in zip(request.spans, request.pictures, strict=False):
+    for i, scheduled in seeing:
+        request, offset, start = scheduled.request, int(query_start_locs[i]), scheduled.start
+        end = start + scheduled.num_tokens
+        for span, picture in zip(request.spans, request.pictures, strict=True):
             if span.start < end and start < span.start + span.num_tokens:
                 ids = np.array(request.token_ids[span.start : span.start + span.num_tokens])
                 places = span.start + np.flatnonzero(ids == picture.token_id)

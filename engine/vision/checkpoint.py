@@ -19,7 +19,7 @@ from weft.engine.wire.pictures import Vision
 
 logger = logging.getLogger(__name__)
 
-_SEEING: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Idefics3", "Llava", "SmolVLM"))
+_SEEING: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Idefics3", "Llava", "LlavaNext", "SmolVLM"))
 """Architectures of transformers whose `get_image_features` gives one feature for each token of a picture."""
 
 

@@ -29,6 +29,8 @@ _OF_TEXT: Final = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
 )
 """What a processor returns of a text."""
+_WITHOUT_VIDEOS: Final = {"smolvlm": "Idefics3Processor"}
+"""By model_type, a processor that does the same with pictures; the own one needs packages for videos."""
 _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", b"BM": "BMP", b"%PDF": "PDF"}
 _OTHERS_AT: Final = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}
 _WIDER: Final = {"float64": "float32", "float16": "float32", "int32": "int64", "uint8": "int64"}
@@ -93,10 +95,11 @@ class PictureReader:
     def __init__(self, folder: Path, token_id: int, target: int) -> None:
         """Load it; transformers raises what it likes."""
         import torch
-        from transformers import AutoProcessor
+        import transformers
 
         torch.set_num_threads(1)
-        loaded: Any = AutoProcessor
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        loaded: Any = getattr(transformers, _WITHOUT_VIDEOS.get(kind, "AutoProcessor"))
         self._processor = loaded.from_pretrained(folder, backend="pil", local_files_only=True, trust_remote_code=False)
         self._target = target
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tests.engine.runs import run
-from tests.picture_checkpoints import WRITERS, expected, picture
+from tests.picture_checkpoints import WRITERS, expected, picture, processor_of
 from weft.engine.config import resolve
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.startup import Started, start
@@ -54,7 +54,7 @@ def eyes(built: Started) -> Eyes:
 
 def asked(folder: Path, text: str, images: list[Image.Image], number: int) -> AddRequest:
     """A request as the server makes it."""
-    processor = AutoProcessor.from_pretrained(folder, backend="pil")
+    processor = processor_of(folder)
     ids = processor(text=text, images=images or None)["input_ids"][0]
     token_id = processor.tokenizer.convert_tokens_to_ids("<image>")
     places, spans, pictures = [i for i, each in enumerate(ids) if each == token_id], [], []
