@@ -1,12 +1,14 @@
 """Has pictures read by a process of their own, which may die of them (see `child`), and bounds what is held of them.
 
 Owns that process: it is started for the first picture, which takes seconds, and kept. It serves one picture at a time,
-in the order in which they come. If it dies, the next picture starts another.
+in the order in which they come. If it dies, the next picture starts another. What was made of the last files is kept:
+agents send their screenshots again in every turn.
 """
 
 import asyncio
 import atexit
 import contextlib
+import hashlib
 import importlib.util
 import os
 import signal
@@ -16,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +32,9 @@ from weft.server.errors import InternalError, QueueFullError, UnsupportedValueEr
 from weft.server.pictures.calls import MAX_ANSWER_BYTES, Made, Ready
 
 MAX_HELD_BYTES: Final = 1 << 30
-"""Of pictures of all requests that have not ended, in one server process."""
+"""Of pictures of all requests that have not ended, and of those that are kept, in one server process."""
+MAX_KEPT_BYTES: Final = 256 << 20
+"""Of pictures that are kept for another request."""
 _GROWTH_BYTES: Final = 3 << 30
 _START_S: Final = 300.0
 _READ_S: Final = 300.0
@@ -140,13 +145,15 @@ class PictureProcess:
         self._lock = threading.Lock()  # a thread goes on when its task is cancelled
         self._process: _Process | None = None
         self._held = set[SharedData]()
+        self._kept = OrderedDict[tuple[str, bytes], ReadPicture]()  # the least recently used first
         atexit.register(self.close)
 
-    async def read(self, data: bytes, token_id: int) -> ReadPicture:
+    async def read(self, data: bytes, token_id: int, tenant: str = "") -> ReadPicture:
         """What becomes of a file.
 
         Args:
             token_id: That of the engine's pictures.
+            tenant: Who asks. Nobody can tell from the time it takes what others have sent.
 
         Raises:
             InternalError: The checkpoint's processor cannot be loaded.
@@ -159,29 +166,45 @@ class PictureProcess:
             )
         results = list[ReadPicture]()  # and not a future's result, which lives until garbage is collected
         async with self._turn:
-            await asyncio.to_thread(self._read, data, token_id, results)
+            await asyncio.to_thread(self._find, data, token_id, tenant, results)
         return results.pop()
 
-    def _read(self, data: bytes, token_id: int, results: list[ReadPicture]) -> None:
+    def _find(self, data: bytes, token_id: int, tenant: str, results: list[ReadPicture]) -> None:
+        key = tenant, hashlib.blake2b(data, digest_size=16).digest()
         with self._lock:
-            if self._process is not None and not self._process.is_alive:
-                self.close()
-            if self._process is None:
-                self._process = _Process(self._folder, token_id)
-            process, made = self._process, self._process.read(data)
-            picture = None
-            if made.fault is None:
-                self._room(made.num_bytes)
-                shared = SharedData(os.getpid(), process.shared(made), made.num_bytes)
-                picture = Picture(token_id, made.arrays, shared=shared)
-                self._held.add(shared)
-                weakref.finalize(picture, self._release, shared).atexit = False
-            results.append(ReadPicture(made, process.sign, picture))
+            found = self._kept.pop(key, None) or self._read(data, token_id)
+            if found.picture is not None:
+                self._kept[key] = found
+            while sum(each.made.num_bytes for each in self._kept.values()) > MAX_KEPT_BYTES:
+                self._kept.popitem(last=False)
+            results.append(found)
 
-    def _room(self, num_bytes: int) -> None:
-        if sum(shared.num_bytes for shared in tuple(self._held)) + num_bytes > MAX_HELD_BYTES:
+    def _read(self, data: bytes, token_id: int) -> ReadPicture:
+        if self._process is not None and not self._process.is_alive:
+            self._process.close()
+            self._process = None
+        if self._process is None:
+            self._process = _Process(self._folder, token_id)
+        process, made = self._process, self._process.read(data)
+        if made.fault is not None:
+            return ReadPicture(made, process.sign, None)
+        self._make_room(made.num_bytes)
+        shared = SharedData(os.getpid(), process.shared(made), made.num_bytes)
+        picture = Picture(token_id, made.arrays, shared=shared)
+        self._held.add(shared)
+        weakref.finalize(picture, self._release, shared).atexit = False
+        return ReadPicture(made, process.sign, picture)
+
+    def _make_room(self, num_bytes: int) -> None:
+        while self._num_held + num_bytes > MAX_HELD_BYTES and self._kept:
+            self._kept.popitem(last=False)
+        if self._num_held + num_bytes > MAX_HELD_BYTES:
             message = f"pictures of at most {MAX_HELD_BYTES} bytes may be held at once; try again in a moment"
             raise QueueFullError(message)
+
+    @property
+    def _num_held(self) -> int:
+        return sum(shared.num_bytes for shared in tuple(self._held))
 
     def _release(self, shared: SharedData) -> None:
         """Called when nobody has the picture any more; the engine has taken its values, or never will."""
@@ -189,7 +212,8 @@ class PictureProcess:
         os.close(shared.number)
 
     def close(self) -> None:
-        """End the process, if there is one; a later picture starts another."""
+        """End the process, if there is one, and keep nothing; a later picture starts another."""
+        self._kept.clear()
         process, self._process = self._process, None
         if process is not None:
             process.close()

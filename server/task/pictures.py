@@ -45,7 +45,8 @@ async def read_pictures(spans: Spans, model: ServedModel, request: Request, cont
         )
     places, num_bytes = [source.place() for _, source in unread], 0
     for (number, source), place in zip(unread, places, strict=True):
-        read = await model.pictures.read(await _content(place, request, context), token_id)
+        content = await _content(place, request, context)
+        read = await model.pictures.read(content, token_id, tenant_of(request))
         made, sign, picture = read.made, read.sign, read.picture
         if picture is None:
             raise InvalidRequestError(f"{source.at}: {made.fault}", param=source.at)

@@ -21,7 +21,7 @@ from weft.server.pictures import process as reading
 from weft.server.pictures.process import PictureProcess, ReadPicture
 
 TOKEN = 702
-LARGE = picture(1, 80, 50)
+LARGE, OTHER = picture(1, 80, 50), picture(5, 80, 50)
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +80,29 @@ def test_equal_pixels_are_equal_pictures(reader: PictureProcess) -> None:
 
 
 def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
+    reader._kept.clear()
     assert read(reader, encoded(LARGE)).picture is not None
     first = reader._process
     assert first is not None
     pid = first._process.pid
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-    assert read(reader, encoded(LARGE)).made.fault == "its reader died of it"
-    assert read(reader, encoded(LARGE)).picture is not None
+    assert read(reader, encoded(OTHER)).made.fault == "its reader died of it"
+    assert read(reader, encoded(OTHER)).picture is not None
     assert reader._process is not first
 
 
 def test_a_process_that_died_between_two_pictures_is_replaced(reader: PictureProcess) -> None:
+    reader._kept.clear()
     read(reader, encoded(LARGE))
     assert reader._process is not None
     os.kill(reader._process._process.pid, signal.SIGKILL)
     reader._process._process.wait()
-    assert read(reader, encoded(LARGE)).picture is not None
+    assert read(reader, encoded(picture(6, 80, 50))).picture is not None
 
 
 def test_it_opens_no_file_and_has_one_thread_for_sums(reader: PictureProcess) -> None:
+    reader._kept.clear()
     read(reader, encoded(LARGE))
     assert reader._process is not None
     limits = Path(f"/proc/{reader._process._process.pid}/limits").read_text().splitlines()
@@ -123,19 +126,35 @@ def test_it_ends_with_its_owner(folder: Path) -> None:
 
 
 def test_what_is_held_is_bounded(reader: PictureProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader._kept.clear()
     first = read(reader, encoded(LARGE))
     assert first.picture is not None and first.picture.shared is not None
     num_bytes, shared = first.picture.num_bytes, first.picture.shared
     assert reader._held == {shared}
     monkeypatch.setattr(reading, "MAX_HELD_BYTES", 2 * num_bytes - 1)
     with pytest.raises(ApiError, match="may be held at once; try again in a moment") as caught:
-        read(reader, encoded(LARGE))
+        read(reader, encoded(OTHER))
     assert caught.value.status == 503
     del first
     assert not reader._held
     with pytest.raises(OSError):
         os.fstat(shared.number)
     assert read(reader, encoded(LARGE)).picture is not None
+    assert read(reader, encoded(OTHER)).picture is not None  # what is only kept makes room
+
+
+def test_a_file_that_comes_again_is_not_read_again(reader: PictureProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one API key. The least recently used one goes first."""
+    reader._kept.clear()
+    first = asyncio.run(reader.read(encoded(LARGE), TOKEN, "a"))
+    assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "a")) is first
+    second = asyncio.run(reader.read(encoded(LARGE), TOKEN, "b"))
+    assert second is not first and second.made.digest == first.made.digest
+    monkeypatch.setattr(reading, "MAX_KEPT_BYTES", 2 * first.made.num_bytes)
+    assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "a")) is first
+    asyncio.run(reader.read(encoded(OTHER), TOKEN, "a"))
+    assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "a")) is first
+    assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "b")) is not second
 
 
 def test_a_checkpoint_without_a_processor_says_so(tmp_path: Path) -> None:
