@@ -17,10 +17,10 @@ WORKDIR /build
 
 FROM build AS requirements
 COPY pyproject.toml .
-# With events,audio,ray it runs on Ray, too.
-ARG EXTRAS=events,audio
+# With events,audio,images,ray it runs on Ray, too.
+ARG EXTRAS=events,audio,images
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    extras = [line for name in '${EXTRAS:-events,audio}'.split(',') for line in project['optional-dependencies'][name]]; \
+    extras = [line for name in '${EXTRAS:-events,audio,images}'.split(',') for line in project['optional-dependencies'][name]]; \
     print(*project['dependencies'], *extras, sep='\n')" > requirements.txt
 
 FROM build AS wheel

@@ -36,7 +36,7 @@ _ACCEPTED: Mapping[type[BaseModel], frozenset[str]] = {
 }
 
 REMARKS = {
-    "input": "text, or messages, calls and their outputs; reasoning in [responses](#responses); no images",
+    "input": "text, or messages, calls and their outputs; reasoning in [responses](#responses); [pictures](#pictures)",
     "instructions": "a system message before the input",
     "max_output_tokens": "counts reasoning too; at most what there is room for",
     "generate": "false computes the prompt and generates nothing; the input may then be empty",
@@ -49,7 +49,7 @@ REMARKS = {
     "reasoning": "`effort`; in chat `enabled`, in /v1/responses `context` too; the others are reported",
     "truncation": "`auto` leaves out the oldest turns",
     "seed": "one for all prompts of a list; without it each prompt has its own",
-    "messages": "text and text parts; an image, audio or a file is refused",
+    "messages": "text, text parts and [pictures](#pictures); audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
     "suffix": "for vocabularies with tokens for filling in the middle",
     "n": "at most `max_n`",
@@ -110,7 +110,7 @@ MESSAGES_ROUTES: Routes = (
     ("/v1/messages/count_tokens", CountTokensBody, REFUSED_IN_MESSAGES),
 )
 MESSAGES_REMARKS = {
-    "messages": "blocks text, thinking, tool_use, tool_result; unknown ones as text; images and documents are refused",
+    "messages": "blocks text, thinking, tool_use, tool_result, [image](#pictures); unknown ones as text; no documents",
     "system": "a text or text blocks",
     "max_tokens": "required; beyond the context the answer ends with `model_context_window_exceeded`",
     "temperature": "0 to 1",

@@ -13,6 +13,7 @@ from pathlib import Path
 FOLDERS = {
     "server": "The way into the `weft` command, settings and errors. `demo_model/` holds the bundled weights.",
     "server/text": "Chat template, tokenizer, detokenizer, stop strings.",
+    "server/pictures": "From a part of a message to what a model sees: where a picture is, how it is fetched and read.",
     "server/library": "Models that were fetched: names, downloads, what is there.",
     "server/json_schema": "Loosens tools' JSON schemas until a grammar can enforce them, and tells what was left out.",
     "server/formats": "How models write reasoning and tool calls: one file for each family of formats.",
@@ -52,6 +53,7 @@ FOLDERS = {
     "engine/layers": "Blocks, their layers, and the seams to kernels and attention.",
     "engine/describe": "A decoder's configuration, what layers need of caches and tensors, and how ranks divide them.",
     "engine/parts": "Each unusual part of a model whole: its layers, how they are built, and how ranks divide them.",
+    "engine/vision": "Pictures: how a checkpoint sees, their features, and how these get into a step.",
     "engine/models": "From a checkpoint to a decoder, its cuts for ranks and stages, and heads that draft for it.",
     "engine/lora": "Low-rank adapters (LoRA): their files, where they act in a model, and the rows that use them.",
     "engine/kernels": "Which kernels compute a model, and experts that the CPU computes beside a GPU.",

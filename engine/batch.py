@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.engine.batch_inputs import InputBatch, PictureTokens, PoolBatch
 from weft.engine.device import to_device
 from weft.engine.wire.messages import TokenLogprobs
 
@@ -150,34 +151,6 @@ class ScoreBatch:
     num_logprobs: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class PoolBatch:
-    """Tokens whose final hidden states are wanted, as sums over runs of them.
-
-    Attributes:
-        token_indices: (n,) flat token indices, run after run.
-        lengths: (num_runs,) how many tokens each run has, at least one.
-    """
-
-    token_indices: Ints
-    lengths: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class InputBatch:
-    """What the requests of a step begin with where a model has an encoder.
-
-    Attributes:
-        lengths: (num_requests,) tokens of each request's input.
-        num_slots: (num_requests,) leading tokens of the request that stand for it: the input, padded to whole blocks.
-        sounds: Of an encoder that hears, the inputs that it reads in this step, in the order of their requests.
-    """
-
-    lengths: Ints
-    num_slots: Ints
-    sounds: tuple[Samples, ...] = ()
-
-
 class GraphKey(NamedTuple):
     """What a recorded step can compute.
 
@@ -216,6 +189,7 @@ class Batch:
         inputs: The inputs of an encoder; None for a model without one.
         next_ids: Of each request without a row, in order, the id behind its tokens of this step, or 0 if there is none
             yet; None where every request has rows.
+        pictures: Those that are seen.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
             padding, which belongs to no request. None when the step is computed by launches of its own.
     """
@@ -235,6 +209,7 @@ class Batch:
     table_rows: Ints | None = None
     inputs: InputBatch | None = None
     next_ids: Ints | None = None
+    pictures: tuple[PictureTokens, ...] = ()
     graph: GraphKey | None = None
 
     @property

@@ -39,6 +39,7 @@ class MemoryPlan:
     Attributes:
         kv_cache_bytes: Of blocks and states.
         adapters_bytes: Of all slots for adapters, of weights_bytes.
+        vision_bytes: Of what sees pictures, with the features that it keeps, of weights_bytes.
         num_kept_states: States beside those of running requests, for prefixes and before drafts.
         host: What takes no memory of the device.
     """
@@ -54,6 +55,7 @@ class MemoryPlan:
     num_kept_states: int = 0
     adapters_bytes: int = 0
     host: HostShare = ALL_ON_DEVICE
+    vision_bytes: int = 0
 
     @property
     def num_states(self) -> int:
@@ -104,9 +106,10 @@ class MemoryPlan:
             f"states       {format_size(self.states_bytes)} of the KV cache = {self.max_num_seqs:,} requests and "
             f"{self.num_kept_states:,} for prefixes and drafts"
         )
+        parts = {"adapters": self.adapters_bytes, "what sees pictures": self.vision_bytes}
+        shown = ", ".join(f"{name} {format_size(num_bytes)}" for name, num_bytes in parts.items() if num_bytes)
         return [
-            f"weights      {format_size(self.weights_bytes)}"
-            + (f", of which adapters {format_size(self.adapters_bytes)}" if self.adapters_bytes else ""),
+            f"weights      {format_size(self.weights_bytes)}" + (f", of which {shown}" if shown else ""),
             f"activations  {format_size(self.activations_bytes)}",
             f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
             f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
@@ -139,6 +142,7 @@ def make_plan(
     free_bytes: int,
     adapters_bytes: int = 0,
     host: HostShare = ALL_ON_DEVICE,
+    vision_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the memory: first the states of as many requests as may run at once, then kept states, then blocks.
 
@@ -188,6 +192,7 @@ def make_plan(
         num_kept_states=num_kept_states,
         adapters_bytes=adapters_bytes,
         host=host,
+        vision_bytes=vision_bytes,
     )
 
 

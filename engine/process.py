@@ -28,6 +28,7 @@ from weft.engine.request import Outputs
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.startup import Started, start
+from weft.engine.vision.shared import with_pictures
 from weft.engine.wire import errors as logs
 from weft.engine.wire import messages as wire
 from weft.engine.wire.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
@@ -152,7 +153,7 @@ class EngineProcess:
                 raise RejectedError(
                     wire.RejectReason.POISON, "this request ended the engine twice and is not run again"
                 )
-            is_accepted = self._engine.add(connection, add, runs_alone=self._record.is_suspect(mark))
+            is_accepted = self._engine.add(connection, with_pictures(add), runs_alone=self._record.is_suspect(mark))
         except RejectedError as error:
             self._link.put(connection, wire.Rejected(add.request_id, error.reason, str(error)))
             return

@@ -22,6 +22,7 @@ from weft.engine.wire import messages as wire
 from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.options import Adapter
 from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.pictures import Picture
 
 Outputs = list[tuple[int, wire.RequestOutput]]
 """Outputs, each with the connection that it goes to."""
@@ -80,6 +81,7 @@ class Request:
         num_input_slots: The same with the padding behind them, which fills the last block. They are computed in one
             step.
         spans: Tokens of the prompt that stand for something else.
+        pictures: What that is; empty if it is none.
         token_ids: Prompt and known output ids.
         num_placeholders: Output ids that a launched step samples and that the host does not know yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
@@ -130,6 +132,7 @@ class Request:
     num_input_slots: int = 0
     samples: bytes = b""
     spans: list[TokenSpan] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = field(init=False, default=0)
     draft_token_ids: list[int] = field(init=False, default_factory=list)
@@ -300,6 +303,7 @@ def make_request(
         samples=add.input.samples,
         num_input_slots=add.input.num_slots(block_size),
         spans=add.input.spans,
+        pictures=add.input.pictures,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

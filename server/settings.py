@@ -360,6 +360,9 @@ class Settings(BaseModel):
     """Share of files_max_bytes, and of the number of files, that one of several API keys may take."""
     batch_lines: int = Field(default=16, ge=1, le=1024)
     """Lines of a batch that run at once, while no other requests do."""
+    image_hosts: Annotated[Names, _each(r"[^*/@:\s]+(:\d+)?", "names such as images.example.com")] = ()
+    """Hosts from which pictures in messages may be fetched over https, with commas or as a list: a name, with a port if
+    it is not 443. No other host is ever asked, nor an address that is not public."""
     mcp_servers: McpServers = Field(default={}, repr=False)
     """MCP servers whose tools /v1/responses may call, as label=url with commas, or a mapping in YAML or JSON of labels
     to a url, or to `url` and `headers`. No other address is ever connected to."""

@@ -8,7 +8,7 @@ the decoder does not compute.
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from weft.engine.layers.feed_forward import ACTIVATIONS, ALIASES
 from weft.engine.weights.quantization import Quantization
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import AudioShape
+from weft.engine.wire.pictures import Vision
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class ModelFacts:
         dtype: What the checkpoint declares, float32 if it declares nothing.
         eos_token_ids: Ids that end an answer, from generation_config.json, else config.json. Each is an id of the
             vocabulary. May be empty.
+        vision: How the checkpoint sees; None if only its text half is served, or there is no other.
     """
 
     architecture: str
@@ -49,6 +51,7 @@ class ModelFacts:
     max_position_embeddings: int
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
+    vision: Vision | None = field(default=None, kw_only=True)
 
     @property
     def is_bidirectional(self) -> bool:

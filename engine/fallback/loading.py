@@ -180,7 +180,7 @@ _EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Promise:
+class Promise:
     """A tensor that is read when transformers asks for all of it, as of a slice of safetensors."""
 
     read: Callable[[str], Tensor]
@@ -228,7 +228,7 @@ def load_fallback(
         progress(done, total)
         return tensor
 
-    module = _load(config, {name: _Promise(counted, name) for name in names}, dtype)
+    module = _load(config, {name: Promise(counted, name) for name in names}, dtype)
     torch.nn.Module.to(module, device)
     progress(total, total)
     if config.calls is None:
@@ -274,10 +274,10 @@ def _random(config: FallbackConfig, dtype: torch.dtype) -> tuple[Iterable[str], 
     return tensors, make
 
 
-def _load(config: FallbackConfig, promises: Mapping[str, _Promise], dtype: torch.dtype) -> PreTrainedModel:
+def _load(config: FallbackConfig, promises: Mapping[str, Promise], dtype: torch.dtype) -> PreTrainedModel:
     model_class: Any = config.model_class  # typed as if it returned no report
     try:
-        with _quiet_and_one_by_one():
+        with quiet_and_one_by_one():
             module, report = model_class.from_pretrained(
                 None,
                 config=config.config,
@@ -304,7 +304,7 @@ def _load(config: FallbackConfig, promises: Mapping[str, _Promise], dtype: torch
 
 
 @contextmanager
-def _quiet_and_one_by_one() -> Iterator[None]:
+def quiet_and_one_by_one() -> Iterator[None]:
     """Transformers' threads would read all tensors ahead of the merging, a second copy; its bars are for terminals."""
     name, level = "HF_DEACTIVATE_ASYNC_LOAD", transformers_logging.get_verbosity()
     before = os.environ.get(name)

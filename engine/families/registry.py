@@ -171,6 +171,7 @@ _WRAPPERS = frozenset(
         "Gemma3",
         "Gemma4",
         "Gemma4Unified",
+        "Idefics3",
         "Llama4",
         "Llava",
         "LlavaNext",
@@ -179,6 +180,7 @@ _WRAPPERS = frozenset(
         "Qwen3VLMoe",
         "Qwen3_5",
         "Qwen3_5Moe",
+        "SmolVLM",
     ]
 )
 """Those whose files say all that the text half needs. Others may tie their output head without a word of it."""

@@ -171,8 +171,8 @@ class StepGraphs:
         self._capture = None
 
     def _find(self, batch: Batch, may_sample: bool) -> GraphKey | None:
-        """The smallest recorded graph for a batch. Graphs keep no scores, pool nothing, and would ignore adapters."""
-        if batch.scores is not None or batch.pooling is not None or batch.adapters is not None:
+        """The smallest recorded graph for a batch. Graphs keep no scores, pool nothing, see and adapt nothing."""
+        if batch.scores is not None or batch.pooling is not None or batch.adapters is not None or batch.pictures:
             return None
         is_decode = batch.num_tokens == batch.num_requests
         if self._caches.are_graphs_of_decodes and not is_decode:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.engine.batch import Batch, GroupBatch, InputBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+from weft.engine.batch import Batch, GroupBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+from weft.engine.batch_inputs import InputBatch
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.config import EngineConfig
 

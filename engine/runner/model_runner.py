@@ -28,6 +28,7 @@ from weft.engine.runner.cuda_graphs import ComputedStep, StepGraphs
 from weft.engine.sampling.pooling import pool
 from weft.engine.sampling.sampler import SampleResult, SamplingKernels, sample
 from weft.engine.sampling.scores import LogprobTensors, score, token_logprobs
+from weft.engine.vision.eyes import Eyes
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class ModelRunner(Executor[LaunchedStep]):
         sampling: SamplingKernels = TORCH_SAMPLING,
         graphs: StepGraphs | None = None,
         adapters: Adapters | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         """Take over a loaded model and its allocated caches.
 
@@ -98,13 +100,14 @@ class ModelRunner(Executor[LaunchedStep]):
             follower: Gets every step too.
             graphs: Graphs of this model and these caches; without them all steps run eagerly.
             adapters: Those of this model.
+            eyes: The model where it sees; None: no batch has pictures.
         """
         self._model = model
         self._caches = caches
         self._device = device
         self._follower, self._keeps_all = follower, follower is not None and follower.reads_hidden
         self._sampling = sampling
-        self._graphs = graphs
+        self._graphs, self._eyes = graphs, eyes
         self._adapters, self._computing = adapters, adapters.computing if adapters else nullcontext
         self._previous_token_ids: torch.Tensor | None = None
 
@@ -168,6 +171,8 @@ class ModelRunner(Executor[LaunchedStep]):
         positions = to_device(batch.lookups, self._device)
         if batch.token_types is not None:
             positions = self._model.typed(positions, to_device(batch.token_types, self._device))
+        if batch.pictures and self._eyes is not None:
+            return self._eyes.forward(batch.pictures, token_ids, positions, caches, rows), caches.tapped
         return self._model.forward(token_ids, positions, caches, rows), caches.tapped
 
     @override

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from weft.engine.batch import Floats, PoolBatch
+from weft.engine.batch import Floats
+from weft.engine.batch_inputs import PoolBatch
 from weft.engine.device import to_device
 from weft.engine.wire.messages import AddRequest
 from weft.engine.wire.params import Pooling, VectorInfo

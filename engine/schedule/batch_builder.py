@@ -16,7 +16,7 @@ from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.guidance.matcher import ReasoningProgress
 from weft.engine.request import Request, RequestKey
 from weft.engine.sampling.sampler import uniforms
-from weft.engine.schedule.pooled_requests import input_batch, pool_batch, time_bounds
+from weft.engine.schedule import pooled_requests
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
@@ -49,12 +49,13 @@ def build_batch(
         row_indices=_row_indices(requests, query_start_locs),
         sampling=_sampling(requests, source_rows),
         scores=_scores(requests, query_start_locs),
-        token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
-        pooling=pool_batch(requests, query_start_locs),
-        inputs=input_batch(requests) if any(spec.num_input_tokens for spec in specs) else None,
+        token_types=pooled_requests.token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
+        pooling=pooled_requests.pool_batch(requests, query_start_locs),
+        pictures=pooled_requests.picture_tokens(requests, query_start_locs),
+        inputs=pooled_requests.input_batch(requests) if any(spec.num_input_tokens for spec in specs) else None,
         table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
-        next_ids=_ints(ids) if (ids := [_next_id(s) for s in requests if not s.num_rows]) else None,
+        next_ids=pooled_requests.next_ids(requests),
     )
 
 
@@ -65,13 +66,6 @@ def scored_range(scheduled: ScheduledRequest) -> range:
         return range(0)
     end = min(scheduled.start + scheduled.num_tokens, request.num_prompt_tokens - 1)
     return range(max(scheduled.start, request.num_scored_tokens - 1) + 1, end + 1)
-
-
-def _token_types(requests: list[ScheduledRequest]) -> Ints | None:
-    """Requests of encoders are computed whole."""
-    if not any(s.request.token_types for s in requests):
-        return None
-    return _ints(chain.from_iterable(s.request.token_types or [0] * s.num_tokens for s in requests))
 
 
 def _ints(values: Sequence[int] | chain[int]) -> Ints:
@@ -91,11 +85,6 @@ def _input_ids(scheduled: ScheduledRequest) -> list[int]:
     if end > num_known:
         ids += [0] * scheduled.num_placeholders + list(scheduled.draft_token_ids)
     return ids
-
-
-def _next_id(scheduled: ScheduledRequest) -> int:
-    end = scheduled.start + scheduled.num_tokens
-    return next(iter(scheduled.request.token_ids[end : end + 1]), 0)
 
 
 def _input_placeholders(
@@ -175,7 +164,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
-        times=time_bounds(rows),
+        times=pooled_requests.time_bounds(rows),
         edited_rows=np.array(edited, np.int64) if edited else None,
     )
 

@@ -1,12 +1,13 @@
-"""What requests of poolers, and of models with an encoder, add to a step, and what becomes of their hidden states."""
+"""What some requests add to a step, such as those of poolers and with pictures, and what poolers get of it."""
 
 import logging
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
-from weft.engine.batch import Floats, InputBatch, Ints, PoolBatch
+from weft.engine.batch import Floats, Ints
+from weft.engine.batch_inputs import InputBatch, PictureTokens, PoolBatch
 from weft.engine.sampling.pooling import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
@@ -22,6 +23,38 @@ def input_batch(requests: list[ScheduledRequest]) -> InputBatch:
         np.array([s.request.num_input_slots for s in requests]),
         tuple(np.frombuffer(s.request.samples, np.int16) for s in requests if s.request.samples and not s.start),
     )
+
+
+def token_types(requests: list[ScheduledRequest]) -> Ints | None:
+    """Those of all tokens; requests of encoders are computed whole."""
+    if not any(s.request.token_types for s in requests):
+        return None
+    types = (s.request.token_types or [0] * s.num_tokens for s in requests)
+    return np.fromiter(chain.from_iterable(types), np.int64)
+
+
+def next_ids(requests: list[ScheduledRequest]) -> Ints | None:
+    """`Batch.next_ids`, for heads that draft."""
+    ends = ((s.request.token_ids, s.start + s.num_tokens) for s in requests if not s.num_rows)
+    found = [next(iter(token_ids[end : end + 1]), 0) for token_ids, end in ends]
+    return np.array(found, np.int64) if found else None
+
+
+def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
+    """The pictures, whole or in part, whose tokens a step computes."""
+    seeing = [(i, scheduled) for i, scheduled in enumerate(requests) if scheduled.request.pictures]
+    found = []
+    for i, scheduled in seeing:
+        request, offset, start = scheduled.request, int(query_start_locs[i]), scheduled.start
+        end = start + scheduled.num_tokens
+        for span, picture in zip(request.spans, request.pictures, strict=True):
+            if span.start < end and start < span.start + span.num_tokens:
+                ids = np.array(request.token_ids[span.start : span.start + span.num_tokens])
+                places = span.start + np.flatnonzero(ids == picture.token_id)
+                first, last = np.searchsorted(places, (start, end))
+                key = request.cache_seed + span.digest  # of equal pictures, but not for others who share no prefix
+                found.append(PictureTokens(key, picture, places[first:last] - start + offset, int(first)))
+    return tuple(found)
 
 
 def time_bounds(rows: list[tuple[ScheduledRequest, int]]) -> Ints | None:

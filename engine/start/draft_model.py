@@ -79,7 +79,7 @@ def find_draft_checkpoint(
     folder = config.draft_model
     if folder is None:
         return None
-    draft = read_model(folder, config.options.model_impl)
+    draft = replace(read_model(folder, config.options.model_impl), vision=None)
     if draft.vocab_size != vocab_size:
         raise ModelError(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "

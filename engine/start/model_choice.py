@@ -35,6 +35,8 @@ from weft.engine.models.cut import Stage, find_stages, largest_groups, shard
 from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsSpec
+from weft.engine.vision.checkpoint import read_vision, served_vision
+from weft.engine.vision.eyes import KEPT_BYTES
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
 
@@ -56,6 +58,7 @@ class ModelPlan:
         adapters_bytes: Memory that they take if all are in use, of weights_bytes.
         experts_bytes: What the experts of each layer that has some take where they are on the device.
         host: Those that are not, which are no part of weights_bytes.
+        vision_bytes: Memory of what sees, with the features that it keeps, of weights_bytes.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
         kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
     """
@@ -71,6 +74,7 @@ class ModelPlan:
     adapters_bytes: int = 0
     experts_bytes: tuple[int, ...] = ()
     host: HostShare = ALL_ON_DEVICE
+    vision_bytes: int = 0
     kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
 
 
@@ -88,7 +92,8 @@ def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None)
         raise ModelError(f"{folder}: no such folder")
     identity = identify(folder, model_impl)
     outer = Fields.read(folder / "config.json")
-    if any(outer.has(name) for name in ("text_config", "vision_config", "audio_config")):
+    vision = read_vision(folder, outer) if identity.switches is not None else None
+    if vision is None and any(outer.has(name) for name in ("text_config", "vision_config", "audio_config")):
         logger.warning("only text is served: images and sounds are not read")
     if identity.switches is not None:
         facts: ModelFacts = native_config(folder, identity)
@@ -100,7 +105,7 @@ def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None)
 
         facts = load_fallback_config(folder, identity)
     longest = min(facts.max_position_embeddings, max_num_tokens or facts.max_position_embeddings)
-    return replace(facts, max_position_embeddings=longest)
+    return replace(facts, max_position_embeddings=longest, vision=vision)
 
 
 def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
@@ -125,11 +130,13 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         placed_kernels, host = _place_experts(model, config, kernels, layers)
         adapted_kernels = AdaptedKernels.around(placed_kernels, adapters) if adapters else placed_kernels
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
+        vision = served_vision(model.vision, options)
+        vision_bytes = vision.num_values * config.dtype.itemsize + KEPT_BYTES if vision else 0
         return ModelPlan(
             kernels.name,
             kernels,
             spec.caches,
-            spec.weights_bytes(placed_kernels, config.dtype) + adapters_bytes,
+            spec.weights_bytes(placed_kernels, config.dtype) + adapters_bytes + vision_bytes,
             partial(_load_native, model, config, adapted_kernels, num_positions(config, spec.caches), stage),
             stage.groups(sharded),
             largest_groups(sharded, stages),
@@ -137,6 +144,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             adapters_bytes,
             tuple(layer.experts_bytes(kernels, config.dtype) for layer in layers),
             host,
+            vision_bytes,
             _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
         )
     for name, is_asked in (

@@ -68,6 +68,7 @@ class Sizes:
             activations_bytes=self.activations_bytes,
             free_bytes=left_bytes,
             adapters_bytes=self.chosen.adapters_bytes,
+            vision_bytes=self.chosen.vision_bytes,
             host=self.chosen.host,
         )
 

@@ -4,6 +4,7 @@ The order matters. Weights are loaded first. Then a step is measured, and the KV
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +46,10 @@ from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
+from weft.engine.vision.checkpoint import served_vision
+from weft.engine.vision.eyes import Eyes
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.inputs import InputLimits
 from weft.engine.wire.machine import format_size
 from weft.engine.wire.messages import EngineInfo, EngineOptions
 
@@ -99,6 +103,7 @@ def start(
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
+    eyes = _eyes(model, model_config, config)
     plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     sizes, scales = (plan.num_blocks, config, model_config.num_heads, plan.num_states), chosen.kv_scales(config.model)
@@ -111,11 +116,10 @@ def start(
     kv = _cache_manager(config, plan, chosen.groups, offload)
     draft_model = _draft_model(draft, (drafter, model), draft_caches, sampling, kv, model_config.short_context)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs)
+    runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs, eyes)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kernels, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, tuner, share_among)
-    if graphs is not None:
-        record_graphs(runner, graphs)
+    record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     alignment = None if ranks else read_alignment(Path(options.model), model_config)
     engine = Engine(
@@ -124,7 +128,7 @@ def start(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
-        input_limits=plan.input_limits(model_config),
+        input_limits=_input_limits(plan, model_config, options),
         max_loras=options.max_loras,
         lora_modules_to_save=options.lora_modules_to_save,
         eos_token_ids=model_config.eos_token_ids,
@@ -149,11 +153,33 @@ def _runner(
     sampling: SamplingKernels,
     adapters: Adapters | None,
     means: Ranks | StepGraphs | None,
+    eyes: Eyes | None,
 ) -> ModelRunner:
     parts = model, caches, config.device, draft_model, sampling
     if isinstance(means, Ranks):
         return RankedRunner(means, *parts, adapters, overlap=config.overlap)
-    return ModelRunner(*parts, means, adapters)
+    return ModelRunner(*parts, means, adapters, eyes)
+
+
+def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) -> Eyes | None:
+    """What sees pictures; None if only text is served."""
+    if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
+        if model_config.vision:
+            logger.warning("only text is served: pictures are not read on several ranks, nor by random weights")
+        return None
+    from weft.engine.fallback.vision import load_encoder  # imports transformers
+
+    began = time.perf_counter()
+    encode = load_encoder(config.model, config.device, config.dtype)
+    taken = time.perf_counter() - began
+    logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
+    return Eyes(model, encode, config.device)
+
+
+def _input_limits(plan: MemoryPlan, model_config: ModelFacts, options: EngineOptions) -> InputLimits:
+    vision = served_vision(model_config.vision, options)
+    limits = plan.input_limits(model_config)
+    return replace_fields(limits, picture_token=vision.token_id) if vision else limits
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
@@ -310,7 +336,7 @@ def _drafters(config: EngineConfig, can_draft: bool, draft: DraftCheckpoint | No
 def _info(
     epoch: str, model_config: ModelFacts, config: EngineConfig, plan: MemoryPlan, attention: str, num_threads: int
 ) -> EngineInfo:
-    limits = plan.input_limits(model_config)
+    limits = _input_limits(plan, model_config, config.options)
     return EngineInfo(
         epoch=epoch,
         architecture=model_config.architecture,
@@ -327,6 +353,7 @@ def _info(
         max_input=limits.longest,
         max_own=limits.own,
         audio=limits.audio,
+        picture_token=limits.picture_token,
         kv_role=config.options.kv_role,
     )
 

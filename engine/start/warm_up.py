@@ -30,6 +30,7 @@ from weft.engine.start.draft_model import DraftCheckpoint
 from weft.engine.start.model_choice import ModelPlan
 from weft.engine.tune.compare import Tuner
 from weft.engine.tune.components import threads
+from weft.engine.vision.eyes import KEPT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +115,10 @@ def warm_up(
     return num_threads
 
 
-def record_graphs(runner: ModelRunner, graphs: StepGraphs) -> None:
-    """Record CUDA graphs of the model, then of its draft model, until the time for it is over."""
+def record_graphs(runner: ModelRunner, graphs: StepGraphs | None) -> None:
+    """Record CUDA graphs of the model, if it has any, then of its draft model, until the time for it is over."""
+    if graphs is None:
+        return
     began = time.perf_counter()
     while runner.prepare() and time.perf_counter() - began < _RECORDING_S:
         pass
@@ -135,14 +138,17 @@ def plan_memory(
         ranks.join()
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
     free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
+    free_bytes -= KEPT_BYTES if chosen.vision_bytes else 0
+    beside_bytes = chosen.adapters_bytes + chosen.vision_bytes + (draft.plan.weights_bytes if draft else 0)
     plan = make_plan(
         config,
         chosen.planned_groups + (draft.groups if draft else ()),
-        weights_bytes=model.weights_bytes + chosen.adapters_bytes + (draft.plan.weights_bytes if draft else 0),
+        weights_bytes=model.weights_bytes + beside_bytes,
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
         adapters_bytes=chosen.adapters_bytes,
         host=chosen.host,
+        vision_bytes=chosen.vision_bytes,
     )
     if ranks:
         ranks.send(plan)

@@ -247,7 +247,7 @@ def _map(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
-_HALF_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+_HALF_PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 
 
 def text_name(stored: str) -> str | None:

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import msgspec
 
+from weft.engine.wire.pictures import Picture, pictures_fault
+
 
 def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | None:
     """What is wrong with token ids that a caller lists under this name; None when all of them exist."""
@@ -47,17 +49,18 @@ class AudioShape(msgspec.Struct, array_like=True, frozen=True):
 
 
 class InputLimits(msgspec.Struct, array_like=True, frozen=True):
-    """What a model with an encoder reads.
+    """What a model reads beside the tokens of a prompt.
 
     Attributes:
-        longest: Most tokens, or positions, of an input; 0 for a model without an encoder.
+        longest: Most tokens, or positions, of an encoder's input; 0 for a model without an encoder.
         own: Most tokens of its decoder.
-        audio: See `EngineInfo`.
+        audio, picture_token: See `EngineInfo`.
     """
 
     longest: int = 0
     own: int = 0
     audio: AudioShape | None = None
+    picture_token: int | None = None
 
 
 NO_INPUT = InputLimits()
@@ -77,6 +80,7 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
     Attributes:
         token_types: One for each token, such as the side of a pair; empty if all have type 0. Only encoders read it.
         spans: In their order; none reaches into another.
+        pictures: What the spans stand for, each one; empty if that is something else.
         input_length: Tokens for an encoder.
         samples: Sound for an encoder.
     """
@@ -86,6 +90,7 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
     token_ids: list[int]
     token_types: list[int] = []
     spans: list[TokenSpan] = []
+    pictures: list[Picture] = []
 
     @property
     def least(self) -> "TokensInput":
@@ -115,7 +120,8 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         for span, after in pairwise([*self.spans, TokenSpan(len(self.token_ids), 0, b"")]):
             if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
                 return "what stands for a part of a message that is no text must be whole"
-        return id_fault("prompt", self.token_ids, vocab_size)
+        fault = pictures_fault(self.pictures, len(self.spans), limits.picture_token)
+        return fault or id_fault("prompt", self.token_ids, vocab_size)
 
 
 class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
@@ -130,6 +136,7 @@ class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):
     token_ids: list[int]
     token_types: ClassVar[list[int]] = []
     samples: ClassVar[bytes] = b""
+    pictures: ClassVar[list[Picture]] = []
 
     @property
     def input_length(self) -> int:
@@ -180,6 +187,7 @@ class AudioInput(msgspec.Struct, tag="audio", frozen=True):
     num_positions: int
     token_ids: list[int]
     token_types: ClassVar[list[int]] = []
+    pictures: ClassVar[list[Picture]] = []
 
     @property
     def input_length(self) -> int:

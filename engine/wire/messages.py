@@ -119,6 +119,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
         max_input: Most tokens that its encoder reads; 0 for a model without one.
         max_own: Most tokens of the decoder of such a model, whatever the encoder reads.
         audio: What the encoder reads where that is sound; None for tokens.
+        picture_token: The token that pictures stand at; None if it sees none.
         aligns: Whether it tells when a text is spoken (`Pooling.aligned`).
     """
 
@@ -140,6 +141,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     max_input: int = 0
     max_own: int = 0
     audio: AudioShape | None = None
+    picture_token: int | None = None
     aligns: bool = False
 
     @property

@@ -129,7 +129,9 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
         max_tokens, min_tokens = min(params.max_tokens, room), min(params.min_tokens, room)
         params = msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     return AddRequest(
-        EncoderInput(prompt.token_ids, list(begin)) if begin else TokensInput(prompt.token_ids, spans=[*prompt.spans]),
+        EncoderInput(prompt.token_ids, list(begin))
+        if begin
+        else TokensInput(prompt.token_ids, spans=[*prompt.spans], pictures=[*prompt.pictures]),
         params,
         num_choices=task.num_made,
         tenant=task.tenant,

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -44,7 +45,7 @@ async def encode_chat(
         token_ids = tokenizer.encode_rendered(placed, room)
         ids = {span.placeholder: tokenizer.added_id(span.placeholder) for span in spans}
         pins = _pins(tokenizer, chat, token_ids, shown, room)
-        return Prompt(token_ids, spans=located(token_ids, spans, ids)), pins
+        return Prompt(token_ids, None, *located(token_ids, spans, ids)), pins
 
     return await workers.run(size, encode)
 
@@ -62,15 +63,19 @@ def _rendered(tokenizer: TextTokenizer, chat: Chat) -> tuple[list[str], list[str
     if tokenizer.is_of_encoder:
         return [last_text(chat.messages, chat.param, continues=chat.options.continue_final_message)], []
     try:
-        return tokenizer.render_chat(chat.messages, chat.options), _marked(tokenizer, chat)
+        return _shown(tokenizer, chat, chat.messages), _marked(tokenizer, chat)
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param=chat.param) from exc
     except RecursionError as exc:
         raise InvalidRequestError(f"{chat.param} is nested too deeply", param=chat.param) from exc
 
 
+def _shown(tokenizer: TextTokenizer, chat: Chat, messages: list[dict[str, Any]]) -> list[str]:
+    return chat.spans.rendered(messages, partial(tokenizer.render_chat, options=chat.options))
+
+
 def _marked(tokenizer: TextTokenizer, chat: Chat) -> list[str]:
-    return tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options) if chat.breakpoints else []
+    return _shown(tokenizer, chat, marked(chat.messages, chat.breakpoints)) if chat.breakpoints else []
 
 
 def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: TokenRoom) -> list[Pin]:
@@ -185,7 +190,7 @@ class PromptEncoder:
             return prompt
         num_cut = len(prompt.token_ids) - num_kept
         spans = [msgspec.structs.replace(span, start=span.start - num_cut) for span in prompt.spans]
-        return Prompt(prompt.token_ids[num_cut:], spans=spans)
+        return replace(prompt, token_ids=prompt.token_ids[num_cut:], text=None, spans=spans)
 
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
         max_tokens = self._task.num_reserved

@@ -21,6 +21,7 @@ from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet
 from weft.server.models.seq2seq import Seq2Seq, read_seq2seq
 from weft.server.models.whisper import Whisper, read_whisper
+from weft.server.pictures.process import PictureProcess
 from weft.server.sampling import NAMES, GenerationDefaults, sampling_fault
 from weft.server.settings import Settings
 from weft.server.text.template_files import TemplateFileError, read_object
@@ -93,6 +94,7 @@ class ServedModel:
         prompts: Texts that the checkpoint wants before those whose vectors are made.
         seq2seq: How it answers if it has an encoder; None without one.
         whisper: How its decoder begins if it is a Whisper.
+        pictures: What reads pictures for it, if its engine sees any; None without a checkpoint.
     """
 
     name: str
@@ -105,13 +107,19 @@ class ServedModel:
     on_demand: bool = False
     seq2seq: Seq2Seq | None = None
     whisper: Whisper | None = None
+    pictures: PictureProcess | None = None
 
     @property
     def input_modalities(self) -> tuple[str, ...] | None:
-        """`audio` if it hears, else `text`. None before its first handshake, unless its files say it."""
+        """`audio` if it hears, else `text`, and `image` if it sees.
+
+        None before its first handshake, unless its files say that it hears.
+        """
         if (info := self.engine_client.info) is None:
             return None if self.whisper is None else ("audio",)
-        return ("text",) if info.audio is None else ("audio",)
+        if info.audio is not None:
+            return ("audio",)
+        return ("text",) if info.picture_token is None else ("text", "image")
 
     @property
     def may_chat(self) -> bool:
@@ -155,7 +163,9 @@ def served_model(
     tokenizer.call_texts = formats.tools.call_texts if formats.tools else ()
     name = settings.served_model_name[0]
     whisper = read_whisper(pathlib.Path(settings.model), tokenizer) if settings.model else None
-    return ServedModel(name, engine_client, tokenizer, formats, defaults, None, prompts, on_demand, seq2seq, whisper)
+    pictures = PictureProcess(pathlib.Path(settings.model)) if settings.model else None
+    answers = defaults, None, prompts, on_demand, seq2seq, whisper, pictures
+    return ServedModel(name, engine_client, tokenizer, formats, *answers)
 
 
 class LiveModels(Mapping[str, ServedModel]):

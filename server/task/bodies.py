@@ -21,12 +21,25 @@ class CacheBreakpoint(WireModel):
     ttl: Text | None = None
 
 
+class ImageUrl(WireModel):
+    """Where a picture is; `detail` asks for how many pixels of it the model sees."""
+
+    url: Text
+    detail: Text | None = None
+
+
+Address = Annotated[Annotated[Text, Tag("text")] | Annotated[ImageUrl, Tag("other")], TEXT_OR_OTHER]
+
+
 class ContentPart(WireModel):
     """One part of a message's content; which types are accepted depends on the role."""
 
     type: Text
     text: Text | None = None
     refusal: Text | None = None
+    image_url: Address | None = None
+    file_id: Text | None = None
+    detail: Text | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 

@@ -2,7 +2,8 @@
 
 `PARTS` has a reader for each type that is known. A span is made of control tokens, which no text of a caller becomes.
 So the content has a mark in its place, which nobody could have written, and the template shows it as any text. Then
-the span's tokens take its place in the rendered prompt (`Spans.placed`).
+the span's tokens take its place in the rendered prompt (`Spans.placed`). A picture has a mark before it is read; the
+template is shown a part that is an image in the place of the mark, if it takes such parts (`Spans.rendered`).
 """
 
 import hashlib
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from weft.engine.wire.inputs import TokenSpan
+from weft.engine.wire.pictures import Picture
+from weft.server.pictures.source import PictureSource, source_of
+from weft.server.text.chat_template import ChatTemplateError
 from weft.server.text.replayed import TEXT_PARTS
 
 
@@ -21,13 +25,19 @@ class Span:
     """What a prompt holds in place of a part that is no text.
 
     Attributes:
-        placeholder: The text of a control token; the span is num_tokens of these.
+        placeholder: The text of a control token; the span is num_tokens of these, and what `text` has between them.
         data: What they stand for.
+        text: The whole of it; empty: the placeholders alone.
+        sign: What a chat template writes for such a part; empty: nothing is known of that.
+        picture: What the model sees there; None: no picture.
     """
 
     placeholder: str
     num_tokens: int
     data: bytes
+    text: str = ""
+    sign: str = ""
+    picture: Picture | None = None
 
 
 class Part(Protocol):
@@ -38,26 +48,76 @@ class Part(Protocol):
         """Says how to read it."""
 
 
-Reader = Callable[[Any, str], str | Span]
+Reader = Callable[[Any, str], str | Span | PictureSource]
 """Reads a part; the text is its path in the body."""
 PARTS: dict[str, Reader] = {
     **dict.fromkeys(TEXT_PARTS, lambda part, at: part.text or ""),
     "refusal": lambda part, at: part.refusal or "",
+    **dict.fromkeys(("image_url", "input_image", "image"), source_of),
 }
 
 
 class Spans:
-    """The spans of one conversation, and the marks that stand for them in its messages."""
+    """The spans of one conversation, and the marks that stand for them in its messages.
 
-    def __init__(self) -> None:
+    Attributes:
+        noun: What the API calls its parts.
+    """
+
+    def __init__(self, noun: str = "parts") -> None:
         """Start with none."""
+        self.noun = noun
         self._tag = secrets.token_hex(8)
-        self._spans: list[Span] = []
+        self._spans: list[Span | PictureSource] = []
 
-    def mark(self, span: Span) -> str:
-        """Add a span; the text that stands for it until the prompt is rendered."""
+    def mark(self, span: Span | PictureSource) -> str:
+        """Add a span, or a picture that is to be read; the text that stands for it until the prompt is rendered."""
         self._spans.append(span)
         return f"{self._tag}{len(self._spans) - 1:08x}"
+
+    @property
+    def unread(self) -> list[tuple[int, PictureSource]]:
+        """The pictures that are still to be read, each with its number."""
+        return [(i, span) for i, span in enumerate(self._spans) if isinstance(span, PictureSource)]
+
+    def put(self, number: int, span: Span) -> None:
+        """What became of a picture."""
+        self._spans[number] = span
+
+    def rendered(
+        self, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], list[str]]
+    ) -> list[str]:
+        """Render messages, with marks where spans are.
+
+        A template that takes images as parts may put them in another place of their turn. It writes a sign for each. If
+        it refuses such parts, or does not show as many, marks stand in the text, as for any other span.
+        """
+        sign = next((span.sign for span in self._spans if isinstance(span, Span) and span.sign), "")
+        if not sign:
+            return render(messages)
+        order = [int(text, 16) for each in messages for text in re.findall(self._mark, str(each.get("content") or ""))]
+        try:
+            pieces = [piece.split(sign) for piece in render([self._in_parts(message) for message in messages])]
+        except ChatTemplateError:
+            return render(messages)
+        if sum(len(piece) - 1 for piece in pieces) != len(order):
+            return render(messages)
+        numbers = iter(order)
+        return [first + "".join(f"{self._tag}{next(numbers):08x}{text}" for text in rest) for first, *rest in pieces]
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._tag}([0-9a-f]{{8}})"
+
+    def _in_parts(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with parts in the place of marks, which a line end joined to the text."""
+        content = message.get("content")
+        if not isinstance(content, str) or self._tag not in content:
+            return message
+        parts = list[dict[str, str]]()
+        for i, text in enumerate(re.split(f"\n?{self._mark}\n?", content)):
+            parts += [{"type": "image"}] if i % 2 else [{"type": "text", "text": text}] if text else []
+        return {**message, "content": parts}
 
     def placed(self, pieces: list[str]) -> tuple[list[str], list[Span]]:
         """A rendered prompt with placeholders for the marks, as pieces of their own, and their spans in its order."""
@@ -65,10 +125,12 @@ class Spans:
             return pieces, []
         shown, found = [], []
         for piece in pieces:
-            for i, text in enumerate(re.split(f"{self._tag}([0-9a-f]{{8}})", piece)):
+            for i, text in enumerate(re.split(self._mark, piece)):
                 if i % 2:
-                    found.append(span := self._spans[int(text, 16)])
-                    shown.append(span.placeholder * span.num_tokens)
+                    span = self._spans[int(text, 16)]
+                    assert isinstance(span, Span), "pictures are read before a prompt is made"
+                    found.append(span)
+                    shown.append(span.text or span.placeholder * span.num_tokens)
                 elif text:
                     shown.append(text)
         return shown, found
@@ -82,24 +144,28 @@ def part_text(part: Part, at: str, spans: Spans | None = None) -> str | None:
         spans: Those of the conversation; None: only text can stand here.
     """
     shown = PARTS[part.type](part, at) if part.type in PARTS else None
-    if isinstance(shown, Span):
-        return None if spans is None else spans.mark(shown)
-    return shown
+    if shown is None or isinstance(shown, str):
+        return shown
+    return None if spans is None else spans.mark(shown)
 
 
-def located(token_ids: Sequence[int], spans: Sequence[Span], ids: Mapping[str, int | None]) -> list[TokenSpan]:
-    """Where spans are in an encoded prompt, of which the beginning may have been cut.
+def located(
+    token_ids: Sequence[int], spans: Sequence[Span], ids: Mapping[str, int | None]
+) -> tuple[list[TokenSpan], list[Picture]]:
+    """Where spans are in an encoded prompt, of which the beginning may have been cut, and the pictures in them.
 
     Args:
         spans: In the prompt's order. Nothing else in it is one of their placeholders.
         ids: The token of each placeholder.
     """
     meant = {ids[span.placeholder] for span in spans}
-    ends = [i + 1 for i, token_id in enumerate(token_ids) if token_id in meant] if spans else []
-    found = []
+    places = [i for i, token_id in enumerate(token_ids) if token_id in meant] if spans else []
+    found, pictures = list[TokenSpan](), list[Picture]()
     for span in reversed(spans):
-        if ends:
+        if places:
+            start = places[-span.num_tokens] if span.num_tokens <= len(places) else places[-1] + 1 - span.num_tokens
             digest = hashlib.blake2b(span.data, digest_size=16).digest()
-            found.append(TokenSpan(ends[-1] - span.num_tokens, span.num_tokens, digest))
-        del ends[-span.num_tokens :]
-    return found[::-1]
+            found.append(TokenSpan(start, places[-1] + 1 - start, digest))
+            pictures += [span.picture] if span.picture else []
+        del places[-span.num_tokens :]
+    return found[::-1], pictures[::-1]

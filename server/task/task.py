@@ -10,6 +10,7 @@ from typing import Any
 from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.messages import BeamOptions, Pin
 from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.pictures import Picture
 from weft.server.models.seq2seq import NOT_ENCODED, Encoded
 from weft.server.models.served_model import ServedModel
 from weft.server.task.fill_in import FillIn
@@ -31,6 +32,7 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     spans: Sequence[TokenSpan] = ()
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class _Turns:
 
     messages: list[Message] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
-    spans: Spans = field(default_factory=Spans)
+    spans: Spans = field(default_factory=lambda: Spans("blocks"))
     call_ids: set[str] = field(default_factory=set)
 
     def mark(self, control: wire.CacheControl | None, num_chars: int) -> None:

@@ -26,6 +26,16 @@ KNOWN_BLOCKS = frozenset({"text", "tool_use", "tool_result", *REASONING_PARTS, *
 """Types of blocks whose members are read. Blocks of other types become text."""
 
 
+class ImageSource(WireModel):
+    """Where a picture is: in base64, at a URL, or in a file of /v1/files."""
+
+    type: Text
+    media_type: Text | None = None
+    data: Text | None = None
+    url: Text | None = None
+    file_id: Text | None = None
+
+
 class Block(WireModel):
     """One block of a content; which types are accepted depends on its message.
 
@@ -42,6 +52,7 @@ class Block(WireModel):
     tool_use_id: CallId | None = None
     content: "Blocks | None" = None
     is_error: bool | None = None
+    source: ImageSource | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="wrap")

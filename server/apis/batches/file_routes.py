@@ -18,19 +18,19 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from weft.server import errors
-from weft.server.apis.batches import contents
-from weft.server.apis.batches.contents import Arrival, Content, content_path, discard
 from weft.server.apis.openai.pages import json_answer, list_answer, read_page
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import Context, ServerContext
 from weft.server.http.form import Form, read_form
+from weft.server.store import contents
+from weft.server.store.contents import Arrival, Content, content_path, discard
 from weft.server.store.store import Store
 from weft.server.store.transaction import Row, Transaction
 from weft.server.task.body import CLIENT_CLOSED, BodyRoute
 from weft.server.task.schema import Text, WireModel
 from weft.server.task.validation import check_range, ignored_fields, ignored_header
 
-Purpose = Literal["batch", "user_data"]
+Purpose = Literal["batch", "user_data", "vision"]
 """What a file may be for. OpenAI has more purposes, for what Weft does not do."""
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from weft.server.apis.batches.contents import new_id
 from weft.server.errors import MalformedBodyError, shown
+from weft.server.store.contents import new_id
 from weft.server.store.transaction import Row
 from weft.server.task.body import check_amount
 

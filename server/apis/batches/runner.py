@@ -21,10 +21,10 @@ import msgspec
 from starlette.types import ASGIApp
 
 from weft.server.apis.batches import lines as batch_lines
-from weft.server.apis.batches.contents import checksum_of, content_path, file_row, open_content, sweep, sync_folder
 from weft.server.apis.batches.line_run import LineRun, LineSource, Slots, encode_result
 from weft.server.errors import ApiError, NotFoundError, StorageError, StorageFullError
 from weft.server.http.context import ServerContext
+from weft.server.store.contents import checksum_of, content_path, file_row, open_content, sweep, sync_folder
 from weft.server.store.transaction import Row, Transaction
 
 _log = logging.getLogger(__name__)

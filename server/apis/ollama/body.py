@@ -1,6 +1,6 @@
 """Bodies and answers in Ollama's shape, and the chat and completion bodies that are made of the bodies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.http.sse import Framing
 from weft.server.sampling import GenerationDefaults
-from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, Message
+from weft.server.task.bodies import MAX_MESSAGES, ChatCompletionBody, CompletionBody, ContentPart, Message
 from weft.server.task.schema import Int, Items, ResponseFormat, Text, TextOrTexts, ToolDefinition, WireModel
 from weft.server.task.validation import Refused, check_range
 from weft.server.text.declared import FORMAT_KINDS, format_form
@@ -79,9 +79,17 @@ class OllamaBody(WireModel):
     keep_alive: float | Text | None = None
 
 
-class OllamaMessage(Message):
-    """One turn. A tool's turn names the tool, or follows the calls in their order."""
+class OllamaPicture(ContentPart):
+    """A picture of a turn, in base64, and its path in the body."""
 
+    data: Text
+    place: Text
+
+
+class OllamaMessage(Message):
+    """One turn. A tool's turn names the tool, or follows the calls in their order. Pictures stand before the text."""
+
+    images: Items[Text] | None = None
     reasoning_content: Reasoning = Field(default=None, validation_alias=AliasChoices("thinking", "reasoning_content"))
     name: Text | None = Field(default=None, validation_alias=AliasChoices("tool_name", "name"))
 
@@ -102,6 +110,7 @@ class OllamaGenerateBody(OllamaBody):
     prompt: Text | None = None
     suffix: Text | None = None
     system: Text | None = None
+    images: Items[Text] | None = None
     raw: bool | None = None
 
 
@@ -212,8 +221,8 @@ _OFF: Refused = {
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
 }
-REFUSED_IN_OLLAMA_CHAT: Refused = {**_OFF, "messages[].images": (None, [])}
-REFUSED_IN_OLLAMA_GENERATE: Refused = {**_OFF, "images": (None, []), "context": (None, []), "template": (None, "")}
+REFUSED_IN_OLLAMA_CHAT: Refused = _OFF
+REFUSED_IN_OLLAMA_GENERATE: Refused = {**_OFF, "context": (None, []), "template": (None, "")}
 
 
 def check_context(body: OllamaBody, max_model_len: int, *, strict: bool) -> None:
@@ -242,10 +251,20 @@ def chat_of(body: OllamaChatBody, defaults: GenerationDefaults) -> ChatCompletio
     Raises:
         InvalidRequestError: An option is out of range.
     """
+    messages = [_with_pictures(each, each.images, f"messages[{i}].") for i, each in enumerate(body.messages or ())]
     tools = body.tools or None
     return ChatCompletionBody(
-        **_shared_fields(body, defaults), messages=[*(body.messages or ())], tools=tools, reasoning_effort=_effort(body)
+        **_shared_fields(body, defaults), messages=messages, tools=tools, reasoning_effort=_effort(body)
     )
+
+
+def _with_pictures(turn: Message, images: Sequence[str] | None, at: str) -> Message:
+    """The turn with these pictures before its text."""
+    if not images:
+        return turn
+    pictures = [OllamaPicture(type="image", data=data, place=f"{at}images[{i}]") for i, data in enumerate(images)]
+    said = [ContentPart(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content or []
+    return turn.model_copy(update={"content": [*pictures, *said]})
 
 
 def chat_of_prompt(body: OllamaGenerateBody, defaults: GenerationDefaults) -> ChatCompletionBody:
@@ -253,7 +272,7 @@ def chat_of_prompt(body: OllamaGenerateBody, defaults: GenerationDefaults) -> Ch
     system = [Message(role="system", content=body.system)] if body.system else []
     return ChatCompletionBody(
         **_shared_fields(body, defaults),
-        messages=[*system, Message(role="user", content=body.prompt or "")],
+        messages=[*system, _with_pictures(Message(role="user", content=body.prompt or ""), body.images, "")],
         reasoning_effort=_effort(body),
     )
 
@@ -264,7 +283,7 @@ def completion_of(body: OllamaGenerateBody, defaults: GenerationDefaults) -> Com
     Raises:
         InvalidRequestError: The body asks for what only a chat template has room for, or an option is out of range.
     """
-    for name, value in (("system", body.system), ("think", body.think)):
+    for name, value in (("system", body.system), ("think", body.think), ("images", body.images)):
         if value:
             given = "raw" if body.raw else "suffix"
             message = f"{name} cannot be used with {given}, which leaves out the chat template, got {shown(value)}"

@@ -140,7 +140,7 @@ async def chat(body: wire.OllamaChatBody, request: Request, context: Context) ->
 async def generate(body: wire.OllamaGenerateBody, request: Request, context: Context) -> Response:
     """Answer a prompt, or continue it as it is, in JSON lines or whole."""
     model = await context.check_model(request, body.model)
-    if not body.prompt and not body.suffix:
+    if not (body.prompt or body.suffix or body.images):
         return _loaded(body, model, response="")
     with renaming(wire.RENAMED):
         max_len, refused = model.engine_info.max_model_len, wire.REFUSED_IN_OLLAMA_GENERATE
@@ -237,7 +237,7 @@ def _family(model: ServedModel) -> str:
 def _capabilities(model: ServedModel) -> list[str]:
     if model.engine_info.task != "generate":
         return ["embedding"] if model.engine_info.task == "embed" else []
-    found = ["completion"]
+    found = ["completion"] if model.engine_info.picture_token is None else ["completion", "vision"]
     if model.formats.tools is not None:
         found.append("tools")
     if model.formats.reasoning_ids is not None:

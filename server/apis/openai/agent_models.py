@@ -80,4 +80,5 @@ def _described(name: str, model: ServedModel, priority: int) -> AgentModel:
         default_reasoning_level="medium" if thinks else None,
         apply_patch_tool_type="freeform" if has_tools else None,
         supports_parallel_tool_calls=has_tools,
+        input_modalities=model.input_modalities or ("text",),
     )

@@ -28,6 +28,7 @@ from weft.server.task import validation
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages, text_of
 from weft.server.task.parts import Spans
+from weft.server.task.pictures import read_pictures
 from weft.server.task.read_body import MAX_LOGPROBS, num_prompt_logprobs, read_task
 from weft.server.task.request_options import Breakpoint, find_breakpoints
 from weft.server.task.structured_output import structure_of
@@ -78,6 +79,7 @@ async def chat_task(
     options = template_options(body, model.tokenizer, wishes.variables)
     spans = Spans() if spans is None else spans
     messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools, spans)
+    await read_pictures(spans, model, request, context)
     return await read_task(
         body,
         request,

@@ -37,7 +37,8 @@ class ModelCard(msgspec.Struct):
         state: unloaded, loading, ready, unloading or failed.
         memory_bytes: What it takes while it is loaded, if that was planned.
         last_used: When a model that is loaded on demand last worked, in seconds since 1970.
-        input_modalities: `audio` of a model that hears, else `text`; null if it was never loaded and may be either.
+        input_modalities: `audio` of a model that hears, else `text`, and `image` if it sees; null if it was never
+            loaded and its files do not say that it hears.
     """
 
     id: str

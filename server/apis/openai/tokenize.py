@@ -24,6 +24,7 @@ from weft.server.task.bodies import ChatCompletionBody, CompletionBody, Message,
 from weft.server.task.body import BodyRoute
 from weft.server.task.messages import template_messages
 from weft.server.task.parts import Spans
+from weft.server.task.pictures import read_pictures
 from weft.server.task.schema import Int, Items, Text, ToolDefinition, WireModel
 from weft.server.task.task import Chat, Task
 from weft.server.task.template_options import checked_kwargs, prompt_end
@@ -96,7 +97,7 @@ async def tokenize(body: TokenizeBody, request: Request, context: Context) -> Re
         raise InvalidRequestError("send either prompt or messages", param="prompt")
     try:
         if body.messages is not None:
-            token_ids = await _chat_ids(body, body.messages, model, workers, room, size)
+            token_ids = await _chat_ids(body, body.messages, model, request, context, room)
         else:
             prompt, is_special = body.prompt or "", body.add_special_tokens is not False
             token_ids = await workers.run(len(prompt), tokenizer.encode, prompt, is_special, room)
@@ -114,8 +115,14 @@ async def tokenize(body: TokenizeBody, request: Request, context: Context) -> Re
 
 
 async def _chat_ids(
-    body: TokenizeBody, messages: list[Message], model: ServedModel, workers: Workers, room: TokenRoom, size: int
+    body: TokenizeBody,
+    messages: list[Message],
+    model: ServedModel,
+    request: Request,
+    context: ServerContext,
+    room: TokenRoom,
 ) -> list[int]:
+    workers, size = context.workers, len(await request.body())
     if body.add_special_tokens:
         raise InvalidRequestError(
             "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
@@ -128,6 +135,7 @@ async def _chat_ids(
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
     spans = Spans()
     shown = await workers.run_light(size, template_messages, messages, model.formats.tools, spans)
+    await read_pictures(spans, model, request, context)
     prompt, _ = await encode_chat(model.tokenizer, Chat(shown, end, spans=spans), room, workers, size)
     return prompt.token_ids
 

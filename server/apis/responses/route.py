@@ -42,6 +42,7 @@ from weft.server.http.sse import EventStream
 from weft.server.models.served_model import ServedModel
 from weft.server.store.transaction import Transaction
 from weft.server.task.body import BodyRoute
+from weft.server.task.pictures import read_pictures
 from weft.server.task.read_body import read_task
 from weft.server.task.task import Chat, OutputWishes, Task
 from weft.server.task.validation import ignored_fields, ignored_header, note_left_out, require_task
@@ -106,7 +107,7 @@ async def count_input_tokens(body: ResponseBody, request: Request, context: Cont
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
     tools = await list_servers(body, items.all, items.size, request, context)
     hosted = tools.hosted if tools else NO_HOSTED
-    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
+    chat, wishes = await read_chat(body, items.all, sealer, model, request, context, items.size, hosted)
     num_tokens = await count_chat_tokens(chat, model, items.size, context.workers)
     answer = {"object": "response.input_tokens", "input_tokens": num_tokens}
     return json_answer(answer, ignored_header([*wishes.left_out, *ignored]))
@@ -198,7 +199,7 @@ async def _read(
     model = await context.check_model(request, body.model)
     require_task(model, "generate")
     logprobs, max_tokens = options.num_logprobs(body), options.max_output_tokens(body)
-    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
+    chat, wishes = await read_chat(body, items.all, sealer, model, request, context, items.size, hosted)
     task = await read_task(
         body,
         request,
@@ -219,6 +220,7 @@ async def read_chat(
     items: list[InputItem],
     sealer: Sealer,
     model: ServedModel,
+    request: Request,
     context: ServerContext,
     size: int,
     hosted: HostedTools = NO_HOSTED,
@@ -241,6 +243,7 @@ async def read_chat(
     wishes = replace(wishes, left_out=[*wishes.left_out, *made.left_out])
     note_left_out(wishes.left_out)
     shown = options.template_options(body, wishes, model.tokenizer)
+    await read_pictures(made.spans, model, request, context)
     chat = Chat(made.messages, shown, made.breakpoints, "input", made.spans)
     if body.truncation == "auto":
         room = TokenRoom(num_prompt_tokens(model.engine_info.max_model_len, max_tokens, is_bound=not strict))

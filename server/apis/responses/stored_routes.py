@@ -136,7 +136,7 @@ async def compact(body: CompactBody, request: Request, context: Context) -> Resp
         raise InvalidRequestError("input must hold at least one item, got none", param="input")
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
     last = InputItem(ResponseItem(role="user", content=INSTRUCTION), "input")
-    chat, wishes = await read_chat(asked, [*items, last], sealer, model, context, inputs.size)
+    chat, wishes = await read_chat(asked, [*items, last], sealer, model, request, context, inputs.size)
     task = await read_task(
         asked,
         request,

@@ -26,6 +26,7 @@ from weft.engine.wire.messages import (
     TokensOutput,
 )
 from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.pictures import Picture
 from weft.engine.wire.status_page import Status, StatusPage
 from weft.server.errors import InvalidRequestError
 from weft.server.models.engine_client import Generation, SocketEngineClient
@@ -35,12 +36,13 @@ PARAMS = SamplingParams(max_tokens=3)
 
 
 class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
-    """One id, so many times: a prompt that is not written out, as one with a picture in it is not."""
+    """One id, so many times: a prompt that is not written out."""
 
     token_id: int
     times: int
     token_types: list[int] = []
     spans: list[TokenSpan] = []
+    pictures: list[Picture] = []
 
     @property
     def token_ids(self) -> list[int]:

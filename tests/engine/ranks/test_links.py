@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.engine.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, PoolBatch, ScoreBatch
+from weft.engine.batch import AskedLogprobs, Batch, ConditionalBans, GraphKey, ScoreBatch
+from weft.engine.batch_inputs import PoolBatch
 from weft.engine.cache.block_bytes import ReadBlock, WriteBlock
 from weft.engine.config import EngineConfig
 from weft.engine.memory_plan import MemoryPlan

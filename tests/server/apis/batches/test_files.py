@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from tests.linear_time import assert_linear
-from weft.server.apis.batches import contents as stored
 from weft.server.apis.batches import file_routes
+from weft.server.store import contents as stored
 from weft.server.store.transaction import Row, Transaction
 
 TEXT = b"one\ntwo\r\n--three\n" * 1000
@@ -135,7 +135,7 @@ def test_the_bytes_of_an_upload_are_a_whole_number(data: Any, size: Any) -> None
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"purpose": "vision"}, "purpose", "purpose must be batch or user_data, got 'vision'"),
+        ({"purpose": "evals"}, "purpose", "purpose must be batch or user_data or vision, got 'evals'"),
         ({"expires_after[seconds]": "4000"}, "expires_after.anchor", "must be created_at, got None"),
         (
             {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.server.apis.batches import contents
+from weft.server.store import contents
 from weft.server.store import store as store_module
 from weft.server.store.transaction import Row
 

@@ -1,0 +1,70 @@
+"""Loads what of a checkpoint sees as transformers' module: the part that encodes pictures, and what projects them."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
+
+from weft.engine.fallback.loading import Promise, quiet_and_one_by_one
+from weft.engine.vision.eyes import Encoder
+from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.wire.errors import ModelError
+
+_AUTO_CONFIG: Any = AutoConfig  # these two without types
+_MODELS: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
+    """Load the encoder of a checkpoint's pictures, whose module has `get_image_features`.
+
+    The module is made with a text half that has no layers and one token, and none of that half's tensors is read.
+
+    Raises:
+        ModelError: A tensor is missing or has another shape, or transformers cannot make the module.
+    """
+    whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
+    of_text = {half.name_in_files(name) for name in half.names}
+    promises = {name: Promise(whole.read, name) for name in whole.names if name not in of_text}
+    try:
+        config = _without_text(_AUTO_CONFIG.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+        with quiet_and_one_by_one():
+            module, report = _MODELS[type(config)].from_pretrained(
+                None, config=config, state_dict=promises, dtype=dtype, output_loading_info=True
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # whatever somebody else's module raises
+        fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelError(f"what sees in the checkpoint cannot be loaded ({fault})") from None
+    body = module.model.eval()
+    text = {name for name, part in module.named_parameters() if name.startswith(_names_of_text(module))}
+    for name in sorted(set(report["missing_keys"]) - text):
+        raise ModelError(f"tensor {name} is missing from the checkpoint")
+    torch.nn.Module.to(body, device)
+
+    def encode(arrays: Mapping[str, Tensor]) -> Tensor:
+        features = body.get_image_features(**arrays).pooler_output
+        parts = [features] if isinstance(features, Tensor) else features
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+    return encode
+
+
+def _without_text(config: Any) -> Any:
+    """A configuration whose text half takes next to no memory."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    return config
+
+
+def _names_of_text(module: Any) -> tuple[str, ...]:
+    """Beginnings of the names of the text half, and of the output head."""
+    halves = [name for name, part in module.named_modules() if part is module.get_decoder()]
+    return (*(f"{name}." for name in halves), "lm_head.")

@@ -1,0 +1,62 @@
+"""Finds how a checkpoint sees, from its files alone. Imports no transformers.
+
+Only families are listed whose pictures stand at tokens with plain positions, seen by those behind them alone. Of any
+other checkpoint that sees, the text half is served, and the server refuses pictures by name.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from weft.engine.fields import Fields
+from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.wire.errors import ModelError
+from weft.engine.wire.options import EngineOptions
+from weft.engine.wire.pictures import Vision
+
+logger = logging.getLogger(__name__)
+
+_SEEING: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Idefics3", "Llava", "LlavaNext", "SmolVLM"))
+"""Architectures of transformers whose `get_image_features` gives one feature for each token of a picture."""
+
+
+def read_vision(folder: Path, outer: Fields) -> Vision | None:
+    """How the checkpoint in a folder sees; None if it does not, or not in a way that is known.
+
+    Args:
+        outer: Its config.json, of which the text half is only a part.
+
+    Raises:
+        ModelError: A file is missing or malformed.
+    """
+    if not _SEEING.intersection(outer.texts("architectures")):
+        return None
+    fault = None
+    if outer.has("quantization_config") or outer.section("text_config").has("quantization_config"):
+        fault = "it is quantized"
+    elif not any((folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")):
+        fault = "preprocessor_config.json is missing"
+    if fault:
+        logger.warning("only text is served: pictures are not read, since %s", fault)
+        return None
+    names = ("image_token_id", "image_token_index")
+    token_id = next((outer.integer(name) for name in names if outer.has(name)), None)
+    return None if token_id is None else Vision(token_id, _num_values(folder))
+
+
+def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
+    """How an engine with these options sees; None if it reads only text."""
+    return vision if options.num_ranks == 1 and options.load_format != "dummy" else None
+
+
+def _num_values(folder: Path) -> int:
+    """Of the tensors that are no part of the text half; 0 where `weft plan` has none of them."""
+    try:
+        whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
+    except ModelError:
+        return 0
+    of_text = {half.name_in_files(name) for name in half.names}
+    return sum(math.prod(whole.shape(name) or ()) for name in whole.names if name not in of_text)
