@@ -40,11 +40,11 @@ class PictureSource:
             InvalidRequestError: The part does not say so.
             UnsupportedValueError: It asks for fewer pixels.
         """
-        if (source := getattr(self.part, "source", None)) is not None:
+        if (source := _member(self.part, "source")) is not None:
             return self._of_source(source)
-        if (data := getattr(self.part, "data", None)) is not None:  # Ollama's, which some clients send as a URL
+        if (data := _member(self.part, "data")) is not None:  # Ollama's, which some clients send as a URL
             return self._of_url(data) if data[:5] == "data:" else Place(self.at, data=data)
-        url, file_id, detail = (getattr(self.part, name, None) for name in ("image_url", "file_id", "detail"))
+        url, file_id, detail = (_member(self.part, name) for name in ("image_url", "file_id", "detail"))
         if url is not None and not isinstance(url, str):
             url, detail = url.url, url.detail
         if detail not in _WHOLE:
@@ -94,8 +94,12 @@ class Place:
 
 def source_of(part: Any, at: str) -> PictureSource:
     """The picture of a part, whose own path counts if it has one."""
-    place: str = getattr(part, "place", at)
-    return PictureSource(place, part)
+    return PictureSource(_member(part, "place") or at, part)
+
+
+def _member(part: Any, name: str) -> Any:
+    """A member that the part's type has; what callers add of that name may be anything."""
+    return getattr(part, name) if name in type(part).model_fields else None
 
 
 def decoded(data: str, at: str) -> bytes:

@@ -40,6 +40,10 @@ def test_a_part_may_have_a_path_of_its_own() -> None:
     ("part", "fault"),
     [
         (ContentPart(type="image_url"), "at must have either image_url or file_id"),
+        (
+            ContentPart.model_validate({"type": "image", "place": {}, "data": 5, "source": {"type": "url"}}),
+            "at must have either image_url or file_id",
+        ),
         (ContentPart(type="image_url", image_url=URL, file_id="x"), "at must have either image_url or file_id"),
         (
             ContentPart(type="image_url", image_url={"url": URL, "detail": "low"}),
