@@ -37,7 +37,7 @@ _SCORES_AT_ONCE = 64
 
 
 class Follower(Protocol):
-    """A second model that computes every batch too, into a cache that mirrors the runner's.
+    """A second model, which is told of every batch and may compute it too, into a cache that mirrors the runner's.
 
     Attributes:
         reads_hidden: Whether it reads the hidden states of all tokens.
@@ -46,7 +46,7 @@ class Follower(Protocol):
     reads_hidden: bool
 
     def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
-        """Compute a batch that the runner has computed.
+        """Take note of a batch that the runner has computed, or compute it.
 
         Args:
             computed: With the input ids, and the hidden states of all tokens if it reads them.
@@ -97,7 +97,7 @@ class ModelRunner(Executor[LaunchedStep]):
         """Take over a loaded model and its allocated caches.
 
         Args:
-            follower: Gets every step too.
+            follower: Is told of every step.
             graphs: Graphs of this model and these caches; without them all steps run eagerly.
             adapters: Those of this model.
             eyes: The model where it sees; None: no batch has pictures.

@@ -30,20 +30,23 @@ class DraftCache:
         self._ids[written.block_copies[:, 1]] = _NOTHING
 
     def num_right(self, request: Request) -> int:
-        """Leading tokens of a request, without the last one, that need not be computed."""
+        """Leading tokens of a request, without the last one, that need not be computed, or cannot be any more."""
         num_preemptions, first = request.drafting.num_right
         first, last = first * (num_preemptions == request.num_preemptions), request.num_tokens - 1
         blocks, offsets = self._slots(request, first, last)
-        # Blocks that left a sliding window are 0: nothing reads what was there.
+        # Blocks that left a sliding window are 0. What the window of the next tokens misses of them makes drafts worse.
         wrong = np.flatnonzero((self._ids[blocks, offsets] != request.token_ids[first:last]) & (blocks != 0))
-        return first + int(wrong[0]) if len(wrong) else last
+        found = first + int(wrong[0]) if len(wrong) else last
+        request.drafting.num_right = request.num_preemptions, found
+        return found
 
     def note(self, request: Request, start: int, token_ids: Sequence[int], num_known: int) -> None:
         """Note what was computed from a position on, of which num_known tokens are the request's and others drafts."""
         end = start + len(token_ids)
         self._ids[self._slots(request, start, end)] = token_ids
         room = len(request.block_tables[self._group]) * self._block_size
-        self._ids[self._slots(request, end, min(end + self._block_size, room))] = _NOTHING  # of drafts before these
+        # What follows was drafted behind other tokens; nothing behind a slot that is not right counts.
+        self._ids[self._slots(request, end, min(end + 1, room))] = _NOTHING
         request.drafting.num_right = request.num_preemptions, start + num_known
 
     def _slots(self, request: Request, first: int, end: int) -> tuple[Ints, Ints]:

@@ -48,7 +48,8 @@ class DraftCheckpoint:
         name: For the log.
         engine_config: That of the served model, with the kernels that compute this one.
         group_indices: For each of its cache groups, the served group whose block tables it uses.
-        is_head: Whether it is a head; then config is that of the served model.
+        is_head: Whether it is a head; then config is that of the served model for its own, and that of its layer for
+            EAGLE-3.
     """
 
     name: str
@@ -173,14 +174,14 @@ class DraftModel(Follower):
         self._group_indices = group_indices
         self._max_num_tokens = max_num_tokens
         self._cache = DraftCache(kv.pools[group_indices[0]].num_blocks, kv.block_size, group_indices[0])
-        self._has_drafted = False
+        self.is_serving = False
         self._small_step_s = 0.0
         self._device_s = 0.0
 
     @override
     def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
         self._cache.forget(batch.groups[self._group_indices[0]])
-        if not self._has_drafted:  # at start-up, where steps are measured and kernels compiled
+        if not self.is_serving:  # at start-up memory is measured, and kernels are compiled
             unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
             self._runner.fill_caches(computed.token_ids, unread)
 
@@ -208,7 +209,7 @@ class DraftModel(Follower):
 
         A request of which the cache still lacks more tokens than a step may compute gets none.
         """
-        began, self._has_drafted = time.perf_counter(), True
+        began = time.perf_counter()
         parts = list(self._first_parts(requests, num_drafts))
         previous, launched = None, []
         while parts:
@@ -232,15 +233,20 @@ class DraftModel(Follower):
 
     def _first_parts(self, requests: Sequence[Request], num_drafts: int) -> "Iterator[_Part]":
         """What the first step computes: what the cache lacks of each request, and its last token if it draws then."""
-        budget = min(_CATCH_UP_TOKENS, self._max_num_tokens - len(requests))
+        left = self._max_num_tokens - len(requests)
+        budget = min(_CATCH_UP_TOKENS, left)
         for request in requests:
             start, last = self.num_right(request), request.num_tokens - 1
-            room = self._kv.reserve(request, min(num_drafts, request.num_remaining_tokens - 1))
-            num_missing = min(last - start, budget)
-            budget -= num_missing
-            draws = room > 0 and num_missing == last - start
-            if num_missing or draws:
-                yield _Part(request, start, num_missing + draws, room * draws)
+            input_left = max(request.num_input_slots - start, 0)  # what an encoder reads is computed whole
+            num_missing = input_left * (input_left <= left) if input_left else min(last - start, max(budget, 0))
+            room = 0
+            if num_missing == last - start:
+                room = self._kv.reserve(request, min(num_drafts, request.num_remaining_tokens - 1))
+                start = self.num_right(request)  # blocks may have left a sliding window
+                num_missing = last - start
+            budget, left = budget - num_missing, left - num_missing
+            if num_missing or room:
+                yield _Part(request, start, num_missing + (room > 0), room)
 
     def num_right(self, request: Request) -> int:
         """See `DraftCache`."""

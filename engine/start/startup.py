@@ -136,7 +136,7 @@ def start(
         grammars=_grammars(config, model_config),
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy, draft),
-        draft_model=draft_model,
+        draft_model=_serving(draft_model),
         vectors=vectors or alignment,
         before_launch=before_launch,
     )
@@ -165,7 +165,8 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) ->
     """What sees pictures; None if only text is served."""
     if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
         if model_config.vision:
-            logger.warning("only text is served: pictures are not read on several ranks, nor by random weights")
+            needs = "pictures are read with the setting pictures, on one rank, and not by random weights"
+            logger.warning("only text is served: %s", needs)
         return None
     from weft.engine.fallback.vision import load_encoder  # imports transformers
 
@@ -225,6 +226,13 @@ def _draft_model(
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
     return DraftModel(runner, kv, draft.group_indices, config.max_num_batched_tokens, shares_tables=shares_tables)
+
+
+def _serving(draft_model: DraftModel | None) -> DraftModel | None:
+    """The draft model, which from now on computes only what drafts need."""
+    if draft_model is not None:
+        draft_model.is_serving = True
+    return draft_model
 
 
 def _open_offload(

@@ -49,7 +49,7 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
-    return vision if options.num_ranks == 1 and options.load_format != "dummy" else None
+    return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
 
 
 def _num_values(folder: Path) -> int:

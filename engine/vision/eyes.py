@@ -19,7 +19,7 @@ from weft.engine.layers.block import Decoder, StepCaches
 from weft.engine.wire.pictures import Picture
 
 KEPT_BYTES: Final = 256 << 20
-"""Of features that are kept: some hundred pictures."""
+"""Of features that are kept."""
 Encoder = Callable[[Mapping[str, Tensor]], Tensor]
 """Takes the arrays of one picture; returns its features, (num_features, hidden_size)."""
 

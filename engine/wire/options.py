@@ -41,6 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
             there is a family.
         quantization: How plain matrices are kept: none for dtype, int8, int4, or fp8 on CUDA.
+        pictures: Whether a model that sees is shown pictures.
         speculative: ngram, mtp for the model's own head, or the folder of a draft model or of an EAGLE-3 head; None for
             none of them.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
@@ -84,6 +85,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model_impl: str = "auto"
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     host_expert_layers: int | None = None
+    pictures: bool = False
     speculative: str | None = None
     itl_target_ms: float | None = None
     deterministic: bool = False

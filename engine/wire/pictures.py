@@ -4,6 +4,7 @@ Their values cross the process boundary in memory without a name that a server p
 left, however that process ends, and its event loop does not copy them.
 """
 
+import errno
 import math
 import os
 from collections.abc import Sequence
@@ -36,11 +37,16 @@ class PictureArray(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SharedData(msgspec.Struct, array_like=True, frozen=True):
-    """Memory that a process has open under a number until the request has ended."""
+    """Memory that a process has open under a number until the request has ended.
+
+    Attributes:
+        inode: That of the memory: a number may stand for other memory later.
+    """
 
     process: int
     number: int
     num_bytes: int
+    inode: int
 
     def read(self) -> bytes:
         """A copy of it.
@@ -49,6 +55,8 @@ class SharedData(msgspec.Struct, array_like=True, frozen=True):
             OSError: It is not there any more.
         """
         with open(f"/proc/{self.process}/fd/{self.number}", "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_ino != self.inode:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             return os.pread(file.fileno(), self.num_bytes, 0)
 
 

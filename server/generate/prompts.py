@@ -10,13 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from weft.engine.wire.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
 from weft.server.http.limits import LONG_SIZE, Workers
 from weft.server.models.seq2seq import last_text, with_source
-from weft.server.task.parts import located
+from weft.server.task.parts import located, without_first
 from weft.server.task.request_options import find_pins, marked
 from weft.server.task.task import Chat, Prompt, Task, Texts
 from weft.server.task.validation import check_range, check_token_ids
@@ -47,7 +45,7 @@ async def encode_chat(
         pins = _pins(tokenizer, chat, token_ids, shown, room)
         return Prompt(token_ids, None, *located(token_ids, spans, ids)), pins
 
-    return await workers.run(size, encode)
+    return await workers.run(size + chat.spans.num_chars, encode)
 
 
 def encode_now(tokenizer: TextTokenizer, chat: Chat, room: TokenRoom) -> list[int]:
@@ -189,8 +187,7 @@ class PromptEncoder:
         if num_kept is None or not 0 < num_kept < len(prompt.token_ids):
             return prompt
         num_cut = len(prompt.token_ids) - num_kept
-        spans = [msgspec.structs.replace(span, start=span.start - num_cut) for span in prompt.spans]
-        return replace(prompt, token_ids=prompt.token_ids[num_cut:], text=None, spans=spans)
+        return Prompt(prompt.token_ids[num_cut:], None, *without_first(num_cut, prompt.spans, prompt.pictures))
 
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
         max_tokens = self._task.num_reserved

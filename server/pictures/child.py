@@ -146,7 +146,8 @@ def _values(made: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in made.items():
         array = np.ascontiguousarray(value)
-        array = array.astype(_WIDER.get(str(array.dtype), array.dtype), copy=False)
+        kind = "bool" if name.endswith("_mask") else _WIDER.get(str(array.dtype), array.dtype)  # as large as the pixels
+        array = array.astype(kind, copy=False)
         if str(array.dtype) not in ITEM_BYTES or not array.size:
             raise TypeError(f"{name} holds {array.size} values of {array.dtype}")
         found[name] = array
@@ -170,7 +171,8 @@ def opened(data: bytes) -> Any:
         if max(width, height) > MAX_RATIO * min(width, height):
             fault = f"its longer side must be at most {MAX_RATIO} times the shorter one, got {width} x {height} pixels"
             raise PictureFaultError(fault)
-        if (num_frames := getattr(image, "n_frames", 1)) > 1:
+        # A JPEG of a telephone may have a second picture, such as one of depths: MPO to Pillow.
+        if image.format != "MPO" and (num_frames := getattr(image, "n_frames", 1)) > 1:
             raise PictureFaultError(f"it must be one still picture, got {num_frames} frames")
         image.load()
         return ImageOps.exif_transpose(image).convert("RGB")

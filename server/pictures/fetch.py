@@ -7,6 +7,7 @@ One time bounds all of it, so that a host cannot trickle. HTTP/1.0 is spoken, wh
 """
 
 import asyncio
+import functools
 import ipaddress
 import socket
 import ssl
@@ -131,6 +132,7 @@ def is_public(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast
 
 
+@functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """The system's certificates."""
+    """The system's certificates, which take long to read."""
     return ssl.create_default_context()

@@ -189,7 +189,8 @@ class PictureProcess:
         if made.fault is not None:
             return ReadPicture(made, process.sign, None)
         self._make_room(made.num_bytes)
-        shared = SharedData(os.getpid(), process.shared(made), made.num_bytes)
+        number = process.shared(made)
+        shared = SharedData(os.getpid(), number, made.num_bytes, os.fstat(number).st_ino)
         picture = Picture(token_id, made.arrays, shared=shared)
         self._held.add(shared)
         weakref.finalize(picture, self._release, shared).atexit = False

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.pictures import Picture
 from weft.server.pictures.source import PictureSource, source_of
@@ -79,6 +81,13 @@ class Spans:
     def unread(self) -> list[tuple[int, PictureSource]]:
         """The pictures that are still to be read, each with its number."""
         return [(i, span) for i, span in enumerate(self._spans) if isinstance(span, PictureSource)]
+
+    @property
+    def num_chars(self) -> int:
+        """Of what was read, as a prompt shows it."""
+        return sum(
+            len(span.text or span.placeholder * span.num_tokens) for span in self._spans if isinstance(span, Span)
+        )
 
     def put(self, number: int, span: Span) -> None:
         """What became of a picture."""
@@ -163,9 +172,19 @@ def located(
     found, pictures = list[TokenSpan](), list[Picture]()
     for span in reversed(spans):
         if places:
-            start = places[-span.num_tokens] if span.num_tokens <= len(places) else places[-1] + 1 - span.num_tokens
+            is_cut = span.num_tokens > len(places)
+            start = min(places[-1] + 1 - span.num_tokens, -1) if is_cut else places[-span.num_tokens]
             digest = hashlib.blake2b(span.data, digest_size=16).digest()
             found.append(TokenSpan(start, places[-1] + 1 - start, digest))
             pictures += [span.picture] if span.picture else []
         del places[-span.num_tokens :]
     return found[::-1], pictures[::-1]
+
+
+def without_first(
+    num_cut: int, spans: Sequence[TokenSpan], pictures: Sequence[Picture]
+) -> tuple[list[TokenSpan], list[Picture]]:
+    """Spans and their pictures in a prompt whose first num_cut tokens are cut away; a span may be cut in two."""
+    found = [replace(span, start=span.start - num_cut) for span in spans]
+    left = [i for i, span in enumerate(found) if span.start + span.num_tokens > 0]
+    return [found[i] for i in left], [pictures[i] for i in left] if pictures else []

@@ -56,7 +56,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = WRITERS[request.param](folder)
     log = tmp_path_factory.mktemp("log") / "log"
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
-    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1") as server:
+    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1", WEFT_PICTURES="true") as server:
         found = Seeing(server, folder, model)
         with found.openai:
             yield found
@@ -159,6 +159,7 @@ def test_every_way_to_store_a_picture_shows_the_same(seeing: Seeing) -> None:
         "alpha": encoded(LARGE.convert("RGBA"), "WEBP", lossless=True),
         "turned": encoded(LARGE, "JPEG", exif=turned),
         "tiny": encoded(picture(4, 1, 1)),
+        "with a second one, as of a telephone": encoded(LARGE, "MPO", save_all=True, append_images=[SMALL]),
     }
     for name, data in ways.items():
         loaded = load_image(base64.b64encode(data).decode())

@@ -104,11 +104,12 @@ OTHERS = {
     "kv_events_buffer",
     "lora",
     "max_lora_rank",
+    "pictures",
 }
 """Have tests of their own: below, in tests/engine/start/test_vector_model.py, in tests/engine/ranks/test_ranks.py, in
 tests/engine/ranks/test_nodes.py, in tests/engine/ranks/test_node_process.py, in tests/faults/test_hung_engine.py, in
-tests/engine/cache/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py and
-tests/end_to_end/test_adapters.py."""
+tests/engine/cache/test_offload_engine.py, in tests/engine/vision/test_eyes.py, and in
+tests/end_to_end/test_kv_events.py and tests/end_to_end/test_adapters.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:

@@ -161,7 +161,6 @@ def test_a_draft_model_that_does_not_draft_computes_nothing(
     checkpoint_folder: Callable[[str], Path], one_layer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(checkpoint_folder("qwen3"), one_layer)
-    run(engine, requests(1.0, 10))
     model = draft_model_of(engine)
     monkeypatch.setattr(model.pace, "num_drafts", lambda price: 0)
     monkeypatch.setattr(model._runner, "forward", lambda *arguments: pytest.fail("it does not draft"))
@@ -192,7 +191,7 @@ def use_graphs(runner: ModelRunner, num_blocks: int, block_size: int, monkeypatc
 def test_all_steps_of_both_models_may_be_graphs(
     checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small steps, those that follow the served model's, and those that verify drafts beside prompts."""
+    """Small steps, those that catch up, and those that verify drafts beside prompts."""
     adds, folder = requests(0.0, 40), checkpoint_folder("qwen3")
     limits = {"max_num_batched_tokens": MAX_NUM_TOKENS, "kv_cache_memory": 800_000}
     eager = make_engine(folder, folder, **limits)

@@ -42,7 +42,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def started(folder: Path, **options: Any) -> Started:
-    options = {"block_size": 8, "kv_cache_memory": 4 << 20, **options}
+    options = {"block_size": 8, "kv_cache_memory": 4 << 20, "pictures": True, **options}
     return start(EngineOptions(model=str(folder), device="cpu", dtype="float32", **options), "test")
 
 
@@ -174,7 +174,7 @@ def with_array(given: TokensInput, **fields: Any) -> TokensInput:
 def test_memory_is_planned_for_what_sees(checkpoint: Checkpoint) -> None:
     folder, model = checkpoint
     facts = read_model(folder, "auto")
-    config = resolve(EngineOptions(model=str(folder), device="cpu", dtype="float32"), facts)
+    config = resolve(EngineOptions(model=str(folder), device="cpu", dtype="float32", pictures=True), facts)
     text = [model.get_decoder(), model.get_output_embeddings()]
     num_values = sum(each.numel() for each in model.parameters()) - sum(p.numel() for m in text for p in m.parameters())
     assert plan_model(facts, config).vision_bytes == num_values * 4 + KEPT_BYTES
@@ -190,8 +190,9 @@ def test_a_tensor_that_is_missing_is_named(checkpoint: Checkpoint, tmp_path: Pat
         started(tmp_path / "x")
 
 
-def test_other_ways_to_serve_it_read_only_text(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("changed", [{"load_format": "dummy"}, {"pictures": False}])
+def test_other_ways_to_serve_it_read_only_text(checkpoint: Checkpoint, changed: dict[str, Any]) -> None:
     folder, _ = checkpoint
-    built = started(folder, load_format="dummy")
+    built = started(folder, **changed)
     assert built.info.picture_token is None and built.plan.vision_bytes == 0
     assert started(folder).info.picture_token == 702

@@ -21,7 +21,8 @@ def asked(*pictures: Picture) -> AddRequest:
 def test_the_engine_takes_them_and_needs_the_memory_no_more() -> None:
     number = os.memfd_create("test")
     os.write(number, b"12345678")
-    shared = Picture(5, {"x": PictureArray("float32", (2,))}, shared=SharedData(os.getpid(), number, 8))
+    place = SharedData(os.getpid(), number, 8, os.fstat(number).st_ino)
+    shared = Picture(5, {"x": PictureArray("float32", (2,))}, shared=place)
     own = replace(shared, data=b"abcdefgh", shared=None)
     assert (shared.num_bytes, own.num_bytes) == (8, 8)
     taken = with_pictures(asked(shared, own)).input
@@ -32,7 +33,18 @@ def test_the_engine_takes_them_and_needs_the_memory_no_more() -> None:
 
 def test_memory_that_is_gone_is_one_requests_fault() -> None:
     with pytest.raises(RejectedError, match="a picture is not there"):
-        with_pictures(asked(Picture(5, {}, shared=SharedData(os.getpid(), 1 << 20, 8))))
+        with_pictures(asked(Picture(5, {}, shared=SharedData(os.getpid(), 1 << 20, 8, 0))))
+
+
+def test_memory_that_has_the_number_of_another_is_not_read() -> None:
+    first = os.memfd_create("first")
+    place = SharedData(os.getpid(), first, 8, os.fstat(first).st_ino)
+    os.close(first)
+    second = os.memfd_create("second")
+    assert second == first
+    with pytest.raises(RejectedError, match="a picture is not there"):
+        with_pictures(asked(Picture(5, {}, shared=place)))
+    os.close(second)
 
 
 def test_a_request_without_pictures_is_the_same() -> None:

@@ -131,6 +131,13 @@ def test_a_prompt_cut_inside_of_it_is_the_engines_to_refuse(seeing: Any) -> None
         assert told is None if fault is None else fault in told
 
 
+def test_one_that_is_cut_away_whole_is_nobodys(seeing: Any) -> None:
+    path, sent = in_chat(picture("image_url"), {"type": "text", "text": "a b c d e f g h"})
+    assert seeing.call("POST", path, json={**sent, "truncate_prompt_tokens": 4}).status == 200
+    asked = seeing.engine.asked[-1].input
+    assert not asked.spans and len(asked.token_ids) == 4
+
+
 def test_the_text_of_a_placeholder_is_no_placeholder(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_checkpoint(tmp_path, byte_level(), template=CHATML))
     spans, holder = Spans(), "<|endoftext|>"
@@ -152,6 +159,8 @@ def test_a_mark_may_stand_twice_or_nowhere() -> None:
     assert places == [(1, 2), (3, 1), (5, 2)]
     cut = [(span.start, span.num_tokens) for span in located(ids[2:], found, {HOLDER: 1})[0]]
     assert cut == [(-1, 2), (1, 1), (3, 2)]
+    markers = [1, 9, 9, 9, 1]  # between placeholders, of which the first is cut away: this must not look whole
+    assert located(markers[1:], [Span(HOLDER, 2, b"x")], {HOLDER: 1})[0][0].start == -1
 
 
 HASHES = BlockHashes(4)
