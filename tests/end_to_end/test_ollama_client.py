@@ -120,7 +120,7 @@ def test_models_and_versions(client: ollama.Client, live_server: LiveServer) -> 
         ({"options": {"stop": [""]}}, r"options\.stop\[0\] must not be empty"),
         (
             {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]},
-            r"messages\[0\]\.images is not supported",
+            r"messages\[0\]\.images\[0\]: the model does not take parts of type 'image'",
         ),
     ],
 )
