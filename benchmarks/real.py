@@ -2,11 +2,11 @@
 
     python -m benchmarks.real --runs 3 --out benchmarks/results/real.json
 
-`make real` fetches the files, and one is written again in bfloat16. llama.cpp's server is the one on the path, or that
-of $LLAMA_SERVER; without it Weft is measured alone. Each round starts every server afresh, one after the other. Prompts
-are random ids, outputs greedy. A step of one stream reads all weights, since all models use their embedding as output
-head: so the size of the file, a few percent of which are its tokenizer, divided by the time of a token is a share of
-what memory gives. That is the better of a plain read and a product.
+`make real` fetches the files, and others can be made of them (other_form.py). llama.cpp's server is the one on the
+path, or that of $LLAMA_SERVER; without it Weft is measured alone. Each round starts every server afresh, one after the
+other. Prompts are random ids, outputs greedy. A step of one stream reads all weights, since all models use their
+embedding as output head: so the size of the file, a few percent of which are its tokenizer, divided by the time of a
+token is a share of what memory gives. That is the better of a plain read and a product.
 """
 
 import argparse
@@ -40,7 +40,6 @@ from benchmarks.real_quality import NAMES
 VOCAB_SIZE = 49_152
 """The smaller one: prompts are the same for all models."""
 
-MODELS = (*NAMES, "SmolLM2-135M-Instruct.BF16")
 TIMEOUT_S = 900.0
 NUM_STREAMS, NUM_PROMPTS = 4, 16
 BURST_AFTER_S = 1.5
@@ -163,7 +162,7 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser("python -m benchmarks.real", description=__doc__)
     parser.add_argument("--runs", type=int, default=1, help="rounds, of which medians are taken (default: 1)")
-    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(NAMES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="file for results that are kept")
     options, console = parser.parse_args(), Console()
     machine.refuse_changes(parser, options.out)

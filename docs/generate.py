@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.compare.report import format_value
-from benchmarks.other_form import MADE
 from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
 from docs.habit_parameters import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
@@ -102,18 +101,13 @@ def render_files(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_served(run: Path, *, are_made: bool) -> str:
-    """The table of a stored run of real files: medians, and in brackets the first server's divided by the other's.
-
-    Args:
-        are_made: Whether it shows those that were written again in another type, or those that packages carry.
-    """
+def render_served(run: Path) -> str:
+    """The table of a stored run of real files: medians, and in brackets the first server's divided by the other's."""
     report = json.loads(run.read_text(encoding="utf-8"))
-    models = list(dict.fromkeys(each["model"] for each in report["figures"] if (each["model"] in MADE) == are_made))
+    models = list(dict.fromkeys(figure["model"] for figure in report["figures"]))
     heads = [f"{model}: {server}" for model in models for server in report["servers"]]
     rows: dict[str, list[str]] = {}
-    shown = [figure for figure in report["figures"] if figure["model"] in models]
-    for figure in sorted(shown, key=lambda figure: models.index(figure["model"])):
+    for figure in sorted(report["figures"], key=lambda figure: models.index(figure["model"])):
         cells = rows.setdefault(figure["title"], [])
         first, *others = (figure["values"].get(server) for server in report["servers"])
         cells.append(format_value(median(first), figure["unit"]) if first else "-")
@@ -252,7 +246,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "edits.json": partial(render_edits, ROOT / "benchmarks/results/edits.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
     "quantized.json": partial(render_files, ROOT / "benchmarks/results/quantized.json"),
-    "real.json": partial(render_served, ROOT / "benchmarks/results/real.json", are_made=False),
+    "real.json": partial(render_served, ROOT / "benchmarks/results/real.json"),
+    "real-bf16.json": partial(render_served, ROOT / "benchmarks/results/real-bf16.json"),
     "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
     "real-quality.json": partial(render_real, ROOT / "benchmarks/results/real-quality.json"),
     "correctness": partial(render_correctness, ROOT / "benchmarks/results/real-quality.json"),
