@@ -142,7 +142,8 @@ async def asked(
         deadline = time.monotonic() + context.settings.load_timeout_s
     ask_time = 0.0
     while not is_done(context.fleet.read()) and (now := time.monotonic()) < deadline:
-        if now >= ask_time:
+        is_obeyed = ask.kind == "load" and _state(context, ask.model).state == "loading"
+        if now >= ask_time and not is_obeyed:  # asked once more, a load that fails would begin again
             context.fleet.ask(ask)
             ask_time = now + fleets.ASK_EVERY_S
         await asyncio.sleep(LOOK_S)
