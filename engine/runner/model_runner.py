@@ -41,9 +41,11 @@ class Follower(Protocol):
 
     Attributes:
         reads_hidden: Whether it reads the hidden states of all tokens.
+        launches: Whether `follow` gives the device work, once requests are served.
     """
 
     reads_hidden: bool
+    launches: bool
 
     def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
         """Take note of a batch that the runner has computed, or compute it.
@@ -106,6 +108,7 @@ class ModelRunner(Executor[LaunchedStep]):
         self._caches = caches
         self._device = device
         self._follower, self._keeps_all = follower, follower is not None and follower.reads_hidden
+        self._launches_more = follower is not None and follower.launches
         self._sampling = sampling
         self._graphs, self._eyes = graphs, eyes
         self._adapters, self._computing = adapters, adapters.computing if adapters else nullcontext
@@ -198,7 +201,7 @@ class ModelRunner(Executor[LaunchedStep]):
         if self._graphs is not None:
             # A graph that samples must be the end of the step. If later work failed and the step were launched again,
             # the graph would read its own ids instead of those of the previous step.
-            computed = self._graphs.run(batch, may_sample=masks is None and self._follower is None)
+            computed = self._graphs.run(batch, may_sample=masks is None and not self._launches_more)
         if computed is None:
             began = mark(self._device)
             token_ids = self._input_ids(batch)

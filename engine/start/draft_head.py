@@ -38,11 +38,10 @@ from weft.engine.layers.kernels import LayerKernels
 from weft.engine.memory_plan import estimate_activations_bytes, num_positions
 from weft.engine.models.draft_head import BEFORE, beside, check_head, head_spec, load_head
 from weft.engine.models.eagle_head import EagleHead, eagle_depths, load_eagle, read_eagle
-from weft.engine.request import Request
 from weft.engine.runner.cuda_graphs import ComputedStep
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
-from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, find_draft_checkpoint, match_groups
+from weft.engine.start.draft_model import DraftCheckpoint, SmallSteps, find_draft_checkpoint, match_groups
 from weft.engine.start.model_choice import ModelPlan, read_model
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
@@ -167,7 +166,7 @@ def make_head(
     *,
     shares_tables: bool,
 ) -> "DraftHead":
-    """A runner around a loaded head and the model that it reads, in this order; shares_tables as in `DraftModel`."""
+    """A runner around a loaded head and the model that it reads, in this order; shares_tables as in `SmallSteps`."""
     head, model = models
     assert isinstance(head, Decoder) and isinstance(model, Decoder)
     runner = HeadRunner(beside(head, model), caches, draft.engine_config.device, sampling, kv.block_size)
@@ -247,8 +246,10 @@ def _one_before(batch: Batch, block_size: int) -> Batch:
     return replace(batch, positions=positions, seq_lens=batch.seq_lens - 1, groups=groups, table_rows=table_rows)
 
 
-class DraftHead(DraftModel):
-    """Owner of the head; follows the served model's runner and proposes to its engine."""
+class DraftHead(SmallSteps):
+    """Owner of the head. It follows every step, so its cache never lacks anything."""
+
+    launches = True
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ class DraftHead(DraftModel):
         *,
         shares_tables: bool,
     ) -> None:
-        """See `DraftModel`; eagle is the head if it reads what is tapped, None if it reads the last hidden states."""
+        """See `SmallSteps`; eagle is the head if it reads what is tapped, None if it reads the last hidden states."""
         super().__init__(runner, kv, group_indices, max_num_tokens, shares_tables=shares_tables)
         self._head, self._eagle, self.reads_hidden = runner, eagle, eagle is None
 
@@ -274,8 +275,3 @@ class DraftHead(DraftModel):
             next_ids[to_device(batch.row_indices, device)] = sampled_ids.clamp(min=0)  # NO_TOKEN_ID ends the request
         hidden = self._eagle.joined(computed.tapped) if self._eagle else computed.hidden_states
         self._head.fill(self._own(batch), next_ids, hidden)
-
-    @override
-    def num_right(self, request: Request) -> int:
-        """It follows every step, so nothing is missing."""
-        return request.num_tokens - 1

@@ -1,7 +1,7 @@
 """Drafts with a smaller model of the same vocabulary (`--speculative PATH`).
 
 `find_draft_checkpoint` checks that it fits the served model, and what it costs, before anything is loaded. `DraftModel`
-drafts.
+drafts, by `SmallSteps`, as a head does (draft_head.py).
 
 Its cache has the same block ids as the served model's, so shared prefixes, preemption and roll-back are those of the
 served model. Drafts are decoded in a few small steps over all requests at once, into slots that the requests already
@@ -144,10 +144,8 @@ _CATCH_UP_TOKENS = 256
 """Most tokens that a step computes of what the cache has not yet; others wait meanwhile."""
 
 
-class DraftModel(Follower):
-    """Owner of the draft model and its cache; proposes to the served model's engine."""
-
-    reads_hidden = False
+class SmallSteps(Follower):
+    """Drafts by small steps of a runner of its own, into slots that the requests already hold."""
 
     def __init__(
         self,
@@ -158,12 +156,12 @@ class DraftModel(Follower):
         *,
         shares_tables: bool = True,
     ) -> None:
-        """Take over a loaded model with a cache of as many blocks as kv has.
+        """Take over what drafts, loaded, with a cache of as many blocks as kv has.
 
         Args:
-            runner: Of the draft model.
+            runner: Of what drafts.
             kv: The served model's cache manager.
-            group_indices: For each cache group of the draft model, the group of the served model whose tables it uses.
+            group_indices: For each cache group of what drafts, the group of the served model whose tables it uses.
             max_num_tokens: Most tokens of a step.
             shares_tables: Whether it looks up positions where the served model does, see `Batch.table_rows`.
         """
@@ -173,17 +171,8 @@ class DraftModel(Follower):
         self._kv = kv
         self._group_indices = group_indices
         self._max_num_tokens = max_num_tokens
-        self._cache = DraftCache(kv.pools[group_indices[0]].num_blocks, kv.block_size, group_indices[0])
-        self.is_serving = False
         self._small_step_s = 0.0
         self._device_s = 0.0
-
-    @override
-    def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
-        self._cache.forget(batch.groups[self._group_indices[0]])
-        if not self.is_serving:  # at start-up memory is measured, and kernels are compiled
-            unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
-            self._runner.fill_caches(computed.token_ids, unread)
 
     @override
     def prepare(self) -> bool:
@@ -195,7 +184,7 @@ class DraftModel(Follower):
 
     @override
     def take_device_s(self) -> float:
-        # Of the small steps alone: `follow` is part of the step that it follows.
+        # Of the small steps alone: what `follow` computes is part of the step that it follows.
         taken, self._device_s = self._device_s, 0.0
         return taken
 
@@ -225,7 +214,10 @@ class DraftModel(Follower):
             for request, token_id in zip(drawing, result.token_ids, strict=True):
                 drafts[request].append(token_id)
         if launched:
-            self._note(launched[0][0], drafts)
+            for part in launched[0][0]:
+                known = part.request.token_ids[part.start : part.end]
+                drafted = drafts[part.request][:-1]  # the last one was only drawn
+                self.note(part.request, part.start, known + drafted, len(known))
             if sum(part.num_tokens for part in launched[0][0]) <= 2 * len(requests):
                 seconds = (time.perf_counter() - began) / len(launched)
                 self._small_step_s += (_GAIN if self._small_step_s else 1.0) * (seconds - self._small_step_s)
@@ -249,14 +241,11 @@ class DraftModel(Follower):
                 yield _Part(request, start, num_missing + (room > 0), room)
 
     def num_right(self, request: Request) -> int:
-        """See `DraftCache`."""
-        return self._cache.num_right(request)
+        """Leading tokens of a request, without the last one, that need not be computed: here all of them."""
+        return request.num_tokens - 1
 
-    def _note(self, parts: "Sequence[_Part]", drafts: dict[Request, list[int]]) -> None:
-        """What the steps that began with these parts left in the cache; the last draft of a request was only drawn."""
-        for part in parts:
-            known = part.request.token_ids[part.start : part.end]
-            self._cache.note(part.request, part.start, known + drafts[part.request][:-1], len(known))
+    def note(self, request: Request, start: int, token_ids: list[int], num_known: int) -> None:
+        """See `DraftCache.note`; here nothing is kept."""
 
     def _batch(self, parts: "Sequence[_Part]", previous: ScheduledStep | None) -> tuple[ScheduledStep, Batch]:
         """A step of these parts; a request's last token is known, or was drafted by `previous`."""
@@ -286,6 +275,42 @@ class DraftModel(Follower):
         groups = tuple(batch.groups[index] for index in self._group_indices)
         table_rows = batch.table_rows if self._shares_tables else None
         return dataclasses.replace(batch, groups=groups, table_rows=table_rows)
+
+
+class DraftModel(SmallSteps):
+    """Owner of the draft model and its cache."""
+
+    reads_hidden = False
+    launches = False
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        kv: KVCacheManager,
+        group_indices: Sequence[int],
+        max_num_tokens: int,
+        *,
+        shares_tables: bool = True,
+    ) -> None:
+        """See `SmallSteps`."""
+        super().__init__(runner, kv, group_indices, max_num_tokens, shares_tables=shares_tables)
+        self._cache = DraftCache(kv.pools[group_indices[0]].num_blocks, kv.block_size, group_indices[0])
+        self.is_serving = False
+
+    @override
+    def follow(self, batch: Batch, computed: ComputedStep, sampled_ids: torch.Tensor | None) -> None:
+        self._cache.forget(batch.groups[self._group_indices[0]])
+        if not self.is_serving:  # at start-up memory is measured, and kernels are compiled
+            unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
+            self._runner.fill_caches(computed.token_ids, unread)
+
+    @override
+    def num_right(self, request: Request) -> int:
+        return self._cache.num_right(request)
+
+    @override
+    def note(self, request: Request, start: int, token_ids: list[int], num_known: int) -> None:
+        self._cache.note(request, start, token_ids, num_known)
 
 
 class _Part(NamedTuple):

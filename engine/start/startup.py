@@ -40,7 +40,7 @@ from weft.engine.schedule.scheduler import ScheduledStep, Scheduler
 from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_head import find_draft, make_head, read_served
-from weft.engine.start.draft_model import DraftCheckpoint, DraftModel
+from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, SmallSteps
 from weft.engine.start.model_choice import load_planned, plan_model, weights_note
 from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
@@ -115,7 +115,7 @@ def start(
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
     draft_model = _draft_model(draft, (drafter, model), draft_caches, sampling, kv, model_config.short_context)
-    graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
+    graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, draft_model)
     runner = _runner(model, caches, config, draft_model, sampling, chosen.adapters, ranks or graphs, eyes)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kernels, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, tuner, share_among)
@@ -149,7 +149,7 @@ def _runner(
     model: LoadedModel,
     caches: Caches,
     config: EngineConfig,
-    draft_model: DraftModel | None,
+    draft_model: SmallSteps | None,
     sampling: SamplingKernels,
     adapters: Adapters | None,
     means: Ranks | StepGraphs | None,
@@ -215,7 +215,7 @@ def _draft_model(
     sampling: SamplingKernels,
     kv: KVCacheManager,
     short_context: int,
-) -> DraftModel | None:
+) -> SmallSteps | None:
     """A runner of its own around the first of the models, which drafts for the second, if there is one."""
     model, served = models
     if draft is None or model is None or caches is None:
@@ -223,14 +223,14 @@ def _draft_model(
     shares_tables, config = draft.config.short_context == short_context, draft.engine_config
     if draft.is_head:
         return make_head(draft, (model, served), caches, sampling, kv, shares_tables=shares_tables)
-    graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
+    graphs = _graphs(model, caches, config, draft.config.vocab_size, None)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
     return DraftModel(runner, kv, draft.group_indices, config.max_num_batched_tokens, shares_tables=shares_tables)
 
 
-def _serving(draft_model: DraftModel | None) -> DraftModel | None:
-    """The draft model, which from now on computes only what drafts need."""
-    if draft_model is not None:
+def _serving(draft_model: SmallSteps | None) -> SmallSteps | None:
+    """What drafts; a draft model computes from now on only what drafts need."""
+    if isinstance(draft_model, DraftModel):
         draft_model.is_serving = True
     return draft_model
 
@@ -245,7 +245,9 @@ def _open_offload(
     ranks: Ranks | None,
     weights: str | None,
 ) -> Opened | None:
-    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids.
+    """What keeps evicted blocks, of the model and of a head, whose caches have the same block ids.
+
+    A draft model computes again what its cache lacks.
 
     Args:
         weights: How a quantized checkpoint has its weights, how they are kept, and whether it has scales for the
@@ -257,7 +259,7 @@ def _open_offload(
         raise ModelError("kv_offload and kv_offload_dir keep cached prefixes, and this engine caches none")
     tensors = caches.blocks(groups)
     shared = [len(of_group) for of_group in tensors]
-    if draft and draft_caches:
+    if draft and draft_caches and draft.is_head:
         for index, of_draft in zip(draft.group_indices, draft_caches.blocks(draft.groups), strict=True):
             tensors[index] += of_draft
     options = config.options
@@ -309,7 +311,7 @@ def _scheduler(
 
 
 def _graphs(
-    model: LoadedModel, caches: Caches, config: EngineConfig, vocab_size: int, *, samples: bool
+    model: LoadedModel, caches: Caches, config: EngineConfig, vocab_size: int, follower: SmallSteps | None
 ) -> StepGraphs | None:
     # Transformers' modules may wait for the device, and experts in host memory do.
     if not caches.supports_graphs or not isinstance(model, Decoder) or config.num_host_layers:
@@ -321,7 +323,7 @@ def _graphs(
         [group.spec for group in group_layers(model.cache_specs)],
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        samples=samples,
+        samples=follower is None or not follower.launches,
         sampler=choose_graph_sampler(config, vocab_size),
     )
 

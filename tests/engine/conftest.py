@@ -10,6 +10,7 @@ from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.native_variants import RUNNABLE, load_variant
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.schedule import speculator
+from weft.engine.start.draft_model import SmallSteps
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +44,16 @@ def vocabulary() -> llguidance.LLTokenizer:
 def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that does not depend on how fast this machine is at the moment."""
     monkeypatch.setattr(speculator, "price_of_drafts", lambda cost, contexts: (0.05, 1.0))
+
+
+@pytest.fixture
+def cheap_small_steps(cheap_drafts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small steps of tiny models cost as much as large ones, so that their drafts would never pay; here they do.
+
+    What an engine sets in torch is undone.
+    """
+    monkeypatch.setattr(SmallSteps, "price", lambda self, step_s: 0.05)
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.set_grad_enabled(True)

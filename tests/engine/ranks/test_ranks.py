@@ -185,7 +185,7 @@ def test_choices_grammars_drafts_and_sampling_are_those_of_one_rank(
 
 
 def test_blocks_of_all_ranks_come_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With those of a draft model, which the first rank alone has."""
+    """Beside a draft model, which the first rank alone has, and which computes again what its cache lacks."""
     monkeypatch.setattr(OffloadTier, "load_seconds", lambda *_: 0.0)
     monkeypatch.setattr(subprocess, "Popen", ForkedRank)
     order, settings = [1, 2, 3, 1, 2, 3], {"block_size": BLOCK_SIZE, "max_num_seqs": 2}

@@ -209,7 +209,7 @@ def test_idle_time_goes_to_the_cache_and_then_to_that_of_the_draft() -> None:
     own, drafts = NoAttention(2), NoAttention(3)
 
     class Following:
-        prepare, reads_hidden = drafts.prepare, False
+        prepare, reads_hidden, launches = drafts.prepare, False, False
 
         def follow(self, batch: Batch, computed: object, sampled_ids: torch.Tensor | None) -> None:
             """Nothing runs here."""

@@ -1,7 +1,7 @@
 """A head of the checkpoint drafts what it should, and changes the number of steps and nothing else."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tests import quantized_checkpoints
 from tests.checkpoints import Checkpoint, write_checkpoint, write_config
-from tests.engine.heads import change_config, make_engine, recorded, requests, texts
+from tests.engine.drafting import change_config, make_engine, recorded, requests, texts
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.runs import ids, run
 from weft.engine.cache.specs import group_layers, paged_groups
@@ -24,7 +24,6 @@ from weft.engine.models.draft_head import head_spec
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.start import report
-from weft.engine.start.draft_head import DraftHead
 from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
@@ -58,14 +57,7 @@ NUM_LAYERS = 2
 """The third layer that transformers makes becomes the head's."""
 
 
-@pytest.fixture(autouse=True)
-def restore_torch(cheap_drafts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small steps of these models cost as much as large ones, so that drafts would never pay; here they do."""
-    monkeypatch.setattr(DraftHead, "price", lambda self, step_s: 0.05)
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-    torch.set_grad_enabled(True)
+pytestmark = pytest.mark.usefixtures("cheap_small_steps")
 
 
 def write(name: str, folder: Path) -> Path:

@@ -1,13 +1,13 @@
 """A draft model changes the number of steps and nothing else."""
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, Checkpoint, write_checkpoint
+from tests.engine.drafting import make_engine, requests
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.runs import Outputs, ids, run
 from weft import server
@@ -20,30 +20,20 @@ from weft.engine.loop.engine import Engine
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import ModelRunner
 from weft.engine.start import draft_model
-from weft.engine.start.draft_model import DraftModel, find_draft_checkpoint, match_groups
+from weft.engine.start.draft_model import DraftModel, SmallSteps, find_draft_checkpoint, match_groups
 from weft.engine.start.model_choice import plan_model, read_model
-from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.inputs import TokensInput
-from weft.engine.wire.messages import AddRequest, EngineOptions
-from weft.engine.wire.params import SamplingParams
+from weft.engine.wire.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 CPU = torch.device("cpu")
 MAX_NUM_TOKENS = 64
 
 
-real_price = DraftModel.price
+real_price = SmallSteps.price
 
 
-@pytest.fixture(autouse=True)
-def restore_torch(cheap_drafts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small steps of these models cost as much as large ones, so that drafts would never pay; here they do."""
-    monkeypatch.setattr(DraftModel, "price", lambda self, step_s: 0.05)
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-    torch.set_grad_enabled(True)
+pytestmark = pytest.mark.usefixtures("cheap_small_steps")
 
 
 @pytest.fixture(scope="session")
@@ -53,42 +43,6 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes = {**CHECKPOINTS["qwen3"].changes, "num_hidden_layers": 1, "hidden_size": 32}
     write_checkpoint(Checkpoint("qwen3", changes, seed=1), folder)
     return folder
-
-
-def make_engine(
-    folder: Path, draft: Path | None, *, dtype: str = "float32", overlap: bool = False, **more: int
-) -> Engine:
-    options = EngineOptions(
-        model=str(folder),
-        device="cpu",
-        dtype=dtype,
-        max_model_len=256,
-        max_num_seqs=16,
-        speculative=str(draft) if draft else None,
-        kv_cache_memory=more.get("kv_cache_memory", 4_000_000),
-        max_num_batched_tokens=more.get("max_num_batched_tokens", 512),
-        itl_target_ms=1e6,  # or prompts are cut as time passes, and torch computes a row differently beside others
-    )
-    engine = start(options, "epoch").engine
-    engine._overlap = overlap
-    return engine
-
-
-def requests(temperature: float, num_tokens: int, vocab_size: int = VOCAB_SIZE) -> list[AddRequest]:
-    """Some share a prefix, some have two choices."""
-    generator = random.Random(2)
-    prefix = [generator.randrange(4, vocab_size) for _ in range(40)]
-    return [
-        AddRequest(
-            TokensInput(
-                prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)]
-            ),
-            SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True, logprobs=2),
-            num_choices=1 + number % 2,
-            request_id=number,
-        )
-        for number in range(6)
-    ]
 
 
 def check_equal(outputs: Outputs, plain: Outputs, *, is_exact: bool) -> None:
@@ -213,7 +167,7 @@ def test_a_draft_model_that_is_never_right_is_left_alone(
     checkpoint_folder: Callable[[str], Path], one_layer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "MAX_NUM_DRAFTS", 4)
-    monkeypatch.setattr(DraftModel, "price", lambda self, step_s: 0.4)
+    monkeypatch.setattr(SmallSteps, "price", lambda self, step_s: 0.4)
     engine = make_engine(checkpoint_folder("qwen3"), one_layer)
     run(engine, requests(1.0, 100))
     counters = engine.scheduler.counters
@@ -223,7 +177,7 @@ def test_a_draft_model_that_is_never_right_is_left_alone(
 def test_one_slow_draft_does_not_end_drafting_for_ever(
     checkpoint_folder: Callable[[str], Path], one_layer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DraftModel, "price", real_price)
+    monkeypatch.setattr(SmallSteps, "price", real_price)
     engine = make_engine(checkpoint_folder("qwen3"), one_layer)
     model = draft_model_of(engine)
     model._small_step_s = 3.0

@@ -1,7 +1,7 @@
 """An EAGLE-3 head drafts what it should, and changes the number of steps and nothing else."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,13 +14,12 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tests.checkpoints import VOCAB_SIZE, Checkpoint, load_reference, write_checkpoint, write_config
+from tests.engine.drafting import change_config, make_engine, recorded, requests, texts
 from tests.engine.guidance.demo import DEMO_MODEL
-from tests.engine.heads import change_config, make_engine, recorded, requests, texts
 from tests.engine.runs import ids, run
 from weft.engine.fields import Fields
 from weft.engine.models.eagle_head import eagle_depths
 from weft.engine.start import report
-from weft.engine.start.draft_head import DraftHead
 from weft.engine.start.startup import start
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
@@ -49,13 +48,7 @@ DEPTHS = {"other layers": (2, 4, 7)}
 PLAIN_DEPTHS = (2, 4, 5)
 
 
-@pytest.fixture(autouse=True)
-def restore_torch(cheap_drafts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(DraftHead, "price", lambda self, step_s: 0.05)
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-    torch.set_grad_enabled(True)
+pytestmark = pytest.mark.usefixtures("cheap_small_steps")
 
 
 @pytest.fixture(scope="session")

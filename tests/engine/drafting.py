@@ -1,4 +1,4 @@
-"""Engines with a head that drafts, what they are asked, and what they proposed."""
+"""Engines with a draft model or a head, what they are asked, and what they proposed."""
 
 import json
 import random
@@ -17,14 +17,16 @@ from weft.engine.wire.messages import AddRequest, EngineOptions
 from weft.engine.wire.params import SamplingParams
 
 
-def make_engine(folder: Path, speculative: str | None, *, overlap: bool = False, **more: int) -> Engine:
+def make_engine(
+    folder: Path, speculative: Path | str | None, *, dtype: str = "float32", overlap: bool = False, **more: int
+) -> Engine:
     options = EngineOptions(
         model=str(folder),
         device="cpu",
-        dtype="float32",
+        dtype=dtype,
         max_model_len=256,
         max_num_seqs=16,
-        speculative=speculative,
+        speculative=str(speculative) if speculative else None,
         kv_cache_memory=more.get("kv_cache_memory", 4_000_000),
         max_num_batched_tokens=more.get("max_num_batched_tokens", 512),
         itl_target_ms=1e6,  # or prompts are cut as time passes, and torch computes a row differently beside others
@@ -47,16 +49,16 @@ def texts(*lengths: int) -> list[AddRequest]:
     ]
 
 
-def requests(temperature: float, num_tokens: int) -> list[AddRequest]:
+def requests(temperature: float, num_tokens: int, vocab_size: int = VOCAB_SIZE) -> list[AddRequest]:
     """Some share a prefix, some have two choices."""
     generator = random.Random(2)
-    prefix = [generator.randrange(4, VOCAB_SIZE) for _ in range(40)]
+    prefix = [generator.randrange(4, vocab_size) for _ in range(40)]
     return [
         AddRequest(
             TokensInput(
-                prefix[: 40 * (number % 2)] + [generator.randrange(4, VOCAB_SIZE) for _ in range(5 + 7 * number)]
+                prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)]
             ),
-            SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True),
+            SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True, logprobs=2),
             num_choices=1 + number % 2,
             request_id=number,
         )
