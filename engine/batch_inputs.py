@@ -44,9 +44,11 @@ class PictureTokens:
         key: Equal for the same picture.
         targets: (n,) flat indices of tokens that its features take the place of.
         first: Which feature the first of them is; the others follow.
+        num_features: Of the whole picture.
     """
 
     key: bytes
     picture: Picture
     targets: npt.NDArray[np.int64]
     first: int
+    num_features: int

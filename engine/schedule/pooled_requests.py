@@ -53,7 +53,7 @@ def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> 
                 places = span.start + np.flatnonzero(ids == picture.token_id)
                 first, last = np.searchsorted(places, (start, end))
                 key = request.cache_seed + span.digest  # of equal pictures, but not for others who share no prefix
-                found.append(PictureTokens(key, picture, places[first:last] - start + offset, int(first)))
+                found.append(PictureTokens(key, picture, places[first:last] - start + offset, int(first), len(places)))
     return tuple(found)
 
 

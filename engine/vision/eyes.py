@@ -49,7 +49,7 @@ class Eyes:
         """`Decoder.forward` of a step that computes tokens of pictures.
 
         Raises:
-            RuntimeError: A picture has too few features for its tokens.
+            RuntimeError: A picture has more or fewer features than tokens.
         """
         hidden = self._decoder.embedding(token_ids).clone()  # which may be memory that the kernels use again
         for part in pictures:
@@ -61,6 +61,8 @@ class Eyes:
         found = self._kept.pop(part.key, None)
         if found is None:
             found = self._encode(tensors(part.picture, self._device))
+            if len(found) != part.num_features:
+                raise RuntimeError(f"a picture has {part.num_features} tokens, and {len(found)} features")
             self.num_encoded += 1
             self._room -= found.nbytes
         self._kept[part.key] = found

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.engine.runs import run
@@ -20,7 +22,7 @@ from weft.engine.start.startup import Started, start
 from weft.engine.vision.eyes import KEPT_BYTES, Eyes
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import TokensInput, TokenSpan
-from weft.engine.wire.messages import AddRequest, EngineOptions
+from weft.engine.wire.messages import AddRequest, EngineOptions, FinishReason
 from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.pictures import Picture, PictureArray
 
@@ -138,6 +140,18 @@ def test_features_are_kept_up_to_a_bound(checkpoint: Checkpoint) -> None:
     assert seeing.num_encoded == 2
     ids_of(built, asked(folder, "<image>d", [SMALL], 4))
     assert seeing.num_encoded == 3 and seeing._room >= 0
+
+
+@pytest.mark.parametrize("shown", [lambda features: features[1:], lambda features: torch.cat([features, features[:1]])])
+def test_every_token_of_a_picture_has_one_feature(checkpoint: Checkpoint, shown: Callable[[Tensor], Tensor]) -> None:
+    """Of the wrong number, all answers would be slightly wrong."""
+    folder, _ = checkpoint
+    built, add = started(folder), asked(folder, "<image>a", [SMALL], 1)
+    seeing = eyes(built)
+    encode = seeing._encode
+    seeing._encode = lambda arrays: shown(encode(arrays))
+    outputs = run(built.engine, [add])
+    assert outputs[1, 0].finish_reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize(
