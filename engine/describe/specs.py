@@ -429,9 +429,9 @@ class DecoderSpec(PartSpec):
         return (*inner, last) if last else tuple(inner)
 
     @property
-    def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
+    def feed_forwards(self) -> Iterator[FeedForwardSpec]:
         """Every feed-forward layer in order, those within others, too."""
-        return tuple(part for part in _values(self) if isinstance(part, FeedForwardSpec))
+        return (part for part in _values(self) if isinstance(part, FeedForwardSpec))
 
     @property
     def num_parameters(self) -> int:

@@ -1,17 +1,20 @@
-"""The whole model that a configuration describes, block by block.
+"""The whole model that a configuration describes, block by block, with taps for a head that reads between them.
 
 Every module of this folder is imported, so that each part makes known what it describes.
 """
 
 import importlib
 import pkgutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from weft.engine import parts
 from weft.engine.describe import specs
 from weft.engine.describe.config import ModelConfig
-from weft.engine.describe.specs import FeedForwardSpec, NormSpec
+from weft.engine.describe.specs import BlockSpec, FeedForwardSpec, NormSpec
 from weft.engine.describe.tensor_names import (
     attention_spec,
     dense_spec,
@@ -21,10 +24,11 @@ from weft.engine.describe.tensor_names import (
     norm_spec,
 )
 from weft.engine.families.switches import Halves, Norms
+from weft.engine.layers.block import Block, BlockStep
+from weft.engine.layers.kernels import LayerKernels
 from weft.engine.parts.cross_attention import with_cross_attention
 from weft.engine.parts.hearing import hearing_spec
-from weft.engine.parts.tap import with_taps
-from weft.engine.weights.reader import TensorRef, WeightRef
+from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 
 for _module in pkgutil.iter_modules(parts.__path__):
     if _module.name != __name__.rpartition(".")[2]:
@@ -46,7 +50,7 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
     blocks = [block_spec(config, index, f"{names.layers}.{index}") for index in range(config.num_layers)]
     spec = specs.DecoderSpec(
         embedding=None if switches.hearing else WeightRef((names.embedding,), vocabulary, hidden),
-        blocks=tuple(with_taps(blocks, config.tapped)),
+        blocks=tuple(_with_taps(blocks, config.tapped)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
         positions=positions,
@@ -95,3 +99,34 @@ def _mixer(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | No
 def _feed_forward(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> FeedForwardSpec:
     chosen = config.switches.feed_forwards[index] if config.switches.feed_forwards else None
     return feed_forward_spec(chosen, config, layer, post_norm) if chosen else dense_spec(config, layer, post_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Tap(Block):
+    """Changes nothing. It keeps hidden states for a head, in a copy, since later blocks add to them in place."""
+
+    depth: int
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        step.caches.tapped[self.depth] = hidden.clone()
+        return hidden if step.rows is None else hidden[step.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class TapSpec(BlockSpec):
+    """`Tap` behind so many layers."""
+
+    depth: int
+
+    @override
+    def build(self, kernels: LayerKernels, reader: WeightReader, first_cache: int) -> Block:
+        return Tap(self.depth)
+
+
+def _with_taps(blocks: Sequence[BlockSpec], depths: Sequence[int]) -> Iterator[BlockSpec]:
+    """The blocks, with taps behind these numbers of them."""
+    for depth, block in enumerate(blocks, 1):
+        yield block
+        if depth in depths:
+            yield TapSpec(depth)

@@ -277,13 +277,11 @@ def models(
     ] = False,
 ) -> None:
     """List the models of a running server: their state, memory and last use."""
-    if architectures:
-        from weft.server.cli.reports import describe_architectures
+    from weft.server.cli.reports import describe_architectures, list_models
 
+    if architectures:
         print(describe_architectures())
         return
-    from weft.server.cli.reports import list_models
-
     raise typer.Exit(list_models(url, api_key))
 
 
