@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken
 from transformers import (
-    AutoConfig,
     AutoProcessor,
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -35,6 +34,7 @@ from transformers import (
 )
 
 from tests.tokenizers_for_tests import byte_level
+from weft.server.pictures.child import processor_of
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 LLAVA_TEMPLATE = (
@@ -188,13 +188,6 @@ def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
     """The file of a picture."""
     image.save(file := io.BytesIO(), format, **options)
     return file.getvalue()
-
-
-def processor_of(folder: Path) -> Any:
-    """Transformers' processor; that of Idefics 3 for SmolVLM."""
-    kind = AutoConfig.from_pretrained(folder).model_type
-    loaded: Any = Idefics3Processor if kind == "smolvlm" else AutoProcessor
-    return loaded.from_pretrained(folder, backend="pil")
 
 
 def expected(

@@ -13,6 +13,7 @@ from pathlib import Path
 from weft.engine import families
 from weft.engine.families.switches import FAMILIES, FamilySwitches, UseModule
 from weft.engine.fields import Fields, understood
+from weft.engine.vision.families import SEEING
 from weft.engine.weights.quantization import Quantization, read_quantization
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import package_version
@@ -165,24 +166,11 @@ _FLAT: Mapping[str, str] = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
 }
 
-_WRAPPERS = frozenset(
-    f"{name}ForConditionalGeneration"
-    for name in [
-        "Gemma3",
-        "Gemma4",
-        "Gemma4Unified",
-        "Idefics3",
-        "Llama4",
-        "Llava",
-        "LlavaNext",
-        "Mistral3",
-        "Qwen3VL",
-        "Qwen3VLMoe",
-        "Qwen3_5",
-        "Qwen3_5Moe",
-        "SmolVLM",
-    ]
+_OTHER_HALVES = (
+    *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3"),
+    *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
 )
+_WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHER_HALVES}
 """Those whose files say all that the text half needs. Others may tie their output head without a word of it."""
 
 _INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "quantization_config")

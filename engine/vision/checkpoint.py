@@ -1,26 +1,22 @@
 """Finds how a checkpoint sees, from its files alone. Imports no transformers.
 
-Only families are listed whose pictures stand at tokens with plain positions, seen by those behind them alone. Of any
-other checkpoint that sees, the text half is served, and the server refuses pictures by name.
+Of a checkpoint of no family that is known to see, the text half is served, and the server refuses pictures by name.
 """
 
 import logging
 import math
 from pathlib import Path
-from typing import Final
 
 import torch
 
 from weft.engine.fields import Fields
+from weft.engine.vision.families import SEEING
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import EngineOptions
 from weft.engine.wire.pictures import Vision
 
 logger = logging.getLogger(__name__)
-
-_SEEING: Final = frozenset(f"{name}ForConditionalGeneration" for name in ("Idefics3", "Llava", "LlavaNext", "SmolVLM"))
-"""Architectures of transformers whose `get_image_features` gives one feature for each token of a picture."""
 
 
 def read_vision(folder: Path, outer: Fields) -> Vision | None:
@@ -32,7 +28,7 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     Raises:
         ModelError: A file is missing or malformed.
     """
-    if not _SEEING.intersection(outer.texts("architectures")):
+    if SEEING.keys().isdisjoint(outer.texts("architectures")):
         return None
     fault = None
     if outer.has("quantization_config") or outer.section("text_config").has("quantization_config"):

@@ -16,10 +16,12 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
+from weft.engine.fields import Fields
+from weft.engine.vision.families import SEEING
 from weft.engine.wire.messages import frame, receive
 from weft.engine.wire.pictures import ITEM_BYTES, MAX_REQUEST_BYTES, PictureArray
 from weft.server.child_limits import bound_this_process
@@ -29,8 +31,6 @@ _OF_TEXT: Final = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
 )
 """What a processor returns of a text."""
-_WITHOUT_VIDEOS: Final = {"smolvlm": "Idefics3Processor"}
-"""By model_type, a processor that does the same with pictures; the own one needs packages for videos."""
 _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", b"BM": "BMP", b"%PDF": "PDF"}
 _OTHERS_AT: Final = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}
 _WIDER: Final = {"float64": "float32", "float16": "float32", "int32": "int64", "uint8": "int64"}
@@ -95,12 +95,9 @@ class PictureReader:
     def __init__(self, folder: Path, token_id: int, target: int) -> None:
         """Load it; transformers raises what it likes."""
         import torch
-        import transformers
 
         torch.set_num_threads(1)
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-        loaded: Any = getattr(transformers, _WITHOUT_VIDEOS.get(kind, "AutoProcessor"))
-        self._processor = loaded.from_pretrained(folder, backend="pil", local_files_only=True, trust_remote_code=False)
+        self._processor = processor_of(folder)
         self._target = target
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
@@ -137,6 +134,35 @@ class PictureReader:
                 num_written = os.pwrite(self._target, content, start)
                 content, start = content[num_written:], start + num_written
         return Made(None, text, self._placeholder, text.count(self._placeholder), digest.digest(), arrays, num_bytes)
+
+
+def processor_of(folder: Path) -> Any:
+    """A checkpoint's processor, without what it has for videos and sounds, which needs more packages.
+
+    transformers raises what it likes.
+    """
+    import transformers
+    from transformers.models.auto import processing_auto
+
+    fields = Fields.read(folder / "config.json")
+    family, kind = SEEING[fields.texts("architectures")[0]], fields.optional_text("model_type") or ""
+    library, auto = cast(Any, transformers), cast(Any, processing_auto)  # of which little has types
+    named: Any = auto.processor_class_from_name(family.processor or auto.PROCESSOR_MAPPING_NAMES[kind])
+    means: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+    class OfPictures(named):  # type: ignore[misc]
+        @classmethod
+        def _get_arguments_from_pretrained(cls, *_: Any, **__: Any) -> list[Any]:
+            parts = {
+                "image_processor": library.AutoImageProcessor.from_pretrained(folder, backend="pil", **means),
+                "tokenizer": library.AutoTokenizer.from_pretrained(folder, **means),
+            }
+            return [parts.get(name) for name in named.get_attributes()]
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    return OfPictures.from_pretrained(folder, **means)
 
 
 def _values(made: Mapping[str, Any]) -> dict[str, Any]:

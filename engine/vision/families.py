@@ -1,0 +1,30 @@
+"""The families of models that see: what must be known of each beside the files of a checkpoint. Imports no torch.
+
+A new family is one record here. Its text half is a family of its own (see `families`), served natively. What it needs
+of the checkpoint is transformers' `get_image_features`, which gives one feature for each token of a picture.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class SeeingFamily:
+    """How models of one architecture see.
+
+    Attributes:
+        processor: A processor of transformers that does the same with pictures, where the own one needs more packages;
+            None: the own one.
+    """
+
+    processor: str | None = None
+
+
+SEEING: Final[Mapping[str, SeeingFamily]] = {
+    "Idefics3ForConditionalGeneration": SeeingFamily(),
+    "LlavaForConditionalGeneration": SeeingFamily(),
+    "LlavaNextForConditionalGeneration": SeeingFamily(),
+    "SmolVLMForConditionalGeneration": SeeingFamily(processor="Idefics3Processor"),
+}
+"""By architecture. The pictures of all others are refused, and their text half is served."""
