@@ -5,7 +5,7 @@ import { countTokens } from "./api.js";
 import { byId, el, iconButton } from "./dom.js";
 import { keepFiles } from "./drafts.js";
 import { textOfPdf } from "./pdf.js";
-import { MAX_PICTURES, holdsPixels, imageOf, isPicture, maySee, pictureView, readPicture, sees } from "./pictures.js";
+import { MAX_PICTURES, holdsPixels, imageOf, isPicture, maySee, picturesView, readPicture, sees } from "./pictures.js";
 import { buildCount } from "./request.js";
 
 const MAX_BYTES = 4_000_000;
@@ -196,8 +196,8 @@ export class Attachments {
 
 /** The files of a message that was sent, pictures first; each can be opened. */
 export function fileViews(files = []) {
-  const pictures = files.filter(isPicture).map(pictureView);
+  const pictures = files.filter(isPicture);
   const texts = files.filter((file) => !isPicture(file));
   const shown = texts.map((file) => el("details", { class: "file" }, el("summary", {}, file.name, " ", el("span", { class: "muted" }, size(file))), el("pre", { tabindex: "0" }, file.text)));
-  return pictures.length ? [el("div", { class: "pictures" }, ...pictures), ...shown] : shown;
+  return pictures.length ? [picturesView(pictures), ...shown] : shown;
 }

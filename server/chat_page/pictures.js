@@ -8,7 +8,7 @@ const MAX_SIDE = 2048; // pixels; models look at fewer
 const MAX_BYTES = 1_500_000; // of a file that is kept as it is, and of a PNG that is made: storage must last
 const MAX_FILE_BYTES = 50_000_000;
 const QUALITY = 0.85;
-const SHOWN = [360, 260]; // pixels of a picture in a message
+const [ALONE, ONE_OF_SEVERAL] = [[360, 260], [172, 172]]; // pixels of a picture in a message, at most
 const FORMATS = /^image\/(png|jpeg|webp)$/;
 const URLS = /^data:image\/(png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}$/;
 const NAMES = /\.(avif|bmp|gif|hei[cf]|ico|jxl|tiff?)$/i; // of files whose type browsers may not know
@@ -82,9 +82,12 @@ export function imageOf({ name, url, width, height }, maxWidth = Infinity, maxHe
   return el("img", { src: url, alt: name, ...(scale > 0 && { width: Math.round(width * scale), height: Math.round(height * scale) }) });
 }
 
-/** A picture of a message that was sent; a click shows all of it. */
-export const pictureView = (picture) =>
-  el("button", { type: "button", class: "picture", title: "Show in full", onclick: () => showInFull(picture) }, imageOf(picture, ...SHOWN));
+/** The pictures of a message that was sent; a click shows all of one. */
+export function picturesView(pictures) {
+  const most = pictures.length > 1 ? ONE_OF_SEVERAL : ALONE;
+  return el("div", { class: "pictures" }, ...pictures.map((picture) =>
+    el("button", { type: "button", class: "picture", title: "Show in full", onclick: () => showInFull(picture) }, imageOf(picture, ...most))));
+}
 
 function showInFull(picture) {
   const dialog = el("dialog", { class: "viewer", "aria-label": picture.name, onclick: () => dialog.close(), onclose: () => dialog.remove() },
