@@ -15,7 +15,7 @@ export class Composer {
     Object.assign(this, { chat, onWrite, edited: null, recalled: -1 });
     /** @type {Promise|null} a conversation that is being read, and will be the open one */
     this.opening = null;
-    this.attachments = new Attachments(() => chat.conversation.settings.model ?? "", onWrite);
+    this.attachments = new Attachments(chat, onWrite);
     input.addEventListener("input", () => {
       this.recalled = -1;
       this.fit();
@@ -89,7 +89,9 @@ export class Composer {
   /** Send the text, or keep it if a field of the panel is invalid. It belongs to the conversation that was asked for last. */
   submit() {
     if (this.opening) return void this.opening.then(() => this.submit());
-    const { chat, edited, values } = this;
+    const { chat, edited, values, attachments } = this;
+    if (attachments.reading) return void attachments.reading.then((isWhole) => isWhole && this.submit());
+    if (!attachments.check()) return;
     if (!(values.content.trim() || values.files) || chat.isRunning) return;
     if (edited?.role === "assistant") chat.rewrite(edited, values.content);
     else if (!chat.attempt(() => chat.ask(values, edited))) return;

@@ -2,15 +2,21 @@
 // turns, or to have the model summarise them. Both can be undone where they are shown.
 
 import { countTokens, streamChat } from "./api.js";
+import { countPicture } from "./attachments.js";
 import { byId } from "./dom.js";
-import { buildBody, buildCount, turnsOf, wireMessages } from "./request.js";
+import { isPicture, maySee } from "./pictures.js";
+import { blind, buildBody, buildCount, sentPath, turnsOf, wireMessages } from "./request.js";
 
 const WAIT_MS = 400;
 const FULL = 0.8; // of the context, from which on ways on are offered
 const KEPT = 0.5; // of the context, at most, that is left by them
 const SUMMARISED = 0.6; // of the context, at most, that is given to a summary
 const MAX_SUMMARY = 400; // tokens
+const PICTURE = 2000; // letters that a picture counts for among turns
 const REQUEST = "Summarise our conversation so far, so that it can go on without these words: facts, decisions, names, numbers and open questions. Give only the summary.";
+
+/** A message without its pictures, which are not sent again at every letter. */
+const wordsOf = ({ files = [], ...message }) => ({ ...message, files: files.filter((file) => !isPicture(file)) });
 
 export class Context {
   /**
@@ -39,14 +45,17 @@ export class Context {
   async measure() {
     const { chat, path } = this;
     if (!path.length || !chat.model?.max_model_len || chat.isRunning) return void (path.length || this.show(0, ""));
-    const body = buildCount(path, chat.conversation.settings, chat.model);
-    const asked = JSON.stringify(body);
+    const pictures = maySee(chat.model) ? sentPath(path).flatMap(({ files = [] }) => files.filter(isPicture)) : [];
+    const body = buildCount(pictures.length ? path.map(wordsOf) : path, chat.conversation.settings, chat.model);
+    const asked = JSON.stringify([body, pictures.map(({ url }) => url.length)]);
     if (asked === this.asked) return;
     this.asked = asked;
     this.abort?.abort();
     this.abort = new AbortController();
     try {
-      this.show(body.messages.length ? await countTokens(body, this.abort.signal) : 0, "");
+      const count = body.messages.length ? await countTokens(body, this.abort.signal) : 0;
+      const counts = await Promise.all(pictures.map((picture) => countPicture(picture, chat).catch(() => 0))); // it is told there
+      if (this.asked === asked) this.show(counts.reduce((a, b) => a + b, count), "");
     } catch (error) {
       if (this.asked === asked && error.name !== "AbortError") this.show(error.status === 400 ? Infinity : 0, error.message);
       if (this.asked === asked && error.status !== 400) this.asked = "";
@@ -71,7 +80,7 @@ export class Context {
   /** The turns to leave out: as few as leave room, by the share of their letters. */
   oldest() {
     const turns = turnsOf(this.chat.conversation.path());
-    const lengths = turns.map((turn) => turn.reduce((sum, { content, files }) => sum + content.length + (files ?? []).reduce((all, { text }) => all + text.length, 0), 0));
+    const lengths = turns.map((turn) => turn.reduce((sum, { content, files }) => sum + content.length + (files ?? []).reduce((all, { text }) => all + (text?.length ?? PICTURE), 0), 0));
     const size = this.chat.model.max_model_len;
     const total = lengths.reduce((a, b) => a + b, this.composer.values.content.length) || 1;
     const perLetter = Number.isFinite(this.count) && this.count ? this.count / total : 1 / 3;
@@ -98,7 +107,7 @@ export class Context {
     const { left, perLetter } = this.oldest();
     const room = Math.floor((SUMMARISED * model.max_model_len) / perLetter);
     const earlier = conversation.path().findLast(({ cut }) => cut)?.cut.summary;
-    const said = wireMessages(left.flat(), { system: "" }).map(({ role, content }) => `${role}: ${content ?? ""}`);
+    const said = wireMessages(left.flat(), { system: "" }, blind(model)).map(({ role, content }) => `${role}: ${content ?? ""}`);
     const transcript = [...(earlier ? [`summary: ${earlier}`] : []), ...said].join("\n\n").slice(-room);
     const plain = { ...conversation.settings, system: "", tools_on: false, schema_on: false, thinking: false, probabilities: false, background: false, stop: "" };
     const path = [{ role: "user", content: `${REQUEST}\n\n${transcript}` }];

@@ -19,7 +19,7 @@ const KEPT_MS = 60_000; // how long a deleted message can be brought back
  * @property {{summary: string}} [cut] this message and those before it are not sent; the summary is, if there is one
  * @property {"user"|"assistant"|"tool"} role
  * @property {string} content
- * @property {{name: string, text: string}[]} [files] attached to a user's message
+ * @property {({name: string, text: string}|import("./pictures.js").Picture)[]} [files] attached to a user's message
  * @property {string} [reasoning]
  * @property {{id: string, name: string, arguments: string}[]} [calls]
  * @property {{server: string, name: string, arguments: string, result: string}[]} [hosted] calls that the server made

@@ -21,6 +21,7 @@ const ICONS = {
   columns: "M4 5h16v14H4zM12 5v14",
   load: "M12 15V4M7 9l5-5 5 5M5 20h14",
   clip: "M8 12l6-6a3 3 0 0 1 4 4l-8 8a5 5 0 0 1-7-7l7-7",
+  picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.500 9h.01",
   mic: "M12 3a3 3 0 0 0-3 3v5a3 3 0 0 0 6 0V6a3 3 0 0 0-3-3zM6 11a6 6 0 0 0 12 0M12 17v4",
   chart: "M5 20V11M12 20V4M19 20v-6",
 };

@@ -13,7 +13,7 @@ export function keepFiles(files) {
   transact("readwrite", (handle) => (files.length ? handle.putDraft(draft) : handle.removeDraft(draft.id))).catch(() => {});
 }
 
-/** @returns {Promise<{name: string, text: string}[]>} what this tab has kept */
+/** @returns {Promise<object[]>} what this tab has kept */
 export async function keptFiles() {
   const drafts = await transact("readonly", (handle) => handle.allDrafts());
   const old = drafts.filter(({ time }) => time < Date.now() - KEPT_MS);

@@ -3,6 +3,7 @@
 import { byId, el } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { AnswerView, UserView } from "./message_view.js";
+import { isPicture, maySee } from "./pictures.js";
 import { resultsOf, sentPath, turnsOf } from "./request.js";
 
 const NEAR_END = 48;
@@ -52,13 +53,14 @@ export class LogView {
     const options = this.chat.conversation.alternatives(message);
     const calls = (message.calls ?? []).map((call) => results.get(call?.id));
     const canAnswer = message === last && !isRunning && message.calls?.length > 0;
-    const look = JSON.stringify([message.changed, message === last, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id)]);
+    const isUnseen = Boolean(message.files?.some(isPicture)) && !maySee(this.chat.model);
+    const look = JSON.stringify([isUnseen, message.changed, message === last, isLive, isRunning, canAnswer, sent.has(message), calls, options.map(({ id }) => id)]);
     const known = this.views.get(message.id);
     const isTyping = [...(known?.element.querySelectorAll("textarea") ?? [])].some((area) => area.value !== area.defaultValue);
     if (known?.look === look || (isLive && known?.isLive) || isTyping) return known;
     const actions = this.chat.actions(message, { options, isRunning, canAnswer, isLast: message === last });
     const View = message.role === "user" ? UserView : AnswerView;
-    const view = new View(message, { ...actions, results, isSent: sent.has(message) || message === last });
+    const view = new View(message, { ...actions, results, isUnseen, isSent: sent.has(message) || message === last });
     Object.assign(view, { look, isLive });
     if (known?.thinking) view.thinking.open = known.thinking.open;
     view.update?.(isLive);

@@ -151,8 +151,10 @@ let shownModel = "";
 /** Show what the model of the open conversation can do, once that is known. */
 async function showModel() {
   const { model } = chat;
-  if (!model || model.name === shownModel) return;
-  shownModel = model.name;
+  const look = `${model?.name} ${model?.input_modalities}`; // what it sees is known once it was loaded
+  if (!model || look === shownModel) return;
+  shownModel = look;
+  composer.attachments.offer();
   byId("version").textContent = model.version;
   byId("model").textContent = model.name;
   document.title = `${model.name} · Weft`;

@@ -7,7 +7,7 @@ const OWN = "(?=## (?:You|Weft|Result)$|\\*Attached: |Call of `|# .*\\s*(?![^]))
 const [ESCAPED, PLAIN] = [new RegExp(`^\\\\(\\\\*)${OWN}`, "gm"), new RegExp(`^(\\\\*)${OWN}`, "gm")];
 const CHAT = /^# (.*)\n(?=\n## (?:You|Weft)$)/gm;
 const PART = /^## (You|Weft|Result)$/gm;
-const BLOCK = /^(?:\*Attached: (.*)\*|Call of `(.*)`:)\n\n(`{3,}).*\n([^]*?)\n\3$/gm;
+const BLOCK = /^(?:\*Attached: (.*)\*|Call of `(.*)`:)\n\n(?:!\[\]\((data:.*)\)|(`{3,}).*\n([^]*?)\n\4)$/gm;
 const NAMES = { user: "You", assistant: "Weft", tool: "Result" };
 
 const escape = (text) => text.replace(PLAIN, "\\$1");
@@ -18,7 +18,7 @@ export function writeMarkdown(conversation) {
   const parts = [`# ${conversation.title}`];
   for (const { role, content, calls, files } of conversation.path()) {
     parts.push(`## ${NAMES[role]}`);
-    for (const { name, text } of files ?? []) parts.push(`*Attached: ${name}*`, fenced(escape(text)));
+    for (const { name, text, url } of files ?? []) parts.push(`*Attached: ${name}*`, url ? `![](${url})` : fenced(escape(text)));
     if (content) parts.push(escape(content));
     for (const call of calls ?? []) parts.push(`Call of \`${call.name}\`:`, fenced(escape(call.arguments), "json"));
   }
@@ -48,9 +48,9 @@ export function readMarkdown(text) {
 
 function readPart(role, text, index) {
   const [files, calls] = [[], []];
-  const content = text.replace(BLOCK, (_, file, name, fence, inner) => {
+  const content = text.replace(BLOCK, (_, file, name, url, fence, inner = "") => {
     if (file === undefined) calls.push({ id: `call_${index}_${calls.length}`, name, arguments: unescape(inner) });
-    else files.push({ name: file, text: unescape(inner) });
+    else files.push(url ? { name: file, url } : { name: file, text: unescape(inner) });
     return "";
   });
   return { role, content: unescape(content.replace(/^\n+|\n+$/g, "")), calls, ...(files.length && { files }) };

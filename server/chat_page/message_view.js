@@ -26,6 +26,7 @@ function endOf({ finish, changed }) {
  * @property {((results: Map<string, string>, given: Map<string, string>) => void)|null} onResults with edited arguments
  * @property {(() => void)|null} onContinue lets an answer that was cut go on
  * @property {boolean} isSent whether the model gets to see it
+ * @property {boolean} isUnseen whether it has pictures, and the model does not see them
  */
 
 /** The switch between a message and its alternatives. */
@@ -40,6 +41,7 @@ function switcher({ index, count, onPick, onCompare }) {
 }
 
 const UNSENT = "Not sent to the model: it has no answer.";
+const UNSEEN = "This model sees no pictures: it gets their names.";
 
 /** The parameters of the request that an answer came of. */
 function askedView({ model, ...parameters } = {}) {
@@ -56,7 +58,7 @@ const hostedView = ({ server, name, arguments: given, result }) =>
 /** A user's message. */
 export class UserView {
   /** @param {import("./conversation.js").Message} message @param {Actions} actions */
-  constructor(message, { alternatives, onEdit, onRemove, isSent }) {
+  constructor(message, { alternatives, onEdit, onRemove, isSent, isUnseen }) {
     this.message = message;
     const button = iconButton("copy", "Copy message", () => copy(message.content, button));
     const buttons = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit),
@@ -64,7 +66,7 @@ export class UserView {
     this.element = el("article", { class: isSent ? "user" : "user unsent", "aria-label": "You" },
       ...fileViews(message.files),
       message.content ? el("div", { class: "bubble", dir: "auto" }, message.content) : null,
-      el("div", { class: "below" }, isSent ? null : el("span", { class: "muted" }, UNSENT), buttons, switcher(alternatives)));
+      el("div", { class: "below" }, isSent && !isUnseen ? null : el("span", { class: "muted" }, isSent ? UNSEEN : UNSENT), buttons, switcher(alternatives)));
   }
 }
 

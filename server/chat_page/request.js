@@ -1,5 +1,7 @@
 // Makes the body of a chat completion from messages and settings. An invalid field is a Fault that names it.
 
+import { isPicture, maySee } from "./pictures.js";
+
 /** Numeric parameters. An empty field is not sent, so the model's default holds. */
 export const SAMPLING = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, fallback: 1 },
@@ -59,9 +61,12 @@ export function readSchema(text) {
 /** The kwargs that switch reasoning on or off, if the template has such a switch. */
 const thinkingOf = (settings, model) => (model?.thinking ? { chat_template_kwargs: settings.thinking ? model.thinking.on : model.thinking.off } : {});
 
+/** A model that can do the same, and sees no pictures: it gets their names. */
+export const blind = (model) => ({ ...model, input_modalities: ["text"] });
+
 /** The body of POST /tokenize for the same messages. A list of tools that is not valid counts as none. */
 export function buildCount(path, settings, model) {
-  const body = { model: settings.model || model?.name, messages: wireMessages(path, settings), ...thinkingOf(settings, model) };
+  const body = { model: settings.model || model?.name, messages: wireMessages(path, settings, model), ...thinkingOf(settings, model) };
   if (!settings.tools_on || model?.has_tools === false) return body;
   try {
     const tools = toolsOf(settings);
@@ -74,12 +79,12 @@ export function buildCount(path, settings, model) {
 /**
  * @param {import("./conversation.js").Message[]} path
  * @param {object} settings of the conversation
- * @param {{name: string, has_tools: boolean, thinking: object|null}|null} model null if it is not known yet
+ * @param {{name: string, has_tools: boolean, thinking: object|null, input_modalities: string[]|null}|null} model null if it is not known yet
  */
 export function buildBody(path, settings, model) {
   const body = {
     model: settings.model || model?.name,
-    messages: wireMessages(path, settings),
+    messages: wireMessages(path, settings, model),
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
@@ -140,14 +145,14 @@ export function turnsOf(path) {
 const summaryOf = (path) => path.findLast(({ cut }) => cut)?.cut.summary;
 
 /** Messages as the API takes them. */
-export function wireMessages(path, settings) {
+export function wireMessages(path, settings, model) {
   const wire = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const sent = sentPath(path);
   const summary = summaryOf(path);
   for (const message of sent) {
     const { role, content, calls, call_id: callId } = message;
     if (role === "tool") wire.push({ role, tool_call_id: callId, content });
-    else if (role === "user") wire.push({ role, content: withFiles(message, message === sent[0] && summary) });
+    else if (role === "user") wire.push({ role, content: withFiles(message, message === sent[0] && summary, maySee(model)) });
     else if (calls?.length && calls.every(({ id }) => resultsOf(sent, message).has(id))) {
       wire.push({ role, content: content || null, tool_calls: calls.map(wireCall) });
     } else if (content) wire.push({ role, content });
@@ -155,11 +160,17 @@ export function wireMessages(path, settings) {
   return wire;
 }
 
-/** A user's words behind the summary and the files that belong to them. */
-function withFiles({ content, files = [] }, summary) {
+/** A user's words behind the summary and the files that belong to them; behind pictures, they are one of several parts. */
+function withFiles({ content, files = [] }, summary, isSeen) {
+  const pictures = isSeen ? files.filter(isPicture) : [];
   const parts = summary ? [`Summary of what was said before:\n${summary}`] : [];
-  for (const { name, text } of files) parts.push(`${name}:\n${fenced(text)}`);
-  return [...parts, content].filter(Boolean).join("\n\n");
+  for (const file of files) {
+    if (!isPicture(file)) parts.push(`${file.name}:\n${fenced(file.text)}`);
+    else if (!isSeen) parts.push(`[Picture: ${file.name}]`);
+  }
+  const words = [...parts, content].filter(Boolean).join("\n\n");
+  if (!pictures.length) return words;
+  return [...pictures.map(({ url }) => ({ type: "image_url", image_url: { url } })), ...(words ? [{ type: "text", text: words }] : [])];
 }
 
 /** A text between fences that are longer than any in it. */

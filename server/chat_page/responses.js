@@ -4,8 +4,10 @@
 const item = ({ role, content, tool_calls: calls = [], tool_call_id: id }) => {
   if (role === "tool") return [{ type: "function_call_output", call_id: id, output: content }];
   const asked = calls.map((call) => ({ type: "function_call", call_id: call.id, ...call.function }));
-  return [...(content ? [{ role, content }] : []), ...asked];
+  return [...(content ? [{ role, content: Array.isArray(content) ? content.map(part) : content }] : []), ...asked];
 };
+
+const part = ({ type, text, image_url: image }) => (type === "text" ? { type: "input_text", text } : { type: "input_image", image_url: image.url });
 
 /** The body of POST /v1/responses for the body of a chat completion with `mcp_servers`, a list of labels, or `background`. */
 export function responseBody(body) {

@@ -4,6 +4,7 @@
 import { Conversation, newName } from "./conversation.js";
 import { isKept, transact } from "./db.js";
 import { defaults, fresh, legacy, rescue } from "./local.js";
+import { isPicture, isPictureUrl } from "./pictures.js";
 
 export { isKept };
 
@@ -95,6 +96,10 @@ async function write(handle, conversation, leaner, written) {
   await handle.putChat(conversation.meta);
 }
 
+/** A message as it is kept where there is no room for its pictures. */
+const withoutPictures = ({ files, ...message }) =>
+  files ? { ...message, files: files.map((file) => (isPicture(file) ? { name: file.name, text: "(This picture was not kept.)" } : file)) } : message;
+
 /**
  * Keep what is not in the database yet, as the page is closed; the next page takes it over.
  * @param {(message: object) => object} ended gives a message as it is kept
@@ -102,7 +107,9 @@ async function write(handle, conversation, leaner, written) {
 export function rescueAll(ended) {
   for (const { id, meta, nodes, dirty, writing, isStored, isDeleted } of held.values()) {
     const ids = new Set([...dirty, ...[...writing].flat()]);
-    if (ids.size && !isDeleted) rescue.write({ id: `${id}.${newName()}`, meta, isStored, nodes: [...ids].map((name) => ended(nodes.get(name))) });
+    if (!ids.size || isDeleted) continue;
+    const rescued = { id: `${id}.${newName()}`, meta, isStored, nodes: [...ids].map((name) => ended(nodes.get(name))) };
+    if (!rescue.write(rescued)) rescue.write({ ...rescued, nodes: rescued.nodes.map(withoutPictures) });
   }
 }
 
@@ -183,7 +190,7 @@ const FIELDS = {
   parent: (value) => value === null || isText(value),
   cut: (value) => isText(value?.summary),
   calls: listOf(["id", "name", "arguments"]),
-  files: listOf(["name", "text"]),
+  files: (value) => Array.isArray(value) && value.every((file) => isText(file?.name) && (isPicture(file) ? isPictureUrl(file.url) : isText(file.text))),
   hosted: listOf(["server", "name", "arguments", "result"]),
   stats: (value) => Object.values(value ?? 0).every(Number.isFinite),
   asked: (value) => typeof value === "object" && value !== null,

@@ -42,6 +42,7 @@ class Stats(msgspec.Struct):
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
         thinking: How to switch reasoning; null: there is no switch.
+        input_modalities: As in /v1/models: `image` if it sees; null if it was never loaded.
         mcp_servers: The labels of those that /v1/responses may use.
         engine: One reading of the status page, with the names of `weft.engine.wire.status_page.Status`.
     """
@@ -52,6 +53,7 @@ class Stats(msgspec.Struct):
     max_model_len: int | None
     has_tools: bool
     thinking: ThinkingSwitch | None
+    input_modalities: tuple[str, ...] | None
     mcp_servers: list[str]
     engine: Mapping[str, float]
 
@@ -77,6 +79,7 @@ async def show_stats(request: Request, context: Context, model: str | None = Non
         max_model_len=info.max_model_len if info else None,
         has_tools=served.formats.tools is not None,
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
+        input_modalities=served.input_modalities,
         mcp_servers=sorted(context.settings.mcp_servers),
         engine=engine_stats(status),
     )

@@ -32,6 +32,7 @@ def test_the_engine_as_its_status_page_says(site: Any) -> None:
         "has_tools": False,
         "mcp_servers": [],
         "thinking": None,
+        "input_modalities": ["text"],
     }
     assert reply.json["engine"] == ENGINE
 
@@ -52,7 +53,7 @@ def test_a_model_is_asked_for_by_name(site: Any) -> None:
 def test_without_an_engine_it_still_answers(site: Any) -> None:
     site.engine.info = None
     stats = site.call("GET", "/stats").json
-    assert (stats["is_ready"], stats["max_model_len"]) == (False, None)
+    assert [stats[name] for name in ("is_ready", "max_model_len", "input_modalities")] == [False, None, None]
 
 
 def test_it_asks_for_the_key(make_site: Any) -> None:
