@@ -23,8 +23,11 @@ class SeeingFamily:
 
 SEEING: Final[Mapping[str, SeeingFamily]] = {
     "Idefics3ForConditionalGeneration": SeeingFamily(),
+    "InternVLForConditionalGeneration": SeeingFamily(),
     "LlavaForConditionalGeneration": SeeingFamily(),
     "LlavaNextForConditionalGeneration": SeeingFamily(),
+    "LlavaOnevisionForConditionalGeneration": SeeingFamily(),
+    "Mistral3ForConditionalGeneration": SeeingFamily(),
     "SmolVLMForConditionalGeneration": SeeingFamily(processor="Idefics3Processor"),
 }
 """By architecture. The pictures of all others are refused, and their text half is served."""

@@ -15,8 +15,9 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +34,8 @@ _OF_TEXT: Final = frozenset(
 """What a processor returns of a text."""
 _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", b"BM": "BMP", b"%PDF": "PDF"}
 _OTHERS_AT: Final = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}
+_PROCESSOR_FILES: Final = ("processor_config.json", "preprocessor_config.json")
+"""What names a checkpoint's processor, if it is not its family's."""
 _WIDER: Final = {"float64": "float32", "float16": "float32", "int32": "int64", "uint8": "int64"}
 
 
@@ -142,12 +145,12 @@ def processor_of(folder: Path) -> Any:
     transformers raises what it likes.
     """
     import transformers
-    from transformers.models.auto import processing_auto
 
     fields = Fields.read(folder / "config.json")
     family, kind = SEEING[fields.texts("architectures")[0]], fields.optional_text("model_type") or ""
-    library, auto = cast(Any, transformers), cast(Any, processing_auto)  # of which little has types
-    named: Any = auto.processor_class_from_name(family.processor or auto.PROCESSOR_MAPPING_NAMES[kind])
+    library: Any = transformers  # of which little has types
+    own = next(filter(None, (_processor_named(folder / name) for name in _PROCESSOR_FILES)), None)
+    named = processor_class(family.processor or own or _auto().PROCESSOR_MAPPING_NAMES[kind])
     means: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
     class OfPictures(named):  # type: ignore[misc]
@@ -163,6 +166,27 @@ def processor_of(folder: Path) -> Any:
             return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
 
     return OfPictures.from_pretrained(folder, **means)
+
+
+def _processor_named(path: Path) -> str | None:
+    return Fields.read(path).optional_text("processor_class") if path.is_file() else None
+
+
+def processor_class(name: str) -> Any:
+    """A processor of transformers; that of Pixtral without torchvision, of which it takes one function.
+
+    The image processor for Pillow has the same function, so that module stands in for the other one.
+    """
+    if name != "PixtralProcessor":
+        return _auto().processor_class_from_name(name)
+    module = "transformers.models.pixtral"
+    same = import_module(f"{module}.image_processing_pil_pixtral")
+    sys.modules.setdefault(f"{module}.image_processing_pixtral", same)
+    return import_module(f"{module}.processing_pixtral").PixtralProcessor
+
+
+def _auto() -> Any:
+    return import_module("transformers.models.auto.processing_auto")
 
 
 def _values(made: Mapping[str, Any]) -> dict[str, Any]:
