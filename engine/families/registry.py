@@ -135,6 +135,8 @@ def _is_transformers(architecture: str, fields: Fields) -> bool:
 
 _TEXT_HALVES: Mapping[str, str] = {
     "cohere2": "Cohere2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "exaone4_5_text": "Exaone4ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -144,6 +146,7 @@ _TEXT_HALVES: Mapping[str, str] = {
     "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "granite": "GraniteForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -175,7 +178,34 @@ _WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHE
 
 _INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "quantization_config")
 
+_LLAMA = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "eos_token_id": 2,
+}
+_QWEN = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+}
 _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
+    "cohere2": {
+        "vocab_size": 256_000,
+        "hidden_size": 8192,
+        "intermediate_size": 22_528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 8192,
+        "eos_token_id": 255_001,
+    },
     "gemma3_text": {
         "vocab_size": 262_208,
         "hidden_size": 2304,
@@ -188,15 +218,8 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
         "eos_token_id": 1,
     },
     "gemma4_text": {"eos_token_id": 1},
-    "llama": {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "eos_token_id": 2,
-    },
+    "granite": _LLAMA,
+    "llama": _LLAMA,
     "llama4_text": {"eos_token_id": 2},
     "ministral3": {"eos_token_id": 2},
     "mistral": {
@@ -209,6 +232,8 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
         "max_position_embeddings": 131_072,
         "eos_token_id": 2,
     },
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
 }
 """Fields that a text_config of this model_type leaves out where they are the defaults of transformers' class."""
 

@@ -22,12 +22,21 @@ class SeeingFamily:
 
 
 SEEING: Final[Mapping[str, SeeingFamily]] = {
+    "AyaVisionForConditionalGeneration": SeeingFamily(),
+    "DeepseekVLForConditionalGeneration": SeeingFamily(),
+    "DeepseekVLHybridForConditionalGeneration": SeeingFamily(),
+    "Exaone4_5_ForConditionalGeneration": SeeingFamily(),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": SeeingFamily(),
     "Idefics3ForConditionalGeneration": SeeingFamily(),
     "InternVLForConditionalGeneration": SeeingFamily(),
+    "LightOnOcrForConditionalGeneration": SeeingFamily(),
     "LlavaForConditionalGeneration": SeeingFamily(),
     "LlavaNextForConditionalGeneration": SeeingFamily(),
+    "LlavaNextVideoForConditionalGeneration": SeeingFamily(),
     "LlavaOnevisionForConditionalGeneration": SeeingFamily(),
     "Mistral3ForConditionalGeneration": SeeingFamily(),
     "SmolVLMForConditionalGeneration": SeeingFamily(processor="Idefics3Processor"),
+    "VideoLlama3ForConditionalGeneration": SeeingFamily(),
+    "VipLlavaForConditionalGeneration": SeeingFamily(),
 }
 """By architecture. The pictures of all others are refused, and their text half is served."""

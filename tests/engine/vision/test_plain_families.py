@@ -1,6 +1,7 @@
 """Families whose pictures stand at plain positions: what the reader and the engine make is what transformers makes."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -101,3 +102,25 @@ def test_greedy_ids_are_those_of_transformers(checkpoint: Checkpoint) -> None:
     again = run(chunks.engine, adds)
     assert [list(again[add.request_id, 0].token_ids) for add in adds] == alone
     assert all((again[i, 0].num_cached_tokens or 0) >= len(add.input.token_ids) // 8 * 8 - 8 for i, add in enumerate(adds))
+
+
+NEWER = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+    "image_newline": "model.image_newline",
+}
+"""How transformers 5 calls in memory what its files call otherwise, as do some files of its last 4."""
+
+
+def test_files_may_have_the_newer_names(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint.folder, tmp_path / "x")
+    path = tmp_path / "x" / "model.safetensors"
+    tensors = load_file(path)
+    for old, new in NEWER.items():
+        tensors = {name.replace(old, new, 1) if name.startswith(old) else name: t for name, t in tensors.items()}
+    save_file(tensors, path, {"format": "pt"})
+    add = checkpoint.asked(*PROMPTS["one at the start"], 1)
+    outputs = run(started(tmp_path / "x").engine, [add])
+    assert list(outputs[1, 0].token_ids) == checkpoint.expected(*PROMPTS["one at the start"])[1]
