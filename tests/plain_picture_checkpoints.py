@@ -74,6 +74,7 @@ class Plain:
         special: Further control tokens.
         named: Attributes of the tokenizer, by name the token.
         ending: Of the name of its image processor in its file.
+        logit_scale: Of the text half alone, which transformers' module of the whole leaves out.
     """
 
     config: str
@@ -89,10 +90,11 @@ class Plain:
     named: Mapping[str, str] = field(default_factory=dict)
     template: str = _CHATML
     ending: str = ""
+    logit_scale: float = 1.0
 
     def write(self, folder: Path) -> PreTrainedModel:
         """Write it; returns transformers' module."""
-        special = *dict.fromkeys((self.sign, self.placeholder or self.sign, *self.special, *self.named.values())),
+        special = (*dict.fromkeys((self.sign, self.placeholder or self.sign, *self.special, *self.named.values())),)
         template = self.template.replace("SIGN", self.sign)
         texts = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer(special, template).backend_tokenizer,
@@ -103,7 +105,12 @@ class Plain:
             extra_special_tokens=dict(self.named),
         )
         token_id = texts.convert_tokens_to_ids(self.placeholder or self.sign)
-        text = {**_TEXT, "vocab_size": len(texts), "eos_token_id": texts.eos_token_id, "pad_token_id": texts.pad_token_id}
+        text = {
+            **_TEXT,
+            "vocab_size": len(texts),
+            "eos_token_id": texts.eos_token_id,
+            "pad_token_id": texts.pad_token_id,
+        }
         config = getattr(_LIBRARY, self.config)(
             text_config={**text, **self.text}, image_token_id=token_id, **{"tie_word_embeddings": False, **self.fields}
         )
@@ -200,6 +207,7 @@ PLAIN: dict[str, Plain] = {
         _NEXT,
         "LlavaNextProcessor",
         _NEXT_OPTIONS,
+        logit_scale=0.25,
     ),
     "llava_next_video": Plain(
         "LlavaNextVideoConfig",
@@ -222,14 +230,23 @@ PLAIN: dict[str, Plain] = {
     ),
     "aya_vision": Plain(
         "AyaVisionConfig",
-        {"model_type": "cohere2", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-        {"vision_config": {**_SIGLIP, "image_size": 32, "patch_size": 8}, "downsample_factor": 2, "tie_word_embeddings": True},
+        {
+            "model_type": "cohere2",
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        {
+            "vision_config": {**_SIGLIP, "image_size": 32, "patch_size": 8},
+            "downsample_factor": 2,
+            "tie_word_embeddings": True,
+        },
         "GotOcr2ImageProcessor",
         _GOT,
         "AyaVisionProcessor",
         {"img_size": 32, "patch_size": 8, "downsample_factor": 2},
         placeholder="<|IMG_PATCH|>",
         special=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", "TILE_1", "TILE_2", "TILE_3", "TILE_4"),
+        logit_scale=0.0625,
     ),
     "lighton_ocr": Plain(
         "LightOnOcrConfig",
@@ -240,7 +257,11 @@ PLAIN: dict[str, Plain] = {
         "LightOnOcrProcessor",
         {"patch_size": 8, "spatial_merge_size": 2},
         sign="<|image_pad|>",
-        named={"image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_end|>"},
+        named={
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
     ),
     "deepseek_vl": Plain(
         "DeepseekVLConfig",
@@ -258,7 +279,16 @@ PLAIN: dict[str, Plain] = {
         LLAMA,
         {
             "vision_config": {**_SIGLIP, "image_size": 32, "patch_size": 16},
-            "high_res_vision_config": {**_VISION, "model_type": "sam_vision_model", "image_size": 64, "patch_size": 8, "output_channels": 16, "mlp_dim": 48, "window_size": 4, "global_attn_indexes": [1]},
+            "high_res_vision_config": {
+                **_VISION,
+                "model_type": "sam_vision_model",
+                "image_size": 64,
+                "patch_size": 8,
+                "output_channels": 16,
+                "mlp_dim": 48,
+                "window_size": 4,
+                "global_attn_indexes": [1],
+            },
         },
         "DeepseekVLHybridImageProcessor",
         {"size": {"height": 32, "width": 32}, "high_res_size": {"height": 64, "width": 64}, "min_size": 14},
@@ -280,7 +310,19 @@ PLAIN: dict[str, Plain] = {
     "exaone4_5": Plain(
         "Exaone4_5_Config",
         {"model_type": "exaone4"},
-        {"vision_config": {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_key_value_heads": 1, "patch_size": 8, "window_size": 32, "out_hidden_size": 48, "fullatt_block_indexes": [1]}},
+        {
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "num_key_value_heads": 1,
+                "patch_size": 8,
+                "window_size": 32,
+                "out_hidden_size": 48,
+                "fullatt_block_indexes": [1],
+            }
+        },
         "Qwen2VLImageProcessor",
         {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 8},
         "Exaone4_5_Processor",
@@ -290,7 +332,19 @@ PLAIN: dict[str, Plain] = {
     "hyperclovax_vision_v2": Plain(
         "HyperCLOVAXVisionV2Config",
         {"model_type": "hyperclovax", "embedding_multiplier": 3.0},
-        {"vision_config": {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8, "window_size": 32, "out_hidden_size": 48, "fullatt_block_indexes": [1], "model_type": "qwen2_5_vl_vision"}},
+        {
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "patch_size": 8,
+                "window_size": 32,
+                "out_hidden_size": 48,
+                "fullatt_block_indexes": [1],
+                "model_type": "qwen2_5_vl_vision",
+            }
+        },
         "Qwen2VLImageProcessor",
         {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 8},
         "HyperCLOVAXVisionV2Processor",
