@@ -24,7 +24,7 @@ from weft.engine.wire.inputs import TokensInput, TokenSpan
 from weft.engine.wire.messages import AddRequest, EngineOptions, TokensOutput
 from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.pictures import Picture
-from weft.server.pictures.child import PictureReader
+from weft.server.pictures.child import PictureFaultError, PictureReader
 
 NUM_IDS = 10
 LARGE, TALL, SMALL = picture(1, 80, 50), picture(2, 31, 64), picture(3, 20, 20)
@@ -152,6 +152,15 @@ def test_files_may_have_other_names(tmp_path: Path, name: str, names: dict[str, 
     (answer,) = answers(started(tmp_path), [add])
     checkpoint.close()
     assert answer.token_ids == ids
+
+
+def test_a_picture_that_fails_in_transformers_is_refused(tmp_path: Path) -> None:
+    """Mistral 3's module takes the features of a single token for a vector of numbers."""
+    checkpoint = Checkpoint("mistral3", tmp_path)
+    with pytest.raises(PictureFaultError, match=r"at least 2 tokens to the model, got 1 \(9 x 16 pixels\)"):
+        checkpoint.reader.read(encoded(picture(4, 9, 16)))
+    assert checkpoint.reader.read(encoded(picture(4, 17, 16))).num_tokens == 2
+    checkpoint.close()
 
 
 @pytest.mark.parametrize(
