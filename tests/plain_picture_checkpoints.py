@@ -4,8 +4,8 @@ Their chat templates have the form of those of the families' own checkpoints.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -353,4 +353,13 @@ PLAIN: dict[str, Plain] = {
     ),
 }
 """By name."""
-WRITERS: dict[str, Callable[[Path], PreTrainedModel]] = {name: plain.write for name, plain in PLAIN.items()}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+PLAIN["ministral3"] = replace(
+    PLAIN["mistral3"], text={"model_type": "ministral3", "head_dim": 16, "rope_parameters": _YARN}
+)

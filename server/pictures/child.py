@@ -155,7 +155,7 @@ def processor_of(folder: Path) -> Any:
     kind = fields.optional_text("model_type") or ""
     library: Any = transformers  # of which little has types
     own = next(filter(None, (_processor_named(folder / name) for name in _PROCESSOR_FILES)), None)
-    named = processor_class(_family(fields).processor or own or _auto().PROCESSOR_MAPPING_NAMES[kind])
+    named: Any = processor_class(_family(fields).processor or own or _auto().PROCESSOR_MAPPING_NAMES[kind])
     means: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
     class OfPictures(named):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from tests.plain_picture_checkpoints import PLAIN
 
 @pytest.mark.parametrize("name", ["aya_vision", "mistral3"])
 def test_a_chat_with_three_pictures(name: str, tmp_path: Path) -> None:
-    """Pixtral's processor is loaded without torchvision; Aya's template writes another sign than stands in the prompt."""
+    """Pixtral's processor is loaded without torchvision; the sign of Aya's template does not stand in the prompt."""
     model = PLAIN[name].write(tmp_path / "m")
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
     environment = {"WEFT_SERVER_PROCESSES": "1", "WEFT_PICTURES": "true"}
