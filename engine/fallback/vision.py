@@ -41,15 +41,16 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(f"what sees in the checkpoint cannot be loaded ({fault})") from None
     body = module.model.eval()
-    text = {name for name, part in module.named_parameters() if name.startswith(_names_of_text(module))}
-    for name in sorted(set(report["missing_keys"]) - text):
+    text = _names_of_text(module)
+    for name in sorted(name for name in report["missing_keys"] if not name.startswith(text)):
         raise ModelError(f"tensor {name} is missing from the checkpoint")
     torch.nn.Module.to(body, device)
+    scale = getattr(config.get_text_config(), "embedding_multiplier", 1.0)  # Granite's: of features as of embeddings
 
     def encode(arrays: Mapping[str, Tensor]) -> Tensor:
         features = body.get_image_features(**arrays).pooler_output
         parts = [features] if isinstance(features, Tensor) else features
-        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]) * scale
 
     return encode
 

@@ -48,6 +48,10 @@ _ALIASES = {
 }
 
 
+_BOTH_WAYS = "each token of a prompt sees those behind it, which prompts in chunks and cached prefixes cannot have"
+_REFUSED = {"PaliGemmaForConditionalGeneration": _BOTH_WAYS}
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What `identify` found: the architecture, its family's switches, and all fields of config.json.
@@ -87,6 +91,8 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
     architecture, family = generating(architectures[0]), None
+    if architecture in _REFUSED:
+        raise ModelError(f"architecture {architecture} is not supported: {_REFUSED[architecture]}")
     if model_impl != "transformers":
         half = text_half(architecture, fields)
         name, own = half if half and half[0] in FAMILIES else (architecture, fields)
@@ -135,6 +141,8 @@ def _is_transformers(architecture: str, fields: Fields) -> bool:
 
 _TEXT_HALVES: Mapping[str, str] = {
     "cohere2": "Cohere2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "exaone4_5_text": "Exaone4ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -144,6 +152,7 @@ _TEXT_HALVES: Mapping[str, str] = {
     "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "granite": "GraniteForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -175,40 +184,23 @@ _WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHE
 
 _INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "quantization_config")
 
+
+def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, positions: int, **more: int) -> dict[str, int]:
+    sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    return {**sizes, "num_attention_heads": heads, "max_position_embeddings": positions, **more}
+
+
 _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "eos_token_id": 1,
-    },
+    "cohere2": _sizes(256_000, 8192, 22_528, 40, 64, 8192, eos_token_id=255_001),
+    "gemma3_text": _sizes(262_208, 2304, 9216, 26, 8, 131_072, num_key_value_heads=4, head_dim=256, eos_token_id=1),
     "gemma4_text": {"eos_token_id": 1},
-    "llama": {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "eos_token_id": 2,
-    },
+    "granite": _sizes(32_000, 4096, 11_008, 32, 32, 2048, eos_token_id=2),
+    "llama": _sizes(32_000, 4096, 11_008, 32, 32, 2048, eos_token_id=2),
     "llama4_text": {"eos_token_id": 2},
     "ministral3": {"eos_token_id": 2},
-    "mistral": {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-        "eos_token_id": 2,
-    },
+    "mistral": _sizes(32_000, 4096, 14_336, 32, 32, 131_072, num_key_value_heads=8, eos_token_id=2),
+    "qwen2": _sizes(151_936, 4096, 22_016, 32, 32, 32_768, num_key_value_heads=32),
+    "qwen3": _sizes(151_936, 4096, 22_016, 32, 32, 32_768, num_key_value_heads=32),
 }
 """Fields that a text_config of this model_type leaves out where they are the defaults of transformers' class."""
 

@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from weft.engine.fields import Fields
-from weft.engine.vision.families import SEEING
+from weft.engine.vision.families import SEEING, SeeingFamily
 from weft.engine.wire.messages import frame, receive
 from weft.engine.wire.pictures import ITEM_BYTES, MAX_REQUEST_BYTES, PictureArray
 from weft.server.child_limits import bound_this_process
@@ -33,6 +34,8 @@ _OF_TEXT: Final = frozenset(
 """What a processor returns of a text."""
 _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", b"BM": "BMP", b"%PDF": "PDF"}
 _OTHERS_AT: Final = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}
+_PROCESSOR_FILES: Final = ("processor_config.json", "preprocessor_config.json")
+"""What names a checkpoint's processor, if it is not its family's."""
 _WIDER: Final = {"float64": "float32", "float16": "float32", "int32": "int64", "uint8": "int64"}
 
 
@@ -99,6 +102,7 @@ class PictureReader:
         torch.set_num_threads(1)
         self._processor = processor_of(folder)
         self._target = target
+        self._least_tokens = _family(Fields.read(folder / "config.json")).least_tokens
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
         self._settings = json.dumps(self._processor.image_processor.to_dict(), sort_keys=True, default=str).encode()
@@ -120,6 +124,10 @@ class PictureReader:
         except Exception as error:  # whatever somebody else's code raises
             size, fault = f"{image.width} x {image.height}", " ".join(str(error).split())[:300]
             raise PictureFaultError(f"the model's processor refuses a picture of {size} pixels: {fault}") from None
+        num_tokens = text.count(self._placeholder)
+        if num_tokens < self._least_tokens:
+            fault = f"it must be at least {self._least_tokens} tokens to the model, got {num_tokens}"
+            raise PictureFaultError(f"{fault} ({image.width} x {image.height} pixels)")
         num_bytes = sum(value.nbytes for value in values.values())
         if num_bytes > MAX_REQUEST_BYTES:
             fault = f"as the model reads it, it must have at most {MAX_REQUEST_BYTES} bytes, got {num_bytes}"
@@ -133,7 +141,7 @@ class PictureReader:
             while content:
                 num_written = os.pwrite(self._target, content, start)
                 content, start = content[num_written:], start + num_written
-        return Made(None, text, self._placeholder, text.count(self._placeholder), digest.digest(), arrays, num_bytes)
+        return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes)
 
 
 def processor_of(folder: Path) -> Any:
@@ -142,12 +150,12 @@ def processor_of(folder: Path) -> Any:
     transformers raises what it likes.
     """
     import transformers
-    from transformers.models.auto import processing_auto
 
     fields = Fields.read(folder / "config.json")
-    family, kind = SEEING[fields.texts("architectures")[0]], fields.optional_text("model_type") or ""
-    library, auto = cast(Any, transformers), cast(Any, processing_auto)  # of which little has types
-    named: Any = auto.processor_class_from_name(family.processor or auto.PROCESSOR_MAPPING_NAMES[kind])
+    kind = fields.optional_text("model_type") or ""
+    library: Any = transformers  # of which little has types
+    own = next(filter(None, (_processor_named(folder / name) for name in _PROCESSOR_FILES)), None)
+    named: Any = processor_class(_family(fields).processor or own or _auto().PROCESSOR_MAPPING_NAMES[kind])
     means: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
     class OfPictures(named):  # type: ignore[misc]
@@ -163,6 +171,31 @@ def processor_of(folder: Path) -> Any:
             return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
 
     return OfPictures.from_pretrained(folder, **means)
+
+
+def _family(fields: Fields) -> SeeingFamily:
+    return SEEING[fields.texts("architectures")[0]]
+
+
+def _processor_named(path: Path) -> str | None:
+    return Fields.read(path).optional_text("processor_class") if path.is_file() else None
+
+
+def processor_class(name: str) -> Any:
+    """A processor of transformers; that of Pixtral without torchvision, of which it takes one function.
+
+    The image processor for Pillow has the same function, so that module stands in for the other one.
+    """
+    if name != "PixtralProcessor":
+        return _auto().processor_class_from_name(name)
+    module = "transformers.models.pixtral"
+    same = import_module(f"{module}.image_processing_pil_pixtral")
+    sys.modules.setdefault(f"{module}.image_processing_pixtral", same)
+    return import_module(f"{module}.processing_pixtral").PixtralProcessor
+
+
+def _auto() -> Any:
+    return import_module("transformers.models.auto.processing_auto")
 
 
 def _values(made: Mapping[str, Any]) -> dict[str, Any]:
