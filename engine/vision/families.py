@@ -16,15 +16,32 @@ class SeeingFamily:
     Attributes:
         processor: A processor of transformers that does the same with pictures, where the own one needs more packages;
             None: the own one.
+        sections: Of `Vision`, where config.json has no mrope_section; empty for a family whose pictures have no rows.
+        is_interleaved: Of `Vision`.
+        is_stacked: Whether features of several layers of what sees are added behind the first layers of the text half.
     """
 
     processor: str | None = None
+    sections: tuple[int, ...] = ()
+    is_interleaved: bool = False
+    is_stacked: bool = False
+
+
+_QWEN2 = SeeingFamily(sections=(16, 24, 24))
+_QWEN3 = SeeingFamily(sections=(24, 20, 20), is_interleaved=True, is_stacked=True)
+_QWEN3_5 = SeeingFamily(sections=(11, 11, 10), is_interleaved=True)
 
 
 SEEING: Final[Mapping[str, SeeingFamily]] = {
     "Idefics3ForConditionalGeneration": SeeingFamily(),
     "LlavaForConditionalGeneration": SeeingFamily(),
     "LlavaNextForConditionalGeneration": SeeingFamily(),
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "SmolVLMForConditionalGeneration": SeeingFamily(processor="Idefics3Processor"),
 }
 """By architecture. The pictures of all others are refused, and their text half is served."""

@@ -99,6 +99,7 @@ class PictureReader:
         torch.set_num_threads(1)
         self._processor = processor_of(folder)
         self._target = target
+        self._has_grid = bool(SEEING[Fields.read(folder / "config.json").texts("architectures")[0]].sections)
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
         self._settings = json.dumps(self._processor.image_processor.to_dict(), sort_keys=True, default=str).encode()
@@ -133,7 +134,16 @@ class PictureReader:
             while content:
                 num_written = os.pwrite(self._target, content, start)
                 content, start = content[num_written:], start + num_written
-        return Made(None, text, self._placeholder, text.count(self._placeholder), digest.digest(), arrays, num_bytes)
+        num_tokens, grid = text.count(self._placeholder), self._grid(values)
+        return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes, grid)
+
+    def _grid(self, values: Mapping[str, Any]) -> tuple[int, int] | None:
+        """See `Picture`; what sees merges squares of patches into one feature."""
+        if not self._has_grid:
+            return None
+        _, rows, columns = values["image_grid_thw"][0].tolist()
+        merged = self._processor.image_processor.merge_size
+        return rows // merged, columns // merged
 
 
 def processor_of(folder: Path) -> Any:
