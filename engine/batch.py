@@ -186,6 +186,7 @@ class Batch:
         adapters: (num_requests,) slot of each request's adapter, from 1; 0 is the model itself.
             None when all requests use the model itself.
         table_rows: (num_tokens,) where the model looks up each position; None where that is the position itself.
+            (3, num_tokens) for time, row and column, if these differ in a token of a picture.
         inputs: The inputs of an encoder; None for a model without one.
         next_ids: Of each request without a row, in order, the id behind its tokens of this step, or 0 if there is none
             yet; None where every request has rows.
@@ -214,7 +215,7 @@ class Batch:
 
     @property
     def lookups(self) -> Ints:
-        """(num_tokens,) where the model looks up each position."""
+        """(num_tokens,) or (3, num_tokens) where the model looks up each position."""
         return self.positions if self.table_rows is None else self.table_rows
 
     @property

@@ -68,7 +68,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
-        table_offset: Added to its positions where the model looks them up, see `RotaryTable`.
+        table_offset: Added to its positions where the model looks them up, see `RotaryTable`; behind all its pictures.
         adapter: Its adapter; None is the model itself.
         adapter_slot: Where that is loaded; 0 without one, and while the request waits for it (`adapters.py`).
         edits: Logit edits that the parameters ask for on every row.
@@ -304,6 +304,7 @@ def make_request(
         num_input_slots=add.input.num_slots(block_size),
         spans=add.input.spans,
         pictures=add.input.pictures,
+        table_offset=sum(picture.position_offset for picture in add.input.pictures),
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

@@ -109,6 +109,7 @@ class ModelConfig(ModelFacts):
         aligned: Layer and head of the attention to a sound that follows it in time, in order.
         quantization: How the checkpoint has its matrices; None as they are.
         tapped: Numbers of layers behind which hidden states are kept for a head that reads them.
+        num_stacked: Layers behind which features of pictures are added, where pictures are served.
     """
 
     num_layers: int
@@ -125,6 +126,7 @@ class ModelConfig(ModelFacts):
     num_token_types: int = 1
     quantization: Quantization | None = None
     tapped: tuple[int, ...] = ()
+    num_stacked: int = 0
 
     @property
     @override

@@ -1,7 +1,7 @@
 """Loads what of a checkpoint sees as transformers' module: the part that encodes pictures, and what projects them."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,17 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
     scale = getattr(config.get_text_config(), "embedding_multiplier", 1.0)  # Granite's: of features as of embeddings
 
     def encode(arrays: Mapping[str, Tensor]) -> Tensor:
-        features = body.get_image_features(**arrays).pooler_output
-        parts = [features] if isinstance(features, Tensor) else features
-        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]) * scale
+        made = body.get_image_features(**arrays)
+        kinds = [made.pooler_output, *(getattr(made, "deepstack_features", None) or ())]
+        return torch.cat([_joined(features) for features in kinds], -1) * scale
 
     return encode
+
+
+def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
+    """(num_features, hidden_size) of features that may be in parts."""
+    parts = [features] if isinstance(features, Tensor) else features
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def _without_text(config: Any) -> Any:

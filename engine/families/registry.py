@@ -168,17 +168,14 @@ _TEXT_HALVES: Mapping[str, str] = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-"""Architecture by model_type of a text_config. Of text alone, all three positions of Qwen's are the same."""
+"""Architecture by model_type of a text_config. In text all three positions of Qwen's are the same."""
 
 _FLAT: Mapping[str, str] = {
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
 }
 
-_OTHER_HALVES = (
-    *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3"),
-    *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
-)
+_OTHER_HALVES = ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3")
 _WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHER_HALVES}
 """Those whose files say all that the text half needs. Others may tie their output head without a word of it."""
 

@@ -124,12 +124,14 @@ class RopeConfig:
         scaling: None means no scaling.
         rotary_dim: The first so many values of a head are rotated; None means all. 0 rotates nothing.
         head_dim: Values of a head; None means those that the model names for all layers.
+        axes: For each frequency, which of a token's three positions it turns by; empty where there is one.
     """
 
     theta: float
     scaling: RopeScaling | None = None
     rotary_dim: int | None = None
     head_dim: int | None = None
+    axes: tuple[int, ...] = ()
 
 
 NO_ROPE = RopeConfig(1.0, rotary_dim=0)
@@ -154,7 +156,7 @@ class PositionTable(Protocol):
     """What layers need to know of every position, computed before the first step."""
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, ...) at positions (num_tokens,)."""
+        """(num_tokens, ...) at positions (num_tokens,), or (3, num_tokens) in a model with axes."""
 
 
 class RotaryTable(PositionTable):
@@ -196,10 +198,20 @@ class RotaryTable(PositionTable):
         # Rotating by half a head negates the first half; the table holds that sign.
         rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         self._rows = rows.unsqueeze(2).to(device, dtype)
+        half = torch.zeros(head_dim // 2, dtype=torch.int64)
+        half[: len(rope.axes)] = torch.tensor(rope.axes, dtype=torch.int64)
+        self._axes = torch.cat((half, half)).to(device)  # (head_dim,)
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
-        """Cosine and signed sine at positions (num_tokens,): (num_tokens, 2, 1, head_dim)."""
-        return self._rows.index_select(0, positions if self._turns else torch.zeros_like(positions))
+        """Cosine and signed sine at positions (num_tokens,): (num_tokens, 2, 1, head_dim).
+
+        At positions (3, num_tokens) each frequency is at the one on its axis (M-RoPE: Wang et al., 2024).
+        """
+        positions = positions if self._turns else torch.zeros_like(positions)
+        if positions.dim() == 1:
+            return self._rows.index_select(0, positions)
+        rows = self._rows[positions]  # (3, num_tokens, 2, 1, head_dim)
+        return rows.gather(0, self._axes.expand(1, *rows.shape[1:])).squeeze(0)
 
 
 def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The whole model that a configuration describes, block by block, with taps for a head that reads between them.
+"""The whole model that a configuration describes, block by block, with what reads or adds between them.
 
 Every module of this folder is imported, so that each part makes known what it describes.
 """
@@ -28,6 +28,7 @@ from weft.engine.layers.block import Block, BlockStep
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.parts.cross_attention import with_cross_attention
 from weft.engine.parts.hearing import hearing_spec
+from weft.engine.parts.stacked import StackedSpec
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 
 for _module in pkgutil.iter_modules(parts.__path__):
@@ -50,7 +51,7 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
     blocks = [block_spec(config, index, f"{names.layers}.{index}") for index in range(config.num_layers)]
     spec = specs.DecoderSpec(
         embedding=None if switches.hearing else WeightRef((names.embedding,), vocabulary, hidden),
-        blocks=tuple(_with_taps(blocks, config.tapped)),
+        blocks=tuple(_with_others(blocks, config)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
         positions=positions,
@@ -124,9 +125,11 @@ class TapSpec(BlockSpec):
         return Tap(self.depth)
 
 
-def _with_taps(blocks: Sequence[BlockSpec], depths: Sequence[int]) -> Iterator[BlockSpec]:
-    """The blocks, with taps behind these numbers of them."""
+def _with_others(blocks: Sequence[BlockSpec], config: ModelConfig) -> Iterator[BlockSpec]:
+    """The blocks, and behind some what adds features of pictures, and taps."""
     for depth, block in enumerate(blocks, 1):
         yield block
-        if depth in depths:
+        if depth <= config.num_stacked:
+            yield StackedSpec(depth - 1)
+        if depth in config.tapped:
             yield TapSpec(depth)

@@ -38,7 +38,6 @@ def build_batch(
     starts = np.fromiter((s.start for s in requests), np.int64, len(requests))
     query_start_locs = np.concatenate(([0], np.cumsum(lengths)))
     positions = np.arange(query_start_locs[-1]) + np.repeat(starts - query_start_locs[:-1], lengths)
-    offsets = np.fromiter((s.request.table_offset for s in requests), np.int64, len(requests))
     return batch.Batch(
         token_ids=_ints(chain.from_iterable(map(_input_ids, requests))),
         positions=positions,
@@ -53,7 +52,7 @@ def build_batch(
         pooling=pooled_requests.pool_batch(requests, query_start_locs),
         pictures=pooled_requests.picture_tokens(requests, query_start_locs),
         inputs=pooled_requests.input_batch(requests) if any(spec.num_input_tokens for spec in specs) else None,
-        table_rows=positions + np.repeat(offsets, lengths) if offsets.any() else None,
+        table_rows=pooled_requests.table_rows(requests, positions, query_start_locs),
         adapters=_ints(slots) if any(slots := [s.request.adapter_slot for s in requests]) else None,
         next_ids=pooled_requests.next_ids(requests),
     )

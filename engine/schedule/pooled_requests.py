@@ -57,6 +57,43 @@ def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> 
     return tuple(found)
 
 
+def table_rows(requests: list[ScheduledRequest], positions: Ints, query_start_locs: Ints) -> Ints | None:
+    """`Batch.table_rows`."""
+    offsets = np.fromiter((s.request.table_offset for s in requests), np.int64, len(requests))
+    on_axes = [(i, s) for i, s in enumerate(requests) if s.request.pictures and _is_on_axes(s)]
+    if not on_axes and not offsets.any():
+        return None
+    rows = positions + np.repeat(offsets, np.diff(query_start_locs))
+    if on_axes:
+        rows = np.tile(rows, (3, 1))
+    for i, scheduled in on_axes:
+        rows[:, query_start_locs[i] : query_start_locs[i + 1]] = _axis_positions(scheduled)
+    return rows if rows.ndim == 1 or (rows != rows[0]).any() else rows[0]
+
+
+def _is_on_axes(scheduled: ScheduledRequest) -> bool:
+    """Whether a step computes tokens that are in pictures with rows and columns, or before one of them."""
+    last = scheduled.request.spans[-1]
+    return scheduled.request.pictures[0].grid is not None and scheduled.start < last.start + last.num_tokens
+
+
+def _axis_positions(scheduled: ScheduledRequest) -> Ints:
+    """(3, num_tokens): time, row and column of each token, which are all the same in text.
+
+    Those of a picture count from its start; text behind it goes on behind the largest of them.
+    """
+    places, request, offset = np.arange(scheduled.start, scheduled.start + scheduled.num_tokens), scheduled.request, 0
+    found = np.tile(places, (3, 1))
+    for span, picture in zip(request.spans, request.pictures, strict=True):
+        assert picture.grid is not None
+        first, last = np.searchsorted(places, (span.start, span.start + span.num_tokens))
+        found[:, first:last] = span.start + offset
+        found[1:, first:last] += np.unravel_index(places[first:last] - span.start, picture.grid)
+        found[:, last:] += picture.position_offset
+        offset += picture.position_offset
+    return found
+
+
 def time_bounds(rows: list[tuple[ScheduledRequest, int]]) -> Ints | None:
     """`SamplingBatch.times` of rows, each with how many drafts are before it; None where no output is divided."""
     times = [

@@ -23,7 +23,7 @@ class ShortContext:
 
     def fits(self, request: Request) -> bool:
         """Whether a request has the frequencies of its length."""
-        return request.table_offset == self._offset(request)
+        return not self._num_tokens or request.table_offset == self._offset(request)
 
     def settle(self, request: Request) -> None:
         """Give a request that waits the frequencies of its length."""

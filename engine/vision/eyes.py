@@ -16,12 +16,13 @@ from torch import Tensor
 from weft.engine.batch_inputs import PictureTokens
 from weft.engine.device import to_device
 from weft.engine.layers.block import Decoder, StepCaches
+from weft.engine.parts.stacked import stack
 from weft.engine.wire.pictures import Picture
 
 KEPT_BYTES: Final = 256 << 20
 """Of features that are kept."""
 Encoder = Callable[[Mapping[str, Tensor]], Tensor]
-"""Takes the arrays of one picture; returns its features, (num_features, hidden_size)."""
+"""Takes the arrays of one picture; returns its features, (num_features, hidden_size * (1 + num_stacked))."""
 
 
 class Eyes:
@@ -51,10 +52,14 @@ class Eyes:
         Raises:
             RuntimeError: A picture has more or fewer features than tokens.
         """
-        hidden = self._decoder.embedding(token_ids).clone()  # which may be memory that the kernels use again
+        hidden, stacked = self._decoder.embedding(token_ids).clone(), []  # which the kernels may use again
+        size = hidden.size(1)
         for part in pictures:
             features = self._features(part)[part.first : part.first + len(part.targets)]
-            hidden.index_copy_(0, to_device(part.targets, self._device), features.to(hidden.dtype))
+            targets = to_device(part.targets, self._device)
+            hidden.index_copy_(0, targets, features[:, :size].to(hidden.dtype))
+            stacked.append((targets, features[:, size:]))
+        stack(caches, stacked, size)
         return self._decoder.forward_embedded(hidden, positions, caches, rows)
 
     def _features(self, part: PictureTokens) -> Tensor:

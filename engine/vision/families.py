@@ -17,10 +17,21 @@ class SeeingFamily:
         processor: A processor of transformers that does the same with pictures, where the own one needs more packages;
             None: the own one.
         least_tokens: Of a picture. transformers' module of Mistral 3 fails at one, a picture of 28 x 28 pixels or less.
+        sections: Of `Vision`, where config.json has no mrope_section; empty for a family whose pictures have no rows.
+        is_interleaved: Of `Vision`.
+        is_stacked: Whether features of several layers of what sees are added behind the first layers of the text half.
     """
 
     processor: str | None = None
     least_tokens: int = 1
+    sections: tuple[int, ...] = ()
+    is_interleaved: bool = False
+    is_stacked: bool = False
+
+
+_QWEN2 = SeeingFamily(sections=(16, 24, 24))
+_QWEN3 = SeeingFamily(sections=(24, 20, 20), is_interleaved=True, is_stacked=True)
+_QWEN3_5 = SeeingFamily(sections=(11, 11, 10), is_interleaved=True)
 
 
 SEEING: Final[Mapping[str, SeeingFamily]] = {
@@ -37,6 +48,12 @@ SEEING: Final[Mapping[str, SeeingFamily]] = {
     "LlavaNextVideoForConditionalGeneration": SeeingFamily(),
     "LlavaOnevisionForConditionalGeneration": SeeingFamily(),
     "Mistral3ForConditionalGeneration": SeeingFamily(least_tokens=2),
+    "Qwen2VLForConditionalGeneration": _QWEN2,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "SmolVLMForConditionalGeneration": SeeingFamily(processor="Idefics3Processor"),
     "VideoLlama3ForConditionalGeneration": SeeingFamily(),
     "VipLlavaForConditionalGeneration": SeeingFamily(),

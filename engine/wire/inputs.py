@@ -120,7 +120,7 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         for span, after in pairwise([*self.spans, TokenSpan(len(self.token_ids), 0, b"")]):
             if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
                 return "what stands for a part of a message that is no text must be whole"
-        fault = pictures_fault(self.pictures, len(self.spans), limits.picture_token)
+        fault = pictures_fault(self.pictures, [span.num_tokens for span in self.spans], limits.picture_token)
         return fault or id_fault("prompt", self.token_ids, vocab_size)
 
 

@@ -68,12 +68,20 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
         arrays: What the model reads, under the names of transformers, such as pixel_values.
         data: The values of all arrays.
         shared: Where these are until the engine has taken them; None: here.
+        grid: Rows and columns of its features, one after another, which its tokens' positions follow; None: these are
+            as those of text.
     """
 
     token_id: int
     arrays: dict[str, PictureArray]
     data: bytes = b""
     shared: SharedData | None = None
+    grid: tuple[int, int] | None = None
+
+    @property
+    def position_offset(self) -> int:
+        """Of tokens behind it: its own have as many positions as rows or columns."""
+        return max(self.grid) - math.prod(self.grid) if self.grid else 0
 
     @property
     def num_bytes(self) -> int:
@@ -88,28 +96,37 @@ class Vision:
     Attributes:
         token_id: See `Picture`.
         num_values: Weights beside those of the text half.
+        sections: How many frequencies turn by time, by row and by column, and so on; empty where all turn by one
+            position.
+        is_interleaved: Whether the axes take turns, until one has all its frequencies. Time has what is left.
+        num_stacked: Layers of the text half behind which more features are added.
     """
 
     token_id: int
     num_values: int
+    sections: tuple[int, ...] = ()
+    is_interleaved: bool = False
+    num_stacked: int = 0
 
 
-def pictures_fault(pictures: Sequence[Picture], num_spans: int, token_id: int | None) -> str | None:
+def pictures_fault(pictures: Sequence[Picture], lengths: Sequence[int], token_id: int | None) -> str | None:
     """What is wrong with the pictures of a request; None when nothing is.
 
     Args:
-        num_spans: Of its prompt; without pictures these may stand for anything.
+        lengths: Of the spans of its prompt; without pictures these may stand for anything.
         token_id: That of the model's pictures; None: it sees none.
     """
     if not pictures:
         return None
     if token_id is None:
         return "this model takes no pictures"
-    if len(pictures) != num_spans:
-        return f"each of the {num_spans} spans of the prompt must have a picture, got {len(pictures)}"
+    if len(pictures) != len(lengths):
+        return f"each of the {len(lengths)} spans of the prompt must have a picture, got {len(pictures)}"
     if (num_bytes := sum(picture.num_bytes for picture in pictures)) > MAX_REQUEST_BYTES:
         return f"the pictures must have at most {MAX_REQUEST_BYTES} bytes, got {num_bytes}"
-    for picture in pictures:
+    for picture, length in zip(pictures, lengths, strict=True):
+        if picture.grid and (min(picture.grid) < 1 or math.prod(picture.grid) != length):
+            return f"a picture of {length} tokens must have as many rows times columns, got {picture.grid}"
         if picture.token_id != token_id:
             return f"a picture must stand at tokens {token_id}, got {picture.token_id}"
         for name, array in picture.arrays.items():

@@ -102,7 +102,7 @@ class PictureReader:
         torch.set_num_threads(1)
         self._processor = processor_of(folder)
         self._target = target
-        self._least_tokens = _family(Fields.read(folder / "config.json")).least_tokens
+        self._family = _family(Fields.read(folder / "config.json"))
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
         self._settings = json.dumps(self._processor.image_processor.to_dict(), sort_keys=True, default=str).encode()
@@ -125,8 +125,8 @@ class PictureReader:
             size, fault = f"{image.width} x {image.height}", " ".join(str(error).split())[:300]
             raise PictureFaultError(f"the model's processor refuses a picture of {size} pixels: {fault}") from None
         num_tokens = text.count(self._placeholder)
-        if num_tokens < self._least_tokens:
-            fault = f"it must be at least {self._least_tokens} tokens to the model, got {num_tokens}"
+        if num_tokens < self._family.least_tokens:
+            fault = f"it must be at least {self._family.least_tokens} tokens to the model, got {num_tokens}"
             raise PictureFaultError(f"{fault} ({image.width} x {image.height} pixels)")
         num_bytes = sum(value.nbytes for value in values.values())
         if num_bytes > MAX_REQUEST_BYTES:
@@ -141,7 +141,16 @@ class PictureReader:
             while content:
                 num_written = os.pwrite(self._target, content, start)
                 content, start = content[num_written:], start + num_written
-        return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes)
+        grid = self._grid(values)
+        return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes, grid)
+
+    def _grid(self, values: Mapping[str, Any]) -> tuple[int, int] | None:
+        """See `Picture`; what sees merges squares of patches into one feature."""
+        if not self._family.sections:
+            return None
+        _, rows, columns = values["image_grid_thw"][0].tolist()
+        merged = self._processor.image_processor.merge_size
+        return rows // merged, columns // merged
 
 
 def processor_of(folder: Path) -> Any:
