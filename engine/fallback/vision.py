@@ -48,7 +48,8 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
     scale = getattr(config.get_text_config(), "embedding_multiplier", 1.0)  # Granite's: of features as of embeddings
 
     def encode(arrays: Mapping[str, Tensor]) -> Tensor:
-        features = body.get_image_features(**arrays).pooler_output
+        given = {name: array.to(dtype) if array.is_floating_point() else array for name, array in arrays.items()}
+        features = body.get_image_features(**given).pooler_output
         parts = [features] if isinstance(features, Tensor) else features
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts]) * scale
 
