@@ -50,14 +50,14 @@ _TEXT: Mapping[str, Any] = {
     "tie_word_embeddings": False,
     "bos_token_id": None,
 }
-_VISION: Mapping[str, Any] = {
+VISION: Mapping[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
 }
-_SIGLIP = {**_VISION, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14, "vision_use_head": False}
-_PIXTRAL = {**_VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 112, "patch_size": 8}
+SIGLIP = {**VISION, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14, "vision_use_head": False}
+PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 16, "image_size": 112, "patch_size": 8}
 _PLACES = [[28, 56], [56, 28], [56, 56], [28, 84]]
 
 
@@ -137,24 +137,24 @@ class _Files:
 
 QWEN2, LLAMA = {"model_type": "qwen2"}, {"model_type": "llama"}
 _MISTRAL = {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
-_GOT = {"size": {"height": 32, "width": 32}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
-_INTERN_VISION = {**_VISION, "image_size": [32, 32], "patch_size": [8, 8]}
+GOT = {"size": {"height": 32, "width": 32}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
+_INTERN_VISION = {**VISION, "image_size": [32, 32], "patch_size": [8, 8]}
 _INTERN_NAMES = {
     "start_image_token": "<img>",
     "end_image_token": "</img>",
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
-_CLIP = {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 14, "projection_dim": 32}
+CLIP = {**VISION, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 14, "projection_dim": 32}
 _NEXT = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": _PLACES}
-_NEXT_OPTIONS = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-_PIXTRAL_SIZES = {"size": {"longest_edge": 64}, "patch_size": 8}
+NEXT_OPTIONS = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+PIXTRAL_SIZES = {"size": {"longest_edge": 64}, "patch_size": 8}
 
 PLAIN: dict[str, Plain] = {
     "llava_onevision": Plain(
         "LlavaOnevisionConfig",
         QWEN2,
-        {"vision_config": _SIGLIP, "image_grid_pinpoints": _PLACES, "vision_aspect_ratio": "anyres_max_1"},
+        {"vision_config": SIGLIP, "image_grid_pinpoints": _PLACES, "vision_aspect_ratio": "anyres_max_1"},
         "LlavaOnevisionImageProcessor",
         {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": _PLACES},
         "LlavaOnevisionProcessor",
@@ -167,7 +167,7 @@ PLAIN: dict[str, Plain] = {
         QWEN2,
         {"vision_config": _INTERN_VISION, "image_seq_length": 4},
         "GotOcr2ImageProcessor",
-        _GOT,
+        GOT,
         "InternVLProcessor",
         {"image_seq_length": 4},
         sign="<IMG_CONTEXT>",
@@ -177,9 +177,9 @@ PLAIN: dict[str, Plain] = {
     "mistral3": Plain(
         "Mistral3Config",
         _MISTRAL,
-        {"vision_config": _PIXTRAL, "spatial_merge_size": 2},
+        {"vision_config": PIXTRAL, "spatial_merge_size": 2},
         "PixtralImageProcessor",
-        _PIXTRAL_SIZES,
+        PIXTRAL_SIZES,
         "PixtralProcessor",
         {"patch_size": 8, "spatial_merge_size": 2},
         sign="[IMG]",
@@ -190,9 +190,9 @@ PLAIN: dict[str, Plain] = {
     "pixtral": Plain(
         "LlavaConfig",
         _MISTRAL,
-        {"vision_config": _PIXTRAL, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        {"vision_config": PIXTRAL, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
         "PixtralImageProcessor",
-        _PIXTRAL_SIZES,
+        PIXTRAL_SIZES,
         "PixtralProcessor",
         {"patch_size": 8},
         sign="[IMG]",
@@ -202,154 +202,22 @@ PLAIN: dict[str, Plain] = {
     "llava_next_granite": Plain(
         "LlavaNextConfig",
         {"model_type": "granite", "embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.5},
-        {"vision_config": _CLIP, "image_grid_pinpoints": _PLACES},
+        {"vision_config": CLIP, "image_grid_pinpoints": _PLACES},
         "LlavaNextImageProcessor",
         _NEXT,
         "LlavaNextProcessor",
-        _NEXT_OPTIONS,
+        NEXT_OPTIONS,
         logit_scale=0.25,
     ),
     "llava_next_video": Plain(
         "LlavaNextVideoConfig",
         LLAMA,
-        {"vision_config": _CLIP, "image_grid_pinpoints": _PLACES},
+        {"vision_config": CLIP, "image_grid_pinpoints": _PLACES},
         "LlavaNextImageProcessor",
         _NEXT,
         "LlavaNextVideoProcessor",
-        _NEXT_OPTIONS,
+        NEXT_OPTIONS,
         special=("<video>",),
-    ),
-    "vipllava": Plain(
-        "VipLlavaConfig",
-        LLAMA,
-        {"vision_config": _CLIP, "vision_feature_layer": [-2, -1]},
-        "CLIPImageProcessor",
-        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
-        "LlavaProcessor",
-        _NEXT_OPTIONS,
-    ),
-    "aya_vision": Plain(
-        "AyaVisionConfig",
-        {
-            "model_type": "cohere2",
-            "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        {
-            "vision_config": {**_SIGLIP, "image_size": 32, "patch_size": 8},
-            "downsample_factor": 2,
-            "tie_word_embeddings": True,
-        },
-        "GotOcr2ImageProcessor",
-        _GOT,
-        "AyaVisionProcessor",
-        {"img_size": 32, "patch_size": 8, "downsample_factor": 2},
-        placeholder="<|IMG_PATCH|>",
-        special=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", "TILE_1", "TILE_2", "TILE_3", "TILE_4"),
-        logit_scale=0.0625,
-    ),
-    "lighton_ocr": Plain(
-        "LightOnOcrConfig",
-        {"model_type": "qwen3", "head_dim": 12},
-        {"vision_config": _PIXTRAL, "spatial_merge_size": 2},
-        "PixtralImageProcessor",
-        {"size": {"longest_edge": 64}, "patch_size": 16},
-        "LightOnOcrProcessor",
-        {"patch_size": 8, "spatial_merge_size": 2},
-        sign="<|image_pad|>",
-        named={
-            "image_token": "<|image_pad|>",
-            "image_break_token": "<|vision_pad|>",
-            "image_end_token": "<|vision_end|>",
-        },
-    ),
-    "deepseek_vl": Plain(
-        "DeepseekVLConfig",
-        LLAMA,
-        {"vision_config": _SIGLIP},
-        "DeepseekVLImageProcessor",
-        {"size": {"height": 28, "width": 28}, "min_size": 14},
-        "DeepseekVLProcessor",
-        {"num_image_tokens": 4},
-        sign="<image_placeholder>",
-        named={"image_token": "<image_placeholder>"},
-    ),
-    "deepseek_vl_hybrid": Plain(
-        "DeepseekVLHybridConfig",
-        LLAMA,
-        {
-            "vision_config": {**_SIGLIP, "image_size": 32, "patch_size": 16},
-            "high_res_vision_config": {
-                **_VISION,
-                "model_type": "sam_vision_model",
-                "image_size": 64,
-                "patch_size": 8,
-                "output_channels": 16,
-                "mlp_dim": 48,
-                "window_size": 4,
-                "global_attn_indexes": [1],
-            },
-        },
-        "DeepseekVLHybridImageProcessor",
-        {"size": {"height": 32, "width": 32}, "high_res_size": {"height": 64, "width": 64}, "min_size": 14},
-        "DeepseekVLHybridProcessor",
-        {"num_image_tokens": 4},
-        sign="<image_placeholder>",
-        named={"image_token": "<image_placeholder>"},
-    ),
-    "video_llama_3": Plain(
-        "VideoLlama3Config",
-        QWEN2,
-        {"vision_config": {**_VISION, "patch_size": 8}},
-        "VideoLlama3ImageProcessor",
-        {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 8, "merge_size": 1},
-        "VideoLlama3Processor",
-        sign="<|image_pad|>",
-        named={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
-    ),
-    "exaone4_5": Plain(
-        "Exaone4_5_Config",
-        {"model_type": "exaone4"},
-        {
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "num_key_value_heads": 1,
-                "patch_size": 8,
-                "window_size": 32,
-                "out_hidden_size": 48,
-                "fullatt_block_indexes": [1],
-            }
-        },
-        "Qwen2VLImageProcessor",
-        {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 8},
-        "Exaone4_5_Processor",
-        sign="<|image_pad|>",
-        named={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
-    ),
-    "hyperclovax_vision_v2": Plain(
-        "HyperCLOVAXVisionV2Config",
-        {"model_type": "hyperclovax", "embedding_multiplier": 3.0},
-        {
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_heads": 2,
-                "patch_size": 8,
-                "window_size": 32,
-                "out_hidden_size": 48,
-                "fullatt_block_indexes": [1],
-                "model_type": "qwen2_5_vl_vision",
-            }
-        },
-        "Qwen2VLImageProcessor",
-        {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 8},
-        "HyperCLOVAXVisionV2Processor",
-        sign="<|IMAGE_PAD|>",
-        named={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>"},
     ),
 }
 """By name."""
@@ -357,7 +225,7 @@ _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
     "factor": 16.0,
-    "original_max_position_embeddings": 64,
+    "original_max_position_embeddings": 128,
     "llama_4_scaling_beta": 0.1,
 }
 PLAIN["ministral3"] = replace(

@@ -48,7 +48,8 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
     scale = getattr(config.get_text_config(), "embedding_multiplier", 1.0)  # Granite's: of features as of embeddings
 
     def encode(arrays: Mapping[str, Tensor]) -> Tensor:
-        made = body.get_image_features(**arrays)
+        given = {name: array.to(dtype) if array.is_floating_point() else array for name, array in arrays.items()}
+        made = body.get_image_features(**given)
         kinds = [made.pooler_output, *(getattr(made, "deepstack_features", None) or ())]
         return torch.cat([_joined(features) for features in kinds], -1) * scale
 

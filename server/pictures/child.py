@@ -164,7 +164,7 @@ def processor_of(folder: Path) -> Any:
     kind = fields.optional_text("model_type") or ""
     library: Any = transformers  # of which little has types
     own = next(filter(None, (_processor_named(folder / name) for name in _PROCESSOR_FILES)), None)
-    named: Any = processor_class(_family(fields).processor or own or _auto().PROCESSOR_MAPPING_NAMES[kind])
+    named: Any = _processor_class(_family(fields).processor or own or _auto().PROCESSOR_MAPPING_NAMES[kind])
     means: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
     class OfPictures(named):  # type: ignore[misc]
@@ -190,7 +190,7 @@ def _processor_named(path: Path) -> str | None:
     return Fields.read(path).optional_text("processor_class") if path.is_file() else None
 
 
-def processor_class(name: str) -> Any:
+def _processor_class(name: str) -> Any:
     """A processor of transformers; that of Pixtral without torchvision, of which it takes one function.
 
     The image processor for Pillow has the same function, so that module stands in for the other one.

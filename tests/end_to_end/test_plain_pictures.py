@@ -6,13 +6,14 @@ import pytest
 
 from tests.end_to_end.conftest import serving
 from tests.end_to_end.test_pictures import LARGE, SIGN, SMALL, TALL, Seeing, part, text
+from tests.further_picture_checkpoints import FURTHER
 from tests.plain_picture_checkpoints import PLAIN
 
 
 @pytest.mark.parametrize("name", ["aya_vision", "mistral3"])
 def test_a_chat_with_three_pictures(name: str, tmp_path: Path) -> None:
     """Pixtral's processor is loaded without torchvision; the sign of Aya's template does not stand in the prompt."""
-    model = PLAIN[name].write(tmp_path / "m")
+    model = (PLAIN | FURTHER)[name].write(tmp_path / "m")
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
     environment = {"WEFT_SERVER_PROCESSES": "1", "WEFT_PICTURES": "true"}
     with serving(tmp_path / "log", str(tmp_path / "m"), *options, **environment) as server:

@@ -12,13 +12,16 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.engine.runs import run
+from tests.further_picture_checkpoints import FURTHER
 from tests.picture_checkpoints import encoded, picture, processor_of
 from tests.plain_picture_checkpoints import PLAIN
 from weft.engine.describe.config import ModelConfig
+from weft.engine.fallback.vision import load_encoder
 from weft.engine.fields import Fields
 from weft.engine.start.model_choice import read_model
 from weft.engine.start.startup import Started, start
 from weft.engine.vision.checkpoint import read_vision
+from weft.engine.vision.eyes import tensors
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import TokensInput, TokenSpan
 from weft.engine.wire.messages import AddRequest, EngineOptions, TokensOutput
@@ -26,7 +29,9 @@ from weft.engine.wire.params import SamplingParams
 from weft.engine.wire.pictures import Picture
 from weft.server.pictures.child import PictureFaultError, PictureReader
 
+FAMILIES = PLAIN | FURTHER
 NUM_IDS = 10
+DTYPES = torch.float32, torch.bfloat16
 LARGE, TALL, SMALL = picture(1, 80, 50), picture(2, 31, 64), picture(3, 20, 20)
 PROMPTS = {
     "one at the start": ("{}what is it?", [LARGE]),
@@ -41,7 +46,7 @@ class Checkpoint:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self.model = PLAIN[name].write(folder)
+        self.model = FAMILIES[name].write(folder)
         vision = read_vision(folder, Fields.read(folder / "config.json"))
         assert vision is not None
         self.token_id, self._target = vision.token_id, os.memfd_create("arrays")
@@ -55,7 +60,7 @@ class Checkpoint:
         options: dict[str, Any] = {"max_new_tokens": NUM_IDS, "do_sample": False, "return_dict_in_generate": True}
         with torch.inference_mode():
             found = self.model.generate(**made, **options, output_logits=True)  # type: ignore[operator]
-        scale = PLAIN[self.name].logit_scale
+        scale = FAMILIES[self.name].logit_scale
         logprobs = [(each[0] * scale).log_softmax(-1).max().item() for each in found.logits]
         prompt = made["input_ids"][0].tolist()
         return prompt, found.sequences[0, len(prompt) :].tolist(), logprobs
@@ -85,7 +90,7 @@ class Checkpoint:
         os.close(self._target)
 
 
-@pytest.fixture(scope="module", params=sorted(PLAIN))
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
     found = Checkpoint(request.param, tmp_path_factory.mktemp(request.param))
     yield found
@@ -116,6 +121,17 @@ def test_greedy_answers_are_those_of_transformers(checkpoint: Checkpoint) -> Non
     assert [answer.token_ids for answer in again] == [ids for _, ids, _ in wanted]
     for answer, add in zip(again, adds, strict=True):
         assert (answer.num_cached_tokens or 0) >= len(add.input.token_ids) // 8 * 8 - 8
+
+
+def test_features_are_the_same_in_16_bits(checkpoint: Checkpoint) -> None:
+    """Some towers of transformers take values of pictures in their own type only."""
+    add = checkpoint.asked(*PROMPTS["one at the start"], 1)
+    assert isinstance(add.input, TokensInput)
+    arrays = tensors(add.input.pictures[0], torch.device("cpu"))
+    with torch.inference_mode():
+        wanted, found = (load_encoder(checkpoint.folder, torch.device("cpu"), dtype)(arrays) for dtype in DTYPES)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - wanted).norm() < 0.05 * wanted.norm()
 
 
 NEWER = {
