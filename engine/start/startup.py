@@ -29,6 +29,7 @@ from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars
 from weft.engine.loop.output_collector import ForcedTokens
+from weft.engine.loop.sight import Sight
 from weft.engine.lora.adapters import Adapters
 from weft.engine.memory_plan import MemoryPlan
 from weft.engine.ranks.ranked_runner import RankedRunner
@@ -47,7 +48,7 @@ from weft.engine.start.vector_model import find_task, read_alignment, read_vecto
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.vision.checkpoint import served_vision
-from weft.engine.vision.eyes import Eyes
+from weft.engine.vision.eyes import KEPT_BYTES, Eyes
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import InputLimits
 from weft.engine.wire.machine import format_size
@@ -122,8 +123,9 @@ def start(
     record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     alignment = None if ranks else read_alignment(Path(options.model), model_config)
+    scheduler = _scheduler(config, kv, cost, offload, model_config.short_context)
     engine = Engine(
-        _scheduler(config, kv, cost, offload, model_config.short_context),
+        scheduler,
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
@@ -138,6 +140,7 @@ def start(
         drafters=_drafters(config, kv.can_copy, draft),
         draft_model=_serving(draft_model),
         vectors=vectors or alignment,
+        sight=Sight(scheduler, eyes, runner.check_device, KEPT_BYTES) if eyes else None,
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
