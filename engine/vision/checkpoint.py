@@ -6,6 +6,7 @@ Of a checkpoint of no family that is known to see, the text half is served, and 
 import logging
 import math
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -14,9 +15,13 @@ from weft.engine.vision.families import SEEING
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import EngineOptions
-from weft.engine.wire.pictures import Vision
+from weft.engine.wire.pictures import ITEM_BYTES, Vision
 
 logger = logging.getLogger(__name__)
+
+_PLANNED_BYTES: Final = 64 << 20
+"""Of the largest picture, as the model reads it, that memory is planned for: 21 parts of 512 x 512 pixels. A larger one
+needs memory that is free by chance, or else is refused."""
 
 
 def read_vision(folder: Path, outer: Fields) -> Vision | None:
@@ -40,7 +45,21 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
         return None
     names = ("image_token_id", "image_token_index")
     token_id = next((outer.integer(name) for name in names if outer.has(name)), None)
-    return None if token_id is None else Vision(token_id, _num_values(folder))
+    if token_id is None:
+        return None
+    return Vision(token_id, _num_values(folder), _num_encoding_values(outer.section("vision_config")))
+
+
+def _num_encoding_values(vision: Fields) -> int:
+    """Of a layer, for all patches of a picture of `_PLANNED_BYTES`, with the picture itself in two types.
+
+    A layer has what goes into it, norms, queries, keys, values, what they make, and the parts of its feed-forward half.
+    """
+    width = vision.integer("embed_dim" if vision.has("embed_dim") else "hidden_size", 1152)
+    inner = vision.integer("intermediate_size", 4 * width)
+    patch = max(min(vision.integers("patch_size"), default=14), 1)
+    num_pixel_values = _PLANNED_BYTES // ITEM_BYTES["float32"]
+    return num_pixel_values // (3 * patch**2) * (8 * width + 3 * inner) + 3 * num_pixel_values
 
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:

@@ -78,10 +78,12 @@ class Vision:
     Attributes:
         token_id: See `Picture`.
         num_values: Weights beside those of the text half.
+        num_encoding_values: That are there at once while the largest picture is encoded which memory is planned for.
     """
 
     token_id: int
     num_values: int
+    num_encoding_values: int = 0
 
 
 def pictures_fault(pictures: Sequence[Picture], num_spans: int, token_id: int | None) -> str | None:

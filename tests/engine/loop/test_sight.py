@@ -1,4 +1,4 @@
-"""Which picture is encoded between two steps, and which features are kept: around fakes of the model and its encoder."""
+"""Which picture is encoded between two steps, and which features are kept: around a fake model and a fake encoder."""
 
 import random
 from collections.abc import Iterator
@@ -271,7 +271,8 @@ def test_a_preempted_request_sees_again(is_kept: bool, encoded: str) -> None:
 def test_a_picture_may_end_a_prompt(overlap: bool, num_choices: int, last: int) -> None:
     """The last token of a prompt is computed like a decode, and by every choice again."""
     seeing = Seeing(room=1, overlap=overlap)
-    adds = [asked(n, 1, 2, (f"{name}0", 2), 3, (f"{name}1", last), num_choices=num_choices) for n, name in enumerate("ab")]
+    prompts = [(1, 2, (f"{name}0", 2), 3, (f"{name}1", last)) for name in "ab"]
+    adds = [asked(number, *prompt, num_choices=num_choices) for number, prompt in enumerate(prompts)]
     assert ids(run(seeing.engine, adds)) == expected(*adds)
 
 
