@@ -64,7 +64,8 @@ def _num_encoding_values(vision: Fields) -> int:
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
-    return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
+    is_whole = options.pipeline_parallel_size == 1 and options.load_format != "dummy"
+    return vision if options.pictures and is_whole else None
 
 
 def _num_values(folder: Path) -> int:

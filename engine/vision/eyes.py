@@ -30,22 +30,27 @@ Encoder = Callable[[Mapping[str, Tensor]], Tensor]
 class Eyes(Features):
     """A decoder that sees. Owns the features that are kept."""
 
-    def __init__(self, decoder: Decoder, encode: Encoder, device: torch.device) -> None:
-        """Keep nothing yet."""
+    def __init__(self, decoder: Decoder, encode: Encoder | None, device: torch.device) -> None:
+        """Keep nothing yet; encode is None where another rank encodes."""
         self._decoder, self._encode, self._device = decoder, encode, device
         self._kept: dict[bytes, Tensor] = {}
 
     @override
     @torch.inference_mode()
     def encode(self, key: bytes, picture: Picture, num_features: int) -> tuple[int, float]:
+        assert self._encode is not None
         began = time.perf_counter()
         features = self._encode(tensors(picture, self._device))
         if len(features) != num_features:
             raise PictureError(f"a picture has {num_features} tokens, and the model makes {len(features)} of it")
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._kept[key] = features
+        self.keep(key, features)
         return features.nbytes, time.perf_counter() - began
+
+    def keep(self, key: bytes, features: Tensor) -> None:
+        """Keep the features of a picture, (num_features, width)."""
+        self._kept[key] = features
 
     @override
     def drop(self, key: bytes) -> None:

@@ -36,16 +36,14 @@ def right(checkpoint: Checkpoint, *prompts: Any) -> list[list[int]]:
 def test_preempted_requests_see_again(checkpoint: Checkpoint) -> None:
     """More is begun than there are blocks for, and features are made anew when they are gone."""
     folder, _ = checkpoint
-    prompts = [THREE, LAST, ("<image> or <image>", [TALL, LARGE])]
+    prompts = [("what is it?<image>", [SMALL]), ("<image> or <image>", [TALL, LARGE])]
     adds = [asked(folder, *prompt, number) for number, prompt in enumerate(prompts)]
-    longest = max(len(add.input.token_ids) for add in adds) + NUM_IDS
-    total = sum(len(add.input.token_ids) for add in adds)
-    built = started(folder, block_size=4, prefix_caching=False, kv_cache_memory=_bytes(max(longest, total) // 4 + 3))
-    scheduler = built.engine.scheduler
-    scheduler.mean_output_tokens, built.engine.sight._room = 0.0, 1
+    num_blocks = sum(-(-len(add.input.token_ids) // 4) for add in adds) + 3
+    built = started(folder, block_size=4, prefix_caching=False, kv_cache_memory=_bytes(num_blocks))
+    built.engine.scheduler.mean_output_tokens, built.engine.sight._room = 0.0, 1
     assert ids_of(built, *adds) == right(checkpoint, *prompts)
-    assert scheduler.counters.num_preemptions
-    assert num_encoded(built) > 6
+    assert built.engine.scheduler.counters.num_preemptions
+    assert num_encoded(built) == 5
 
 
 def _bytes(num_blocks: int) -> int:
@@ -95,12 +93,14 @@ def test_pictures_are_cut_at_every_place(checkpoint: Checkpoint) -> None:
 
 
 def test_drafts_are_verified_beside_pictures(checkpoint: Checkpoint) -> None:
+    """With few ids to choose from, outputs repeat themselves; without drafts they are the same."""
     folder, _ = checkpoint
-    prompts = [THREE, ("one two one two one two <image>one two", [LARGE]), WORDS]
+    params = SamplingParams(temperature=0, max_tokens=24, allowed_token_ids=(70, 71, 72), ignore_eos=True)
+    prompts = enumerate([THREE, LAST, WORDS])
+    adds = [replace(asked(folder, *prompt, number), sampling_params=params) for number, prompt in prompts]
     built = started(folder, speculative="ngram", max_num_batched_tokens=16, max_num_seqs=4)
-    adds = [asked(folder, *prompt, number) for number, prompt in enumerate(prompts)]
-    assert ids_of(built, *adds) == right(checkpoint, *prompts)
-    assert built.engine.scheduler.counters.num_drafts
+    assert ids_of(built, *adds) == ids_of(started(folder), *adds)
+    assert built.engine.scheduler.counters.num_accepted_tokens
 
 
 @pytest.mark.parametrize("overlap", [False, True])

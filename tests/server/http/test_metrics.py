@@ -149,6 +149,7 @@ def test_requests_are_timed(site: Any) -> None:
         "weft:request_decode_time_seconds_count": 4,
         "weft:request_prompt_tokens_count": 3,
         "weft:request_generation_tokens_count": 4,
+        "weft:picture_encode_seconds_count": 0,
     }
     assert shown["weft:request_generation_tokens_sum"] == 2 * 16 + 2 * 3
     assert shown['weft:request_success_total{finished_reason="stop"}'] == 2
