@@ -19,6 +19,8 @@ from weft.engine.wire.pictures import ITEM_BYTES, Vision
 
 logger = logging.getLogger(__name__)
 
+_PLAIN: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+"""Types of weights that are not quantized, and of numbers of positions."""
 _PLANNED_BYTES: Final = 64 << 20
 """Of the largest picture, as the model reads it, that memory is planned for: 21 parts of 512 x 512 pixels. A larger one
 needs memory that is free by chance, or else is refused."""
@@ -35,9 +37,10 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     """
     if SEEING.keys().isdisjoint(outer.texts("architectures")):
         return None
-    fault = None
-    if outer.has("quantization_config") or outer.section("text_config").has("quantization_config"):
-        fault = "it is quantized"
+    fault: str | None = None
+    shapes, is_plain = _tensors(folder)
+    if not is_plain:
+        fault = "what sees is quantized"
     elif not any((folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")):
         fault = "preprocessor_config.json is missing"
     if fault:
@@ -47,7 +50,7 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     token_id = next((outer.integer(name) for name in names if outer.has(name)), None)
     if token_id is None:
         return None
-    return Vision(token_id, _num_values(folder), _num_encoding_values(outer.section("vision_config")))
+    return Vision(token_id, sum(map(math.prod, shapes)), _num_encoding_values(outer.section("vision_config")))
 
 
 def _num_encoding_values(vision: Fields) -> int:
@@ -68,11 +71,15 @@ def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | Non
     return vision if options.pictures and is_whole else None
 
 
-def _num_values(folder: Path) -> int:
-    """Of the tensors that are no part of the text half; 0 where `weft plan` has none of them."""
+def _tensors(folder: Path) -> tuple[list[tuple[int, ...]], bool]:
+    """Shapes of the tensors that are no part of the text half, and whether all are stored as they are.
+
+    `weft plan` has no tensors of a model that is not fetched yet.
+    """
     try:
         whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
     except ModelError:
-        return 0
+        return [], True
     of_text = {half.name_in_files(name) for name in half.names}
-    return sum(math.prod(whole.shape(name) or ()) for name in whole.names if name not in of_text)
+    names = [name for name in whole.names if name not in of_text]
+    return [whole.shape(name) or () for name in names], all(whole.dtype(name) in _PLAIN for name in names)

@@ -24,7 +24,7 @@ def test_two_ranks_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("words", []),
         ("<image>", [TALL]),
     ]
-    built = started(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=9, max_num_seqs=4)
+    built = started(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=12, max_num_seqs=4)
     try:
         built.engine.sight._room = 1
         found = ids_of(built, *(asked(tmp_path, *prompt, number) for number, prompt in enumerate(prompts)))
