@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.engine.wire.pictures import Picture
-
 
 @dataclass(frozen=True, slots=True)
 class PoolBatch:
@@ -41,14 +39,11 @@ class PictureTokens:
     """The part of a picture whose tokens a step computes.
 
     Attributes:
-        key: Equal for the same picture.
+        key: That of its features, see `picture_key`.
         targets: (n,) flat indices of tokens that its features take the place of.
         first: Which feature the first of them is; the others follow.
-        num_features: Of the whole picture.
     """
 
     key: bytes
-    picture: Picture
     targets: npt.NDArray[np.int64]
     first: int
-    num_features: int

@@ -40,6 +40,7 @@ class MemoryPlan:
         kv_cache_bytes: Of blocks and states.
         adapters_bytes: Of all slots for adapters, of weights_bytes.
         vision_bytes: Of what sees pictures, with the features that it keeps, of weights_bytes.
+        encoding_bytes: To encode a picture; activations_bytes are at least as many.
         num_kept_states: States beside those of running requests, for prefixes and before drafts.
         host: What takes no memory of the device.
     """
@@ -56,6 +57,7 @@ class MemoryPlan:
     adapters_bytes: int = 0
     host: HostShare = ALL_ON_DEVICE
     vision_bytes: int = 0
+    encoding_bytes: int = 0
 
     @property
     def num_states(self) -> int:
@@ -110,7 +112,8 @@ class MemoryPlan:
         shown = ", ".join(f"{name} {format_size(num_bytes)}" for name, num_bytes in parts.items() if num_bytes)
         return [
             f"weights      {format_size(self.weights_bytes)}" + (f", of which {shown}" if shown else ""),
-            f"activations  {format_size(self.activations_bytes)}",
+            f"activations  {format_size(self.activations_bytes)}"
+            + (f", to encode a picture {format_size(self.encoding_bytes)}" if self.encoding_bytes else ""),
             f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
             f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
             *([states] if self.states_bytes else []),
@@ -143,6 +146,7 @@ def make_plan(
     adapters_bytes: int = 0,
     host: HostShare = ALL_ON_DEVICE,
     vision_bytes: int = 0,
+    encoding_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the memory: first the states of as many requests as may run at once, then kept states, then blocks.
 
@@ -193,6 +197,7 @@ def make_plan(
         adapters_bytes=adapters_bytes,
         host=host,
         vision_bytes=vision_bytes,
+        encoding_bytes=encoding_bytes,
     )
 
 

@@ -24,11 +24,10 @@ from weft.engine.cache.manager import KVCacheManager
 from weft.engine.loop.crash_record import CrashRecord, Fingerprint, StallRule, fingerprint
 from weft.engine.loop.pending import RejectedError
 from weft.engine.loop.server_link import ServerLink
-from weft.engine.request import Outputs
+from weft.engine.request import Outputs, Request
 from weft.engine.schedule.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.startup import Started, start
-from weft.engine.vision.shared import with_pictures
 from weft.engine.wire import errors as logs
 from weft.engine.wire import messages as wire
 from weft.engine.wire.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
@@ -85,6 +84,7 @@ class EngineProcess:
         )
         _announce(started, options)
         self._engine = started.engine
+        self._engine.sight.before_encode = self._before_encode
         if is_first:  # a later one must not end because of an adapter: who asks for it is told
             self._engine.pending.adapters.load_first(options.lora)
         self._link = ServerLink(runtime_dir / wire.SOCKET_NAME, started.info)
@@ -123,6 +123,7 @@ class EngineProcess:
                 num_steps = self._engine.scheduler.counters.num_steps
                 outputs, steps = self._engine.step(), self._engine.ended_steps
                 is_stuck = not self._engine.launched_steps and self._engine.scheduler.counters.num_steps == num_steps
+                is_stuck &= not self._engine.sight.is_awaited
             self._forget_ended(outputs)
             if not self._engine.has_work:
                 self._record.end_step()
@@ -153,7 +154,7 @@ class EngineProcess:
                 raise RejectedError(
                     wire.RejectReason.POISON, "this request ended the engine twice and is not run again"
                 )
-            is_accepted = self._engine.add(connection, with_pictures(add), runs_alone=self._record.is_suspect(mark))
+            is_accepted = self._engine.add(connection, add, runs_alone=self._record.is_suspect(mark))
         except RejectedError as error:
             self._link.put(connection, wire.Rejected(add.request_id, error.reason, str(error)))
             return
@@ -179,10 +180,14 @@ class EngineProcess:
         self._write_suspects(step)
         self._write_status(step)
 
-    def _write_suspects(self, *steps: ScheduledStep) -> None:
-        """Record the requests of launched steps and of these, and those whose grammar is being compiled."""
+    def _before_encode(self, request: Request, predicted_s: float) -> None:
+        self._write_suspects(others=[request])
+        self._write_status(encode_s=predicted_s)
+
+    def _write_suspects(self, *steps: ScheduledStep, others: Sequence[Request] = ()) -> None:
+        """Record the requests of launched steps and of these, those whose grammar is being compiled, and others."""
         requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
-        requests += self._engine.pending.suspects
+        requests += [*self._engine.pending.suspects, *others]
         keys = dict.fromkeys(request.key[:2] for request in requests)
         self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
@@ -217,10 +222,16 @@ class EngineProcess:
         now = time.monotonic()
         self._page.write(replace(self._page.read(), progress_time=now, num_missing_machines=num_machines))
 
-    def _write_status(self, *steps: ScheduledStep) -> None:
-        """Give a sign of life, with the time until the next is due; `steps` are about to be launched."""
+    def _write_status(self, *steps: ScheduledStep, encode_s: float | None = None) -> None:
+        """Give a sign of life, with the time until the next is due.
+
+        Args:
+            steps: Are about to be launched.
+            encode_s: That a picture, which is about to be encoded, may take; None: none is.
+        """
         scheduler = self._engine.scheduler
         predicted_s = [scheduler.cost.predict(step.load) for step in (*self._engine.launched_steps, *steps)]
+        predicted_s += [] if encode_s is None else [encode_s]
         now = time.monotonic()
         pools = scheduler.kv.pools
         adapters = self._engine.pending.adapters

@@ -95,6 +95,7 @@ class Request:
         first_new_block: Blocks before this index were there when the request was (re)admitted.
         pending_indices: Choices to be forked from this request once its prompt is computed.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
+        num_seen_tokens: Leading tokens whose pictures have been counted.
         num_scored_tokens: Prompt tokens whose log-probability is reported. Counts the first token too, which has none.
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
         token_counts: Counts for the penalties. Under a repetition penalty they include the prompt. None without
@@ -147,6 +148,7 @@ class Request:
     pending_indices: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
     queue_time_s: float = 0.0
+    num_seen_tokens: int = 0
     num_scored_tokens: int = 1
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()

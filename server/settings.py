@@ -229,8 +229,8 @@ class Settings(BaseModel):
     experts that does not fit the GPU; the first layers that have any. Slower. 0: none. Default: as few as it takes for
     the model to fit, none if it fits."""
     pictures: bool = False
-    """Whether a model that sees is shown the pictures of messages. This is new and for clients that can be trusted: a
-    picture is encoded within a step, so other streams pause, and many large pictures take much memory."""
+    """Whether a model that sees is shown the pictures of messages. This is new and for clients that can be trusted:
+    one reader serves all clients of a model in turn, and many large pictures take much memory."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""

@@ -42,6 +42,7 @@ class KVCacheManager:
 
     Attributes:
         offload: Moves blocks between the pools and a tier; its `lookups` are empty without one.
+        num_ready: How many of so many tokens of a request, from one on, come before a picture that is not encoded yet.
     """
 
     pool_class = BlockPool
@@ -89,6 +90,7 @@ class KVCacheManager:
         self.offload = SharedOffload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
+        self.num_ready: Callable[[Request, int, int], int] = lambda request, start, num_tokens: num_tokens
         self._step_blocks = StepBlocks([{} for _ in self.pools])
 
     @property
@@ -367,11 +369,12 @@ class KVCacheManager:
         return is_stop(request, request.num_computed_tokens, self.block_size, self._least_stop)
 
     def num_tokens_before_stop(self, request: Request, start: int, num_tokens: int) -> int:
-        """Cut the num_tokens (>= 1) tokens of a request from start on where its states are needed.
+        """Cut the num_tokens (>= 1) tokens of a request from start on before a picture, and where states are needed.
 
         Pending choices go on from them, so it must stop before the last token of the prompt. And some are kept for
-        others.
+        others. Of a request that waits for a picture, none are left.
         """
+        num_tokens = self.num_ready(request, start, num_tokens)
         if not self._states:
             return num_tokens
         num_left = request.num_prompt_tokens - 1 - start

@@ -63,9 +63,12 @@ def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def _without_text(config: Any) -> Any:
-    """A configuration whose text half takes next to no memory."""
+    """A configuration whose text half takes next to no memory. What sees is not quantized, whatever the rest is."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
+    for part in (config, text):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):
         text.layer_types = []

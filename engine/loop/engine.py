@@ -16,6 +16,7 @@ from weft.engine.loop.beams import BeamSearch, give_way
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars, Ready
 from weft.engine.loop.output_collector import collect, end, fail
 from weft.engine.loop.pending import AdapterTable, Pending, RejectedError, request_fault
+from weft.engine.loop.sight import Sight
 from weft.engine.request import Outputs, make_request
 from weft.engine.sampling.pooling import PooledModel
 from weft.engine.schedule.batch_builder import build_batch
@@ -53,6 +54,7 @@ class Engine(Generic[Launched]):
         masks: MaskComputer | None = None,
         draft_model: BatchDrafter | None = None,
         vectors: PooledModel | None = None,
+        sight: Sight | None = None,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -73,6 +75,7 @@ class Engine(Generic[Launched]):
             masks: Computes what grammars allow; needed with `grammars`.
             draft_model: Drafts for the requests that no drafter has a draft for; None for no draft model.
             vectors: Makes vectors of hidden states; None rejects requests with pooling.
+            sight: Has pictures encoded; None for a model that sees none.
             before_launch: Called with every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -86,7 +89,7 @@ class Engine(Generic[Launched]):
         self.pending = Pending(grammars, AdapterTable(max_loras, scheduler, executor, lora_modules_to_save))
         self._masks = masks
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
-        self._vectors = vectors
+        self._vectors, self.sight = vectors, sight or Sight(scheduler)
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, Launched, float]] = deque()
         self.ended_steps: list[ScheduledStep] = []
@@ -140,13 +143,11 @@ class Engine(Generic[Launched]):
         if add.beams is not None:
             request.continuation = BeamSearch(self.scheduler, request, add.num_choices, add.beams)
         if add.pooling is not None and self._vectors is not None:
-            slots, num_tokens = request.num_input_slots, request.num_prompt_tokens
-            request.pooler = self._vectors.pooler(add.pooling, slots, num_tokens)
+            request.pooler = self._vectors.pooler(add.pooling, request.num_input_slots, request.num_prompt_tokens)
         self._num_arrivals += 1
-        if self.pending.take(request, add.guidance.grammar):
-            return False
-        self.scheduler.add(request)
-        return True
+        if is_ready := not self.pending.take(request, add.guidance.grammar):
+            self.scheduler.add(request)
+        return is_ready
 
     def prepare(self, idle_for_s: float) -> float | None:
         """Use idle time to prepare what a coming request would otherwise wait for, and to end loads of aborted ones.
@@ -192,7 +193,7 @@ class Engine(Generic[Launched]):
         self.pending.abort_connection(connection)
 
     def step(self) -> Outputs:
-        """Run one step and return what the requests gained.
+        """Run one step and return what the requests gained. A picture that one waits for is encoded before it.
 
         A failed step ends its requests with an error, and those of the steps launched after it.
 
@@ -201,10 +202,14 @@ class Engine(Generic[Launched]):
         """
         outputs: Outputs = []
         self.ended_steps = []
-        for request in self.scheduler.take_expired():
+        for request in self.scheduler.waiting.take_expired(self.scheduler.clock()):
             outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
-        step = self.scheduler.schedule()
-        give_way(self.scheduler, step)
+        step = None
+        if not self._launched:
+            outputs += self.sight.encode_next()
+        if not (self._launched and self.sight.is_awaited):  # or else the next call encodes
+            step = self.scheduler.schedule()
+            give_way(self.scheduler, step)
         try:
             if step is not None:
                 self._launch(step)
@@ -266,11 +271,8 @@ class Engine(Generic[Launched]):
         least = 1 if params.max_tokens is None else params.max_tokens
         num_prompt = add.input.num_slots(self.scheduler.kv.block_size) + len(add.input.token_ids)
         if num_prompt + least > (longest := self._longest(add)):
-            raise RejectedError(
-                RejectReason.CONTEXT_LENGTH,
-                f"the context holds {longest} tokens, but {num_prompt} in the prompt and {least} of output "
-                f"were asked for",
-            )
+            lengths = f"{num_prompt} in the prompt and {least} of output were asked for"
+            raise RejectedError(RejectReason.CONTEXT_LENGTH, f"the context holds {longest} tokens, but {lengths}")
         if self.num_waiting >= self._max_num_waiting:
             message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"
             raise RejectedError(RejectReason.QUEUE_FULL, message)

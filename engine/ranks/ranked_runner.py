@@ -20,14 +20,35 @@ from weft.engine.batch import Batch, RowMasks
 from weft.engine.device import to_device
 from weft.engine.kernels.torch.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
-from weft.engine.layers.block import Model
+from weft.engine.layers.block import Decoder, Model
 from weft.engine.lora.adapters import Adapters
-from weft.engine.ranks.ranks import PATIENCE_S, LoadAdapter, Ranks
+from weft.engine.ranks.ranks import PATIENCE_S, DropFeatures, KeepFeatures, LoadAdapter, Ranks
 from weft.engine.runner.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
+from weft.engine.vision.eyes import Encoder, Eyes
 from weft.engine.wire.errors import ModelError
 
 logger = logging.getLogger(__name__)
+
+
+class RankedEyes(Eyes):
+    """Those of the first rank, which alone encodes. The others get the features."""
+
+    def __init__(self, ranks: Ranks, decoder: Decoder, encode: Encoder, device: torch.device) -> None:
+        """See `Eyes`."""
+        super().__init__(decoder, encode, device)
+        self._ranks = ranks
+
+    @override
+    def keep(self, key: bytes, features: torch.Tensor) -> None:
+        super().keep(key, features)
+        values = features.contiguous().reshape(-1).view(torch.uint8).cpu()
+        self._ranks.send(KeepFeatures(key, features.dtype, tuple(features.shape), values.numpy().tobytes()))
+
+    @override
+    def drop(self, key: bytes) -> None:
+        super().drop(key)
+        self._ranks.send(DropFeatures(key))
 
 
 class RankedRunner(ModelRunner):
@@ -42,11 +63,12 @@ class RankedRunner(ModelRunner):
         draft_model: Follower | None,
         sampling: SamplingKernels,
         adapters: Adapters | None = None,
+        eyes: Eyes | None = None,
         *,
         overlap: bool,
     ) -> None:
         """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
-        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters)
+        super().__init__(model, caches, device, draft_model, sampling, adapters=adapters, eyes=eyes)
         self._ranks = ranks
         self._overlap = overlap
         self._checker = ThreadPoolExecutor(1, "adapters of ranks")
@@ -103,9 +125,10 @@ class FollowingRunner(ModelRunner):
         overlap: bool,
         has_head: bool = True,
         adapters: Adapters | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         """See `RankedRunner`; has_head unless it is of a later stage."""
-        super().__init__(model, caches, device, adapters=adapters)
+        super().__init__(model, caches, device, adapters=adapters, eyes=eyes)
         self._overlap = overlap
         self._has_head = has_head
 
@@ -114,6 +137,15 @@ class FollowingRunner(ModelRunner):
         """Compute this rank's part of a batch and of its logits."""
         with self._computing(batch):
             self._follow(batch)
+
+    def see(self, told: KeepFeatures | DropFeatures) -> None:
+        """Keep the features of a picture, or no longer."""
+        assert self._eyes is not None
+        if isinstance(told, DropFeatures):
+            self._eyes.drop(told.key)
+        else:
+            features = torch.frombuffer(bytearray(told.data), dtype=told.dtype).view(told.shape)
+            self._eyes.keep(told.key, features.to(self._device))
 
     def _follow(self, batch: Batch) -> None:
         if not self._has_head:

@@ -91,7 +91,23 @@ class AdapterEnd(NamedTuple):
     content: str = ""
 
 
-Message = Ended | RankTask | MemoryPlan | Batch | LoadAdapter | AdapterEnd | ReadBlock | WriteBlock | Progress | Fault
+class KeepFeatures(NamedTuple):
+    """What the first rank has made of a picture; data are the values of a tensor."""
+
+    key: bytes
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class DropFeatures(NamedTuple):
+    """See `Features.drop`."""
+
+    key: bytes
+
+
+Load = Progress | Fault | LoadAdapter | AdapterEnd
+Message = Ended | RankTask | MemoryPlan | Batch | Load | ReadBlock | WriteBlock | KeepFeatures | DropFeatures
 _KINDS = get_args(Message)
 
 
@@ -285,8 +301,8 @@ class Ranks:
         meet(self._task, self._store)
         timer.cancel()
 
-    def send(self, message: MemoryPlan | Batch | LoadAdapter) -> None:
-        """Give the others the plan of their memory, then batches, of which they compute their parts, and adapters."""
+    def send(self, message: MemoryPlan | Batch | LoadAdapter | KeepFeatures | DropFeatures) -> None:
+        """Give the others the plan of their memory, then batches, of which they compute their parts, and more."""
         encoded = encode(message)
         with self._lock:
             for link in self._links:

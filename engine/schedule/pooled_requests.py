@@ -8,8 +8,10 @@ import numpy as np
 
 from weft.engine.batch import Floats, Ints
 from weft.engine.batch_inputs import InputBatch, PictureTokens, PoolBatch
+from weft.engine.request import Request
 from weft.engine.sampling.pooling import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
+from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
 from weft.engine.wire.params import PooledOutput
 
@@ -52,9 +54,14 @@ def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> 
                 ids = np.array(request.token_ids[span.start : span.start + span.num_tokens])
                 places = span.start + np.flatnonzero(ids == picture.token_id)
                 first, last = np.searchsorted(places, (start, end))
-                key = request.cache_seed + span.digest  # of equal pictures, but not for others who share no prefix
-                found.append(PictureTokens(key, picture, places[first:last] - start + offset, int(first), len(places)))
+                key = picture_key(request, span, len(places))
+                found.append(PictureTokens(key, places[first:last] - start + offset, int(first)))
     return tuple(found)
+
+
+def picture_key(request: Request, span: TokenSpan, num_features: int) -> bytes:
+    """Equal for the features of equal pictures, but not for requests that share no prefix."""
+    return request.cache_seed + span.digest + num_features.to_bytes(8, "little")
 
 
 def table_rows(requests: list[ScheduledRequest], positions: Ints, query_start_locs: Ints) -> Ints | None:

@@ -156,11 +156,6 @@ class Scheduler:
             parent.pending_indices, child.pending_indices = child.pending_indices, []
             self.start_beside(parent, child)
 
-    def _fork_in_time(self) -> None:
-        """Fork the requests whose state would be beyond what their choices share after the next step."""
-        for request in [r for r in self.running if r.pending_indices and self.kv.must_fork(r)]:
-            self.fork(request)
-
     def start_beside(self, parent: Request, child: Request) -> None:
         """Start a request that shares the blocks of another. If there is no room now, it waits like any other."""
         shares = parent.status is RequestStatus.RUNNING and self._short_context.fits(child)
@@ -195,9 +190,9 @@ class Scheduler:
         for request in dict.fromkeys([*in_the_way(self.running, self.waiting), *outgrown]):
             self._preempt(request)
         num_preemptions = self.counters.num_preemptions
-        if not self.kv.can_rewind:
-            self._fork_in_time()
-        schedulable = [r for r in self.running if r.is_schedulable]
+        for request in [r for r in self.running if r.pending_indices and self.kv.must_fork(r)]:
+            self.fork(request)
+        schedulable = [r for r in self.running if r.is_schedulable and self.kv.num_ready(r, r.num_computed_tokens, 1)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
         budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
         if len(prefills) > 1:
@@ -219,10 +214,6 @@ class Scheduler:
             return None
         step.blocks = self.kv.take_step_blocks()
         return step
-
-    def take_expired(self) -> list[Request]:
-        """Requests that never ran and whose deadline has passed. Each is returned once, and the caller ends it."""
-        return self.waiting.take_expired(self.clock())
 
     def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
         """The budget left after one token for each decode and for each run of known output ids."""
@@ -309,10 +300,9 @@ class Scheduler:
             if 0 < num_available < num_tokens:
                 num_tokens = num_available
                 continue
-            if (victim := self._victim(step, request)) is None:
-                return 0
-            self._preempt(victim)
-            if victim is request:
+            if (victim := self._victim(step, request)) is not None:
+                self._preempt(victim)
+            if victim is None or victim is request:
                 return 0
         return num_tokens
 
@@ -379,7 +369,6 @@ class Scheduler:
             is_whole = self.kv.is_whole or num_cached < request.num_input_slots
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached, is_whole=is_whole)
             self.kv.plan_stops(request, num_cached)
-            num_tokens = self.kv.num_tokens_before_stop(request, num_cached, num_tokens)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or ((self.running or self._loading) and expected > self.kv.num_free_blocks):
                 return
@@ -388,6 +377,10 @@ class Scheduler:
                     growth += num_reserved
                     continue
                 num_cached = self.kv.find_prefix(request)  # less, if room for a load was made that did not begin
+            if not (num_tokens := self.kv.num_tokens_before_stop(request, num_cached, num_tokens)):
+                self.waiting.set_aside(request)  # until it sees its next picture
+                growth += self._expected_growth(request)
+                continue
             if not self._admit(step, request, num_cached, num_tokens):
                 return
             budget.charge(num_tokens, num_cached)
@@ -401,8 +394,7 @@ class Scheduler:
         They are those that the request is expected to take beyond the loaded ones. If others took them, what was loaded
         would be evicted again before the request could run.
         """
-        block_hash = self.kv.bring_back(request, self.cost.predict_prefill)
-        if block_hash is None:
+        if (block_hash := self.kv.bring_back(request, self.cost.predict_prefill)) is None:
             return None
         self.waiting.park(request, block_hash)
         request.status = RequestStatus.LOADING

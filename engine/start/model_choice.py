@@ -59,6 +59,7 @@ class ModelPlan:
         experts_bytes: What the experts of each layer that has some take where they are on the device.
         host: Those that are not, which are no part of weights_bytes.
         vision_bytes: Memory of what sees, with the features that it keeps, of weights_bytes.
+        encoding_bytes: Memory that it needs besides while it encodes a large picture, between two steps.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
         kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
     """
@@ -76,6 +77,7 @@ class ModelPlan:
     host: HostShare = ALL_ON_DEVICE
     vision_bytes: int = 0
     kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
+    encoding_bytes: int = 0
 
 
 def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
@@ -146,6 +148,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             host,
             vision_bytes,
             _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
+            vision.num_encoding_values * config.dtype.itemsize if vision else 0,
         )
     for name, is_asked in (
         (f"quantization {options.quantization}", options.quantization != "none"),

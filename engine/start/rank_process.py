@@ -21,12 +21,26 @@ from weft.engine.cache.block_bytes import BlockBytes, ReadBlock, WriteBlock, obe
 from weft.engine.config import check_gpus
 from weft.engine.kernels.choice import make_caches, set_num_threads
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING
+from weft.engine.layers.block import Decoder
 from weft.engine.memory_plan import MemoryPlan
 from weft.engine.ranks.ranked_runner import FollowingRunner
-from weft.engine.ranks.ranks import AdapterEnd, Fault, Link, LoadAdapter, Progress, RankTask, meet, share_cores
+from weft.engine.ranks.ranks import (
+    AdapterEnd,
+    DropFeatures,
+    Fault,
+    KeepFeatures,
+    Link,
+    LoadAdapter,
+    Progress,
+    RankTask,
+    meet,
+    share_cores,
+)
 from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.warm_up import measure_memory
+from weft.engine.vision.checkpoint import served_vision
+from weft.engine.vision.eyes import Eyes
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import first_line
 from weft.engine.wire.machine import collect_rarely
@@ -60,6 +74,8 @@ def main(fd: int, parent: int, model: str) -> int:
             message = link.recv()
             if isinstance(message, Batch):
                 runner.follow(message)
+            elif isinstance(message, KeepFeatures | DropFeatures):
+                runner.see(message)
             elif isinstance(message, LoadAdapter):
                 runner.load_adapter(message.slot, message.folder).add_done_callback(partial(_tell_end, link))
             else:
@@ -106,7 +122,9 @@ def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     set_num_threads(chosen.kernels, caches, TORCH_SAMPLING, int(asked or num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
     parts = model, caches, config.device
-    runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters)
+    is_seeing = served_vision(facts.vision, config.options) is not None
+    eyes = Eyes(model, None, config.device) if is_seeing and isinstance(model, Decoder) else None
+    runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters, eyes=eyes)
     return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 
 

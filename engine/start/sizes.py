@@ -69,6 +69,7 @@ class Sizes:
             free_bytes=left_bytes,
             adapters_bytes=self.chosen.adapters_bytes,
             vision_bytes=self.chosen.vision_bytes,
+            encoding_bytes=self.chosen.encoding_bytes,
             host=self.chosen.host,
         )
 
@@ -103,7 +104,7 @@ def _sizes(model: ModelFacts, config: EngineConfig) -> Sizes:
         draft=draft,
         groups=chosen.planned_groups + (draft.groups if draft else ()),
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=max(activations_bytes, draft.activations_bytes if draft else 0),
+        activations_bytes=max(activations_bytes, draft.activations_bytes if draft else 0, chosen.encoding_bytes),
         free_bytes=engine_config.free_bytes(config),
         free_host_bytes=engine_config.available_memory_bytes(torch.device("cpu")) - config.options.kv_offload,
     )

@@ -29,9 +29,10 @@ from weft.engine.layers.block import Decoder, LoadedModel
 from weft.engine.loop.engine import Engine
 from weft.engine.loop.grammars import MaskComputer, PendingGrammars
 from weft.engine.loop.output_collector import ForcedTokens
+from weft.engine.loop.sight import Sight
 from weft.engine.lora.adapters import Adapters
 from weft.engine.memory_plan import MemoryPlan
-from weft.engine.ranks.ranked_runner import RankedRunner
+from weft.engine.ranks.ranked_runner import RankedEyes, RankedRunner
 from weft.engine.ranks.ranks import Ranks, share_cores
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
@@ -47,7 +48,7 @@ from weft.engine.start.vector_model import find_task, read_alignment, read_vecto
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.vision.checkpoint import served_vision
-from weft.engine.vision.eyes import Eyes
+from weft.engine.vision.eyes import KEPT_BYTES, Eyes
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import InputLimits
 from weft.engine.wire.machine import format_size
@@ -103,7 +104,7 @@ def start(
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    eyes = _eyes(model, model_config, config)
+    eyes = _eyes(model, model_config, config, ranks)
     plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     sizes, scales = (plan.num_blocks, config, model_config.num_heads, plan.num_states), chosen.kv_scales(config.model)
@@ -122,8 +123,9 @@ def start(
     record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     alignment = None if ranks else read_alignment(Path(options.model), model_config)
+    scheduler = _scheduler(config, kv, cost, offload, model_config.short_context)
     engine = Engine(
-        _scheduler(config, kv, cost, offload, model_config.short_context),
+        scheduler,
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
@@ -138,6 +140,7 @@ def start(
         drafters=_drafters(config, kv.can_copy, draft),
         draft_model=_serving(draft_model),
         vectors=vectors or alignment,
+        sight=Sight(scheduler, eyes, runner.check_device, KEPT_BYTES) if eyes else None,
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
@@ -157,15 +160,15 @@ def _runner(
 ) -> ModelRunner:
     parts = model, caches, config.device, draft_model, sampling
     if isinstance(means, Ranks):
-        return RankedRunner(means, *parts, adapters, overlap=config.overlap)
+        return RankedRunner(means, *parts, adapters, eyes, overlap=config.overlap)
     return ModelRunner(*parts, means, adapters, eyes)
 
 
-def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) -> Eyes | None:
+def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ranks: Ranks | None) -> Eyes | None:
     """What sees pictures; None if only text is served."""
     if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
         if model_config.vision:
-            needs = "pictures are read with the setting pictures, on one rank, and not by random weights"
+            needs = "pictures are read with the setting pictures, in one stage, and not by random weights"
             logger.warning("only text is served: %s", needs)
         return None
     from weft.engine.fallback.vision import load_encoder  # imports transformers
@@ -174,7 +177,7 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) ->
     encode = load_encoder(config.model, config.device, config.dtype)
     taken = time.perf_counter() - began
     logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
-    return Eyes(model, encode, config.device)
+    return RankedEyes(ranks, model, encode, config.device) if ranks else Eyes(model, encode, config.device)
 
 
 def _input_limits(plan: MemoryPlan, model_config: ModelFacts, options: EngineOptions) -> InputLimits:

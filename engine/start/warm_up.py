@@ -137,6 +137,8 @@ def plan_memory(
     if ranks:
         ranks.join()
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
+    more_bytes = max(chosen.encoding_bytes - activations_bytes, 0)  # a picture is encoded between two steps
+    activations_bytes, free_bytes = activations_bytes + more_bytes, free_bytes - more_bytes
     free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
     free_bytes -= KEPT_BYTES if chosen.vision_bytes else 0
     beside_bytes = chosen.adapters_bytes + chosen.vision_bytes + (draft.plan.weights_bytes if draft else 0)
@@ -149,6 +151,7 @@ def plan_memory(
         adapters_bytes=chosen.adapters_bytes,
         host=chosen.host,
         vision_bytes=chosen.vision_bytes,
+        encoding_bytes=chosen.encoding_bytes,
     )
     if ranks:
         ranks.send(plan)

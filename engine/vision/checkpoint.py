@@ -7,6 +7,7 @@ import logging
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -16,9 +17,15 @@ from weft.engine.vision.families import SEEING
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import EngineOptions
-from weft.engine.wire.pictures import Vision
+from weft.engine.wire.pictures import ITEM_BYTES, Vision
 
 logger = logging.getLogger(__name__)
+
+_PLAIN: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
+"""Types of weights that are not quantized, and of numbers of positions."""
+_PLANNED_BYTES: Final = 64 << 20
+"""Of the largest picture, as the model reads it, that memory is planned for: 21 parts of 512 x 512 pixels. A larger one
+needs memory that is free by chance, or else is refused."""
 
 
 def read_vision(folder: Path, outer: Fields) -> Vision | None:
@@ -33,9 +40,10 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     family = next((SEEING[name] for name in outer.texts("architectures") if name in SEEING), None)
     if family is None:
         return None
-    fault = None
-    if outer.has("quantization_config") or outer.section("text_config").has("quantization_config"):
-        fault = "it is quantized"
+    fault: str | None = None
+    shapes, is_plain = _tensors(folder)
+    if not is_plain:
+        fault = "what sees is quantized"
     elif not any((folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")):
         fault = "preprocessor_config.json is missing"
     if fault:
@@ -48,14 +56,32 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     own, text = outer.section("vision_config"), outer.section("text_config")
     text = text if text.names() else outer  # older files of Qwen keep all in one
     rope = text.section("rope_scaling" if text.has("rope_scaling") else "rope_parameters")
-    sections = family.sections and (rope.integers("mrope_section") or family.sections)
-    num_stacked = len(own.integers("deepstack_visual_indexes") or (8, 16, 24)) if family.is_stacked else 0
-    return Vision(token_id, _num_values(folder), sections, family.is_interleaved, num_stacked)
+    return Vision(
+        token_id,
+        sum(map(math.prod, shapes)),
+        _num_encoding_values(own),
+        sections=family.sections and (rope.integers("mrope_section") or family.sections),
+        is_interleaved=family.is_interleaved,
+        num_stacked=len(own.integers("deepstack_visual_indexes") or (8, 16, 24)) if family.is_stacked else 0,
+    )
+
+
+def _num_encoding_values(vision: Fields) -> int:
+    """Of a layer, for all patches of a picture of `_PLANNED_BYTES`, with the picture itself in two types.
+
+    A layer has what goes into it, norms, queries, keys, values, what they make, and the parts of its feed-forward half.
+    """
+    width = vision.integer("embed_dim" if vision.has("embed_dim") else "hidden_size", 1152)
+    inner = vision.integer("intermediate_size", 4 * width)
+    patch = max(min(vision.integers("patch_size"), default=14), 1)
+    num_pixel_values = _PLANNED_BYTES // ITEM_BYTES["float32"]
+    return num_pixel_values // (3 * patch**2) * (8 * width + 3 * inner) + 3 * num_pixel_values
 
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
-    return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
+    is_whole = options.pipeline_parallel_size == 1 and options.load_format != "dummy"
+    return vision if options.pictures and is_whole else None
 
 
 def with_vision(config: ModelConfig, vision: Vision) -> ModelConfig:
@@ -81,11 +107,15 @@ def _axes(vision: Vision, num_frequencies: int) -> tuple[int, ...]:
     return tuple(section % 3 for section, size in enumerate(sections) for _ in range(size))
 
 
-def _num_values(folder: Path) -> int:
-    """Of the tensors that are no part of the text half; 0 where `weft plan` has none of them."""
+def _tensors(folder: Path) -> tuple[list[tuple[int, ...]], bool]:
+    """Shapes of the tensors that are no part of the text half, and whether all are stored as they are.
+
+    `weft plan` has no tensors of a model that is not fetched yet.
+    """
     try:
         whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
     except ModelError:
-        return 0
+        return [], True
     of_text = {half.name_in_files(name) for name in half.names}
-    return sum(math.prod(whole.shape(name) or ()) for name in whole.names if name not in of_text)
+    names = [name for name in whole.names if name not in of_text]
+    return [whole.shape(name) or () for name in names], all(whole.dtype(name) in _PLAIN for name in names)

@@ -1,22 +1,25 @@
 """Computes the features of pictures, keeps them, and puts them in the place of the embeddings of their tokens.
 
-The features of a picture are computed once, when a step first needs some of them, and kept until newer ones need the
-room. The language part of the model knows nothing of all this: it gets embeddings.
+Which are computed, when, and for how long they are kept, the engine decides between two steps (`engine/loop/sight.py`).
+The language part of the model knows nothing of all this: it gets embeddings.
 """
 
 import math
-from collections import OrderedDict
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from weft.engine.batch_inputs import PictureTokens
 from weft.engine.device import to_device
 from weft.engine.layers.block import Decoder, StepCaches
+from weft.engine.loop.sight import Features, PictureError
 from weft.engine.parts.stacked import stack
+from weft.engine.vision.shared import values_of
 from weft.engine.wire.pictures import Picture
 
 KEPT_BYTES: Final = 256 << 20
@@ -25,19 +28,34 @@ Encoder = Callable[[Mapping[str, Tensor]], Tensor]
 """Takes the arrays of one picture; returns its features, (num_features, hidden_size * (1 + num_stacked))."""
 
 
-class Eyes:
-    """A decoder that sees. Owns the features that are kept.
+class Eyes(Features):
+    """A decoder that sees. Owns the features that are kept."""
 
-    Attributes:
-        num_encoded: Pictures whose features were computed.
-    """
-
-    def __init__(self, decoder: Decoder, encode: Encoder, device: torch.device, kept_bytes: int = KEPT_BYTES) -> None:
-        """Keep nothing yet."""
+    def __init__(self, decoder: Decoder, encode: Encoder | None, device: torch.device) -> None:
+        """Keep nothing yet; encode is None where another rank encodes."""
         self._decoder, self._encode, self._device = decoder, encode, device
-        self._kept = OrderedDict[bytes, Tensor]()  # the least recently used first
-        self._room = kept_bytes
-        self.num_encoded = 0
+        self._kept: dict[bytes, Tensor] = {}
+
+    @override
+    @torch.inference_mode()
+    def encode(self, key: bytes, picture: Picture, num_features: int) -> tuple[int, float]:
+        assert self._encode is not None
+        began = time.perf_counter()
+        features = self._encode(tensors(picture, self._device))
+        if len(features) != num_features:
+            raise PictureError(f"a picture has {num_features} tokens, and the model makes {len(features)} of it")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.keep(key, features)
+        return features.nbytes, time.perf_counter() - began
+
+    def keep(self, key: bytes, features: Tensor) -> None:
+        """Keep the features of a picture, (num_features, width)."""
+        self._kept[key] = features
+
+    @override
+    def drop(self, key: bytes) -> None:
+        del self._kept[key]
 
     def forward(
         self,
@@ -47,40 +65,27 @@ class Eyes:
         caches: StepCaches,
         rows: Tensor | None,
     ) -> Tensor:
-        """`Decoder.forward` of a step that computes tokens of pictures.
-
-        Raises:
-            RuntimeError: A picture has more or fewer features than tokens.
-        """
+        """`Decoder.forward` of a step that computes tokens of pictures, whose features are kept."""
         hidden, stacked = self._decoder.embedding(token_ids).clone(), []  # which the kernels may use again
         size = hidden.size(1)
         for part in pictures:
-            features = self._features(part)[part.first : part.first + len(part.targets)]
+            features = self._kept[part.key][part.first : part.first + len(part.targets)]
             targets = to_device(part.targets, self._device)
             hidden.index_copy_(0, targets, features[:, :size].to(hidden.dtype))
             stacked.append((targets, features[:, size:]))
         stack(caches, stacked, size)
         return self._decoder.forward_embedded(hidden, positions, caches, rows)
 
-    def _features(self, part: PictureTokens) -> Tensor:
-        found = self._kept.pop(part.key, None)
-        if found is None:
-            found = self._encode(tensors(part.picture, self._device))
-            if len(found) != part.num_features:
-                raise RuntimeError(f"a picture has {part.num_features} tokens, and {len(found)} features")
-            self.num_encoded += 1
-            self._room -= found.nbytes
-        self._kept[part.key] = found
-        while self._room < 0 and self._kept:
-            self._room += self._kept.popitem(last=False)[1].nbytes
-        return found
-
 
 def tensors(picture: Picture, device: torch.device) -> dict[str, Tensor]:
-    """The arrays of a picture on a device."""
-    found = {}
+    """The arrays of a picture on a device. On the CPU they may be the memory that a server shares.
+
+    Raises:
+        PictureError: That is not there.
+    """
+    found, values = {}, values_of(picture)
     for name, array in picture.arrays.items():
         count = math.prod(array.shape)
-        values = np.frombuffer(picture.data, np.dtype(array.dtype), count, array.start)
-        found[name] = torch.from_numpy(values.reshape(array.shape).copy()).to(device)
+        part = np.frombuffer(values, np.dtype(array.dtype), count, array.start).reshape(array.shape)
+        found[name] = torch.from_numpy(np.require(part, requirements=("A", "W"))).to(device)  # aligned and writeable
     return found

@@ -1,32 +1,36 @@
-"""Takes the values of pictures out of the memory that a server shares, when a request is accepted.
+"""Reads the values of pictures in the memory that a server shares, without a copy, when they are encoded.
 
-From then on the request has them, so the server may end in any way. The copy is made between two steps.
+The memory is mapped no longer than that. Its seals promise that it stays as long as it is, and what it is: to read
+behind the end of a mapped file would end the engine.
 """
 
-from msgspec.structs import replace
+import fcntl
+import mmap
+import os
 
-from weft.engine.loop.pending import RejectedError
-from weft.engine.wire.inputs import TokensInput
-from weft.engine.wire.messages import AddRequest, RejectReason
-from weft.engine.wire.pictures import Picture
+from weft.engine.loop.sight import PictureError
+from weft.engine.wire.pictures import SEALS, Picture, SharedData
 
 
-def with_pictures(add: AddRequest) -> AddRequest:
-    """The request with the values of its pictures; most have none.
+def values_of(picture: Picture) -> bytes | mmap.mmap:
+    """The values of all arrays of a picture, as a buffer, whose memory goes when nobody has it any more.
 
     Raises:
-        RejectedError: They are not there: whoever shared them has ended.
+        PictureError: They are not there: whoever shared them has ended, or has not sealed them.
     """
-    given = add.input
-    if not isinstance(given, TokensInput) or not given.pictures:
-        return add
+    if picture.shared is None:
+        return picture.data
     try:
-        pictures = [_taken(picture) for picture in given.pictures]
+        return _mapped(picture.shared)
     except OSError as error:
-        fault = f"a picture is not there ({error.strerror})"
-        raise RejectedError(RejectReason.INVALID, fault) from None
-    return replace(add, input=replace(given, pictures=pictures))
+        raise PictureError(f"a picture is not there ({error.strerror})") from None
 
 
-def _taken(picture: Picture) -> Picture:
-    return picture if picture.shared is None else replace(picture, data=picture.shared.read(), shared=None)
+def _mapped(shared: SharedData) -> mmap.mmap:
+    with open(f"/proc/{shared.process}/fd/{shared.number}", "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if found.st_ino != shared.inode:  # the number stands for something else by now
+            raise PictureError("a picture is not there (another file is)")
+        if fcntl.fcntl(file.fileno(), fcntl.F_GET_SEALS) & SEALS != SEALS or found.st_size < shared.num_bytes:
+            raise PictureError("a picture is in memory that may change")
+        return mmap.mmap(file.fileno(), shared.num_bytes, access=mmap.ACCESS_COPY)  # writes would be the engine's own

@@ -142,6 +142,10 @@ class CheckpointSource(TensorSource):
     def shape(self, name: str) -> tuple[int, ...] | None:
         return tuple(self._mapped(name).shape) if self.has(name) else None
 
+    def dtype(self, name: str) -> torch.dtype:
+        """How a tensor is stored."""
+        return self._mapped(name).dtype
+
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return self.name_in_files(name) is not None

@@ -4,9 +4,8 @@ Their values cross the process boundary in memory without a name that a server p
 left, however that process ends, and its event loop does not copy them.
 """
 
-import errno
+import fcntl
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +16,8 @@ MAX_REQUEST_BYTES: Final = 192 << 20
 """Of the arrays of one request."""
 ITEM_BYTES: Final = {"float32": 4, "int64": 8, "bool": 1}
 """Bytes of a value, by the name of its type."""
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""Of memory that is shared: to read behind the end of memory that somebody cuts would end the engine."""
 
 
 class PictureArray(msgspec.Struct, array_like=True, frozen=True):
@@ -37,7 +38,7 @@ class PictureArray(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SharedData(msgspec.Struct, array_like=True, frozen=True):
-    """Memory that a process has open under a number until the request has ended.
+    """Memory that a process has sealed, and has open under a number until the request has ended.
 
     Attributes:
         inode: That of the memory: a number may stand for other memory later.
@@ -48,17 +49,6 @@ class SharedData(msgspec.Struct, array_like=True, frozen=True):
     num_bytes: int
     inode: int
 
-    def read(self) -> bytes:
-        """A copy of it.
-
-        Raises:
-            OSError: It is not there any more.
-        """
-        with open(f"/proc/{self.process}/fd/{self.number}", "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_ino != self.inode:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            return os.pread(file.fileno(), self.num_bytes, 0)
-
 
 class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
     """One picture.
@@ -67,7 +57,7 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
         token_id: Of the tokens in its span that its features take the place of; others are markers between them.
         arrays: What the model reads, under the names of transformers, such as pixel_values.
         data: The values of all arrays.
-        shared: Where these are until the engine has taken them; None: here.
+        shared: Where these are instead; None: here.
         grid: Rows and columns of its features, one after another, which its tokens' positions follow; None: these are
             as those of text.
     """
@@ -96,6 +86,7 @@ class Vision:
     Attributes:
         token_id: See `Picture`.
         num_values: Weights beside those of the text half.
+        num_encoding_values: That are there at once while the largest picture is encoded which memory is planned for.
         sections: How many frequencies turn by time, by row and by column, and so on; empty where all turn by one
             position.
         is_interleaved: Whether the axes take turns, until one has all its frequencies. Time has what is left.
@@ -104,6 +95,7 @@ class Vision:
 
     token_id: int
     num_values: int
+    num_encoding_values: int = 0
     sections: tuple[int, ...] = ()
     is_interleaved: bool = False
     num_stacked: int = 0
@@ -130,6 +122,6 @@ def pictures_fault(pictures: Sequence[Picture], lengths: Sequence[int], token_id
         if picture.token_id != token_id:
             return f"a picture must stand at tokens {token_id}, got {picture.token_id}"
         for name, array in picture.arrays.items():
-            if not array.num_bytes or not 0 <= array.start <= len(picture.data) - array.num_bytes:
+            if array.num_bytes <= 0 or not 0 <= array.start <= picture.num_bytes - array.num_bytes:
                 return f"{name} must be whole and hold {', '.join(ITEM_BYTES)}, got {array.dtype} {array.shape}"
     return None

@@ -40,6 +40,7 @@ class Counters(msgspec.Struct, kw_only=True):
     Attributes:
         prefill_tokens: Computed by steps as prefill: recomputed tokens included, prefix cache hits not.
         decode_tokens: Computed by steps as decodes, rejected drafts included.
+        picture_seconds: That pictures were encoded for; `PICTURE_BUCKETS` has how many took how long.
     """
 
     prompt_tokens: Annotated[int, Shown("Prompt tokens processed.")] = 0
@@ -64,6 +65,34 @@ class Counters(msgspec.Struct, kw_only=True):
     kv_offload_disk_loads: Annotated[int, Shown("Blocks brought back from disk.", in_stats=False)] = 0
     lora_loads: Annotated[int, Shown("LoRA adapters loaded into a slot.", in_stats=False)] = 0
     kv_offload_faults: Annotated[int, Shown("Loads and writes of evicted blocks that failed.", in_stats=False)] = 0
+    picture_hits: Annotated[int, Shown("Pictures whose features were found.", "picture_cache_hits", False)] = 0
+    picture_seconds: float = 0.0
+    pictures_within_100_ms: int = 0
+    pictures_within_300_ms: int = 0
+    pictures_within_1_s: int = 0
+    pictures_within_3_s: int = 0
+    pictures_within_10_s: int = 0
+    pictures_within_30_s: int = 0
+    pictures_encoded: int = 0
+
+    def count_picture(self, seconds: float) -> None:
+        """Count a picture that was encoded, and how long that took."""
+        self.picture_seconds += seconds
+        for bound, name in PICTURE_BUCKETS.items():
+            if seconds <= float(bound):
+                setattr(self, name, getattr(self, name) + 1)
+
+
+PICTURE_BUCKETS: Final = {
+    "0.1": "pictures_within_100_ms",
+    "0.3": "pictures_within_300_ms",
+    "1.0": "pictures_within_1_s",
+    "3.0": "pictures_within_3_s",
+    "10.0": "pictures_within_10_s",
+    "30.0": "pictures_within_30_s",
+    "+Inf": "pictures_encoded",
+}
+"""The counters of pictures that were encoded within so many seconds each."""
 
 
 class Status(Counters):

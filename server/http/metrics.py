@@ -21,12 +21,12 @@ from operator import attrgetter
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, values
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from weft.engine.wire.messages import FinishReason, TokensOutput
-from weft.engine.wire.status_page import SHOWN, Counters, Status
+from weft.engine.wire.status_page import PICTURE_BUCKETS, SHOWN, Counters, Status
 from weft.server.models.engine_client import EngineClient
 from weft.server.models.fleet import Fleet, State
 from weft.server.models.other_clients import Outcome, PrefillingClient
@@ -77,6 +77,7 @@ class EngineCollector(Collector):
             if shown.text:
                 kind = CounterMetricFamily if name in Counters.__struct_fields__ else GaugeMetricFamily
                 yield self._family(shown.metric or name, kind, shown.text, statuses, attrgetter(name))
+        yield self._picture_seconds(statuses)
         yield self._family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", statuses, _usage)
         labels = ["model_name", "block_size", "num_gpu_blocks"]
         sizes = GaugeMetricFamily(f"{self._prefix}cache_config_info", "Size of the KV cache.", labels=labels)
@@ -93,6 +94,14 @@ class EngineCollector(Collector):
                 names = (",".join(each) for each in (status.loras.running, status.loras.waiting))
                 loras.add_metric([model_name, str(status.num_lora_slots), *names], time.time())
         yield loras
+
+    def _picture_seconds(self, statuses: Mapping[str, Status]) -> Metric:
+        text = "Seconds to encode a picture."
+        family = HistogramMetricFamily(f"{self._prefix}picture_encode_seconds", text, labels=["model_name"])
+        for model_name, status in statuses.items():
+            counts = [(bound, getattr(status, name)) for bound, name in PICTURE_BUCKETS.items()]
+            family.add_metric([model_name], counts, status.picture_seconds)
+        return family
 
     def _family(
         self,

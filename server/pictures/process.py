@@ -8,6 +8,7 @@ agents send their screenshots again in every turn.
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -26,7 +27,7 @@ from typing import Final
 import msgspec
 
 from weft.engine.wire.messages import frame, receive
-from weft.engine.wire.pictures import Picture, SharedData
+from weft.engine.wire.pictures import SEALS, Picture, SharedData
 from weft.server.child_limits import child_environment
 from weft.server.errors import InternalError, QueueFullError, UnsupportedValueError
 from weft.server.pictures.calls import MAX_ANSWER_BYTES, Made, Ready
@@ -73,10 +74,11 @@ class _Process:
 
     def shared(self, made: Made) -> int:
         """The number of memory that is a copy of what the process has made last."""
-        number, num_left = os.memfd_create("weft-picture"), made.num_bytes
+        number, num_left = os.memfd_create("weft-picture", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), made.num_bytes
         try:
             while num_left:
                 num_left -= os.sendfile(number, self._made, made.num_bytes - num_left, num_left)
+            fcntl.fcntl(number, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
             os.close(number)
             raise

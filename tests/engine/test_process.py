@@ -384,3 +384,17 @@ def test_what_the_engine_says_of_its_silence(start: Start, tmp_path: pathlib.Pat
     monkeypatch.setattr(p._engine.scheduler.cost, "predict", lambda load: 20.0)
     step(p)
     assert pages == [1090.0, 1015.0, 1090.0]
+
+
+def test_a_picture_is_on_record_and_has_its_time_while_it_is_encoded(start: Start, tmp_path: pathlib.Path) -> None:
+    """An encoder that crashed had no suspect, and one that took long counted as hanging."""
+    p = start(stall_timeout_s=60.0)
+    p._apply(0, add_request([1, 2], 0))
+    p._apply(0, add_request([3], 1))
+    other = p._engine.scheduler.waiting.first
+    assert other is not None
+    for predicted_s, allowed_s in ((0.0, 60.0), (0.5, 10.0), (4.0, 40.0), (50.0, 100.0)):
+        p._engine.sight.before_encode(other, predicted_s)
+        status = p._page.read()
+        assert status.stall_time - status.progress_time == pytest.approx(allowed_s)
+    assert suspects(tmp_path, [1, 2], [3]) == [True, False]

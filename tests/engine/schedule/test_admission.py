@@ -36,7 +36,7 @@ def num_operations(work: Callable[[], object]) -> int:
 
 
 def step(scheduler: Scheduler) -> None:
-    for late in scheduler.take_expired():
+    for late in scheduler.waiting.take_expired(scheduler.clock()):
         scheduler.finish(late)
     scheduled = scheduler.schedule()
     if scheduled is not None:

@@ -357,7 +357,7 @@ def test_only_a_deadline_of_a_request_that_never_ran_expires() -> None:
     late = add(scheduler, 1, 4, deadline=past)
     add(scheduler, 2, 4, deadline=time.monotonic() + 100)
     add(scheduler, 3, 4)
-    assert scheduler.take_expired() == [late]
+    assert scheduler.waiting.take_expired(scheduler.clock()) == [late]
     assert running.status is RequestStatus.RUNNING
 
 

@@ -54,6 +54,10 @@ def eyes(built: Started) -> Eyes:
     return found
 
 
+def num_encoded(built: Started) -> int:
+    return built.engine.scheduler.counters.pictures_encoded
+
+
 def asked(folder: Path, text: str, images: list[Image.Image], number: int) -> AddRequest:
     """A request as the server makes it."""
     processor = processor_of(folder)
@@ -108,10 +112,10 @@ def test_a_second_turn_computes_neither_picture_nor_prefix(checkpoint: Checkpoin
     built = started(folder)
     first, second = "<image>" + "what is it? " * 4, "<image>" + "what is it? " * 4 + "and now?"
     ids_of(built, asked(folder, first, [LARGE], 1))
-    assert eyes(built).num_encoded == 1
+    assert num_encoded(built) == 1
     outputs = run(built.engine, [asked(folder, second, [LARGE], 2)])
     assert list(outputs[2, 0].token_ids) == expected(model, folder, second, [LARGE], NUM_IDS)[1]
-    assert eyes(built).num_encoded == 1
+    assert num_encoded(built) == 1
     last = asked(folder, first, [LARGE], 3).input.token_ids
     assert (outputs[2, 0].num_cached_tokens or 0) >= len(last) // 8 * 8 - 8
 
@@ -122,24 +126,24 @@ def test_the_same_words_about_another_picture_share_nothing(checkpoint: Checkpoi
     ids_of(built, asked(folder, text, [LARGE], 1))
     other = LARGE.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     outputs = run(built.engine, [asked(folder, text, [other], 2)])
-    assert outputs[2, 0].num_cached_tokens == 0 and eyes(built).num_encoded == 2
+    assert outputs[2, 0].num_cached_tokens == 0 and num_encoded(built) == 2
     assert list(outputs[2, 0].token_ids) == expected(model, folder, text, [other], NUM_IDS)[1]
 
 
 def test_features_are_kept_up_to_a_bound(checkpoint: Checkpoint) -> None:
-    """The room holds a picture and a half of LLaVA's; the one that was used last is kept."""
+    """The room holds a picture and a half; the one that was used last is kept."""
     folder, _ = checkpoint
     built = started(folder, prefix_caching=False)
-    seeing = eyes(built)
+    sight, kept = built.engine.sight, eyes(built)._kept
     ids_of(built, asked(folder, "<image>a", [SMALL], 1))
-    (kept,) = seeing._kept.values()
-    seeing._room = kept.nbytes // 2
+    (features,) = kept.values()
+    sight._room = features.nbytes * 3 // 2
     ids_of(built, asked(folder, "<image>b", [SMALL.rotate(90)], 2))
-    assert len(seeing._kept) == 1 and seeing.num_encoded == 2
+    assert len(kept) == 1 and num_encoded(built) == 2
     ids_of(built, asked(folder, "<image>c", [SMALL.rotate(90)], 3))
-    assert seeing.num_encoded == 2
+    assert num_encoded(built) == 2 and built.engine.scheduler.counters.picture_hits == 1
     ids_of(built, asked(folder, "<image>d", [SMALL], 4))
-    assert seeing.num_encoded == 3 and seeing._room >= 0
+    assert num_encoded(built) == 3 and kept.keys() == sight._kept.keys()
 
 
 @pytest.mark.parametrize("shown", [lambda features: features[1:], lambda features: torch.cat([features, features[:1]])])
@@ -152,6 +156,8 @@ def test_every_token_of_a_picture_has_one_feature(checkpoint: Checkpoint, shown:
     seeing._encode = lambda arrays: shown(encode(arrays))
     outputs = run(built.engine, [add])
     assert outputs[1, 0].finish_reason is FinishReason.ERROR
+    assert (outputs[1, 0].message or "").startswith("a picture has ")
+    assert not seeing._kept
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
         num_accepted_tokens=14,
         prefill_tokens=15,
         decode_tokens=16,
+        picture_hits=17,
+        picture_seconds=4.5,
+        pictures_within_1_s=18,
+        pictures_encoded=19,
     )
     shown = values(site.call("GET", "/metrics").text)
     assert {name.removeprefix("weft:"): value for name, value in shown.items() if "_bucket" not in name}.items() >= {
@@ -63,7 +67,12 @@ def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
         "spec_decode_num_accepted_tokens_total": 14,
         "engine_prefill_tokens_total": 15,
         "engine_decode_tokens_total": 16,
+        "picture_cache_hits_total": 17,
+        "picture_encode_seconds_sum": 4.5,
+        "picture_encode_seconds_count": 19,
     }.items()
+    buckets = {bound: shown[f'weft:picture_encode_seconds_bucket{{le="{bound}"}}'] for bound in ("0.3", "1.0", "+Inf")}
+    assert buckets == {"0.3": 0, "1.0": 18, "+Inf": 19}
 
 
 GOLDEN = {
@@ -140,6 +149,7 @@ def test_requests_are_timed(site: Any) -> None:
         "weft:request_decode_time_seconds_count": 4,
         "weft:request_prompt_tokens_count": 3,
         "weft:request_generation_tokens_count": 4,
+        "weft:picture_encode_seconds_count": 0,
     }
     assert shown["weft:request_generation_tokens_sum"] == 2 * 16 + 2 * 3
     assert shown['weft:request_success_total{finished_reason="stop"}'] == 2

@@ -51,7 +51,10 @@ def test_it_makes_what_transformers_makes(tmp_path: Path, family: str) -> None:
     processor = processor_of(tmp_path)
     wanted = processor(text="<image>", images=[LARGE], return_tensors="np")
     assert found.picture is not None and found.picture.shared is not None and sign == "<image>" == made.placeholder
-    data = found.picture.shared.read()
+    number, num_bytes = found.picture.shared.number, found.picture.shared.num_bytes
+    data = os.pread(number, num_bytes + 1, 0)
+    with pytest.raises(PermissionError):  # it is sealed
+        os.ftruncate(number, num_bytes - 1)
     assert processor.tokenizer(made.text)["input_ids"] == wanted["input_ids"][0].tolist()
     assert made.num_tokens == wanted["input_ids"][0].tolist().count(TOKEN) > 8
     assert found.picture.arrays.keys() == wanted.keys() - {"input_ids", "attention_mask"}

@@ -1,0 +1,40 @@
+"""The first of two ranks encodes pictures, and both compute their parts with the features."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.engine.ranks.test_ranks import ForkedRank, keep_threads
+from tests.engine.vision.test_eyes import LARGE, NUM_IDS, SMALL, TALL, asked, ids_of, num_encoded, started
+from tests.picture_checkpoints import expected, write_idefics3
+from weft.engine.vision.checkpoint import served_vision
+from weft.engine.wire.messages import EngineOptions
+from weft.engine.wire.pictures import Vision
+
+__all__ = ["keep_threads"]
+
+
+def test_two_ranks_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks that cut pictures, with room for one of them, so that both ranks drop the others."""
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
+    model = write_idefics3(tmp_path)
+    prompts = [
+        ("first <image> then <image><image> and so on", [LARGE, SMALL, TALL]),
+        ("words", []),
+        ("<image>", [TALL]),
+    ]
+    built = started(tmp_path, tensor_parallel_size=2, max_num_batched_tokens=12, max_num_seqs=4)
+    try:
+        built.engine.sight._room = 1
+        found = ids_of(built, *(asked(tmp_path, *prompt, number) for number, prompt in enumerate(prompts)))
+        assert found == [expected(model, tmp_path, *prompt, NUM_IDS)[1] for prompt in prompts]
+        assert num_encoded(built) >= 3 and built.engine.scheduler.kv.pools[0].num_used == 0
+        assert len(built.engine.sight._kept) == 1
+    finally:
+        built.engine._executor.close()  # type: ignore[attr-defined]
+
+
+def test_stages_read_only_text() -> None:
+    options = EngineOptions(model="m", pictures=True, pipeline_parallel_size=2)
+    assert served_vision(Vision(5, 1), options) is None
