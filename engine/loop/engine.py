@@ -54,7 +54,7 @@ class Engine(Generic[Launched]):
         masks: MaskComputer | None = None,
         draft_model: BatchDrafter | None = None,
         vectors: PooledModel | None = None,
-        sight: Sight | None = None,
+        sight: Callable[[Scheduler], Sight] = Sight,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -75,7 +75,7 @@ class Engine(Generic[Launched]):
             masks: Computes what grammars allow; needed with `grammars`.
             draft_model: Drafts for the requests that no drafter has a draft for; None for no draft model.
             vectors: Makes vectors of hidden states; None rejects requests with pooling.
-            sight: Has pictures encoded; None for a model that sees none.
+            sight: Makes what has pictures encoded.
             before_launch: Called with every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -89,7 +89,7 @@ class Engine(Generic[Launched]):
         self.pending = Pending(grammars, AdapterTable(max_loras, scheduler, executor, lora_modules_to_save))
         self._masks = masks
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
-        self._vectors, self.sight = vectors, sight or Sight(scheduler)
+        self._vectors, self.sight = vectors, sight(scheduler)
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, Launched, float]] = deque()
         self.ended_steps: list[ScheduledStep] = []

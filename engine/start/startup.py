@@ -95,8 +95,7 @@ def start(
     model_config = read_served(options, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
     share_cores(config)
-    config = _fitted(model_config, config)
-    config = tune_kernels(model_config, config, tuner := tuner_for(config.device))
+    config = tune_kernels(model_config, _fitted(model_config, config), tuner := tuner_for(config.device))
     chosen = plan_model(model_config, config)
     settle_draft = partial(tune_kernels, tuner=tuner, is_draft=True)
     draft = find_draft(config, model_config, chosen, settle_draft)
@@ -123,9 +122,8 @@ def start(
     record_graphs(runner, graphs)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     alignment = None if ranks else read_alignment(Path(options.model), model_config)
-    scheduler = _scheduler(config, kv, cost, offload, model_config.short_context)
     engine = Engine(
-        scheduler,
+        _scheduler(config, kv, cost, offload, model_config.short_context),
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
@@ -140,7 +138,7 @@ def start(
         drafters=_drafters(config, kv.can_copy, draft),
         draft_model=_serving(draft_model),
         vectors=vectors or alignment,
-        sight=Sight(scheduler, eyes, runner.check_device, KEPT_BYTES) if eyes else None,
+        sight=partial(Sight, features=eyes, check_device=runner.check_device, room_bytes=KEPT_BYTES),
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
