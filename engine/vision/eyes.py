@@ -76,6 +76,7 @@ def tensors(picture: Picture, device: torch.device) -> dict[str, Tensor]:
     found = {}
     for name, array in picture.arrays.items():
         count = math.prod(array.shape)
-        values = np.frombuffer(picture.data, np.dtype(array.dtype), count, array.start)
-        found[name] = torch.from_numpy(values.reshape(array.shape).copy()).to(device)
+        kind = {"bfloat16": "int16"}.get(array.dtype, array.dtype)  # as large: numpy knows no bfloat16
+        values = torch.from_numpy(np.frombuffer(picture.data, np.dtype(kind), count, array.start).copy())
+        found[name] = values.view(getattr(torch, array.dtype)).reshape(array.shape).to(device)
     return found
