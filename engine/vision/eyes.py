@@ -86,6 +86,8 @@ def tensors(picture: Picture, device: torch.device) -> dict[str, Tensor]:
     found, values = {}, values_of(picture)
     for name, array in picture.arrays.items():
         count = math.prod(array.shape)
-        part = np.frombuffer(values, np.dtype(array.dtype), count, array.start).reshape(array.shape)
-        found[name] = torch.from_numpy(np.require(part, requirements=("A", "W"))).to(device)  # aligned and writeable
+        kind = {"bfloat16": "int16"}.get(array.dtype, array.dtype)  # as large: numpy knows no bfloat16
+        part = np.frombuffer(values, np.dtype(kind), count, array.start).reshape(array.shape)
+        whole = torch.from_numpy(np.require(part, requirements=("A", "W")))  # aligned and writeable
+        found[name] = whole.view(getattr(torch, array.dtype)).to(device)
     return found

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-MAX_REQUEST_BYTES: Final = 192 << 20
+MAX_REQUEST_BYTES: Final = 512 << 20
 """Of the arrays of one request."""
-ITEM_BYTES: Final = {"float32": 4, "int64": 8, "bool": 1}
-"""Bytes of a value, by the name of its type."""
+ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "bool": 1}
+"""Bytes of a value, by the name of its type in torch. Pixels come in the type that the engine computes in."""
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """Of memory that is shared: to read behind the end of memory that somebody cuts would end the engine."""
 

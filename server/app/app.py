@@ -72,7 +72,9 @@ async def connected_models(
             whole = with_prefill(name, loading, own)
             if isinstance(whole, PrefillingClient):
                 stack.push_async_callback(whole.aclose)
-            served[name] = served_model(whole, tokenizers[name], own, on_demand=on_demand)
+            served[name] = model = served_model(whole, tokenizers[name], own, on_demand=on_demand)
+            if model.pictures is not None:  # what reads them ends with the engine
+                client.on_lost = model.pictures.close
         yield LiveModels(served, fleet), fleet, clients
 
 

@@ -91,6 +91,7 @@ class SocketEngineClient:
 
     Attributes:
         has_left: Whether it has disconnected for good.
+        on_lost: Called whenever the connection to an engine has ended.
     """
 
     def __init__(self, runtime_dir: pathlib.Path, *, on_demand: bool = False) -> None:
@@ -104,6 +105,7 @@ class SocketEngineClient:
         self._may_connect = asyncio.Event()
         self._may_connect.set()
         self.has_left = False
+        self.on_lost: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
         """Start to connect. Does not wait for the engine."""
@@ -179,6 +181,7 @@ class SocketEngineClient:
             finally:
                 self._connection = None
                 transport.abort()
+                self.on_lost()
 
 
 class _Mailbox:
@@ -328,12 +331,10 @@ class _Connection(asyncio.Protocol):
                 if (mailbox := mailboxes.get(output.request_id)) is not None:
                     mailbox.put(output)
         elif isinstance(message, wire.Accepted):
-            mailbox = self._mailboxes.get(message.request_id)
-            if mailbox is not None and not mailbox.accepted.done():
+            if (mailbox := self._mailboxes.get(message.request_id)) is not None and not mailbox.accepted.done():
                 mailbox.accepted.set_result(None)
         elif isinstance(message, wire.Rejected):
-            mailbox = self._mailboxes.pop(message.request_id, None)
-            if mailbox is not None:
+            if (mailbox := self._mailboxes.pop(message.request_id, None)) is not None:
                 mailbox.reject(message)
         else:
             self.info = message

@@ -94,7 +94,7 @@ class ServedModel:
         prompts: Texts that the checkpoint wants before those whose vectors are made.
         seq2seq: How it answers if it has an encoder; None without one.
         whisper: How its decoder begins if it is a Whisper.
-        pictures: What reads pictures for it, if its engine sees any; None without a checkpoint.
+        pictures: What reads pictures for it, if its engine sees any, and ends with that; None without a checkpoint.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The process that reads pictures: `python -m weft.server.pictures.child FOLDER TOKEN_ID BYTES FD`.
+"""The process that reads pictures: `python -m weft.server.pictures.child FOLDER TOKEN_ID DTYPE BYTES FD`.
 
 Pillow decodes what strangers made, and the checkpoint's own processor of transformers makes of it what the model reads.
 The kernel bounds this process: its address space may grow by BYTES, it opens no file, and a signal ends it when a
@@ -36,6 +36,7 @@ _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", 
 _OTHERS_AT: Final = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}
 _PROCESSOR_FILES: Final = ("processor_config.json", "preprocessor_config.json")
 """What names a checkpoint's processor, if it is not its family's."""
+_HALVES: Final = ("float16", "bfloat16")
 _WIDER: Final = {"float64": "float32", "float16": "float32", "int32": "int64", "uint8": "int64"}
 
 
@@ -43,17 +44,18 @@ class PictureFaultError(Exception):
     """The file cannot be shown to the model; the message says why."""
 
 
-def main(folder: str, token_id: int, max_bytes: int, target: int) -> None:
+def main(folder: str, token_id: int, dtype: str, max_bytes: int, target: int) -> None:
     """Serve until the socket is closed.
 
     Args:
         token_id: That of features.
+        dtype: In what the engine computes.
         max_bytes: By which this process may grow once it has loaded.
         target: The number of the open memory that arrays go to.
     """
     link = socket.socket(fileno=0)
     try:
-        reader = PictureReader(Path(folder), token_id, target)
+        reader = PictureReader(Path(folder), token_id, dtype, target)
         reader.read(_blank())  # which imports whatever is still to be imported
     except Exception as error:  # whatever somebody else's code raises
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -95,13 +97,13 @@ class PictureReader:
         sign: What a chat template writes for a picture.
     """
 
-    def __init__(self, folder: Path, token_id: int, target: int) -> None:
+    def __init__(self, folder: Path, token_id: int, dtype: str, target: int) -> None:
         """Load it; transformers raises what it likes."""
         import torch
 
         torch.set_num_threads(1)
         self._processor = processor_of(folder)
-        self._target = target
+        self._dtype, self._target = dtype, target
         self._family = _family(Fields.read(folder / "config.json"))
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
@@ -118,7 +120,7 @@ class PictureReader:
         try:
             made = self._processor(text=self.sign, images=[image], return_text_replacement_offsets=True)
             text: str = made["text_replacement_offsets"][0][0]["replacement"]
-            values = _values({name: value for name, value in made.items() if name not in _OF_TEXT})
+            values = _values({name: value for name, value in made.items() if name not in _OF_TEXT}, self._dtype)
         except MemoryError:
             raise
         except Exception as error:  # whatever somebody else's code raises
@@ -128,15 +130,15 @@ class PictureReader:
         if num_tokens < self._family.least_tokens:
             fault = f"it must be at least {self._family.least_tokens} tokens to the model, got {num_tokens}"
             raise PictureFaultError(f"{fault} ({image.width} x {image.height} pixels)")
-        num_bytes = sum(value.nbytes for value in values.values())
+        num_bytes = sum(value.nbytes for _, value in values.values())
         if num_bytes > MAX_REQUEST_BYTES:
             fault = f"as the model reads it, it must have at most {MAX_REQUEST_BYTES} bytes, got {num_bytes}"
             raise PictureFaultError(fault)
         digest, arrays, start = hashlib.blake2b(self._settings, digest_size=16), dict[str, PictureArray](), 0
-        for name, value in sorted(values.items()):
-            arrays[name] = PictureArray(str(value.dtype), value.shape, start)
+        for name, (kind, value) in sorted(values.items()):
+            arrays[name] = PictureArray(kind, value.shape, start)
             content = memoryview(value).cast("B")
-            digest.update(f"{name} {value.dtype} {value.shape}".encode())
+            digest.update(f"{name} {kind} {value.shape}".encode())
             digest.update(content)
             while content:
                 num_written = os.pwrite(self._target, content, start)
@@ -144,11 +146,11 @@ class PictureReader:
         grid = self._grid(values)
         return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes, grid)
 
-    def _grid(self, values: Mapping[str, Any]) -> tuple[int, int] | None:
+    def _grid(self, values: Mapping[str, tuple[str, Any]]) -> tuple[int, int] | None:
         """See `Picture`; what sees merges squares of patches into one feature."""
         if not self._family.sections:
             return None
-        _, rows, columns = values["image_grid_thw"][0].tolist()
+        _, rows, columns = values["image_grid_thw"][1][0].tolist()
         merged = self._processor.image_processor.merge_size
         return rows // merged, columns // merged
 
@@ -207,18 +209,23 @@ def _auto() -> Any:
     return import_module("transformers.models.auto.processing_auto")
 
 
-def _values(made: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays that a processor made, each of a type that the model takes."""
+def _values(made: Mapping[str, Any], dtype: str) -> dict[str, tuple[str, Any]]:
+    """The arrays that a processor made, each with its type, which the model takes."""
     import numpy as np
+    import torch
 
     found = {}
     for name, value in made.items():
         array = np.ascontiguousarray(value)
-        kind = "bool" if name.endswith("_mask") else _WIDER.get(str(array.dtype), array.dtype)  # as large as the pixels
+        kind = _WIDER.get(str(array.dtype), str(array.dtype))
+        kind = "bool" if name.endswith("_mask") else kind  # there are as many values as pixels
         array = array.astype(kind, copy=False)
-        if str(array.dtype) not in ITEM_BYTES or not array.size:
-            raise TypeError(f"{name} holds {array.size} values of {array.dtype}")
-        found[name] = array
+        if kind == "float32" and dtype in _HALVES:  # to which the model rounds them first of all
+            kind, rounded = dtype, torch.from_numpy(array).to(getattr(torch, dtype))
+            array = rounded.view(torch.int16).numpy()  # numpy knows no bfloat16
+        if kind not in ITEM_BYTES or not array.size:
+            raise TypeError(f"{name} holds {array.size} values of {kind}")
+        found[name] = kind, array
     return found
 
 
@@ -259,4 +266,4 @@ def _kind(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))

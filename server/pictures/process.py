@@ -1,16 +1,16 @@
-"""Has pictures read by a process of their own, which may die of them (see `child`), and bounds what is held of them.
+"""Has pictures read by a process of their own, which may die of them (see `child`).
 
-Owns that process: it is started for the first picture, which takes seconds, and kept. It serves one picture at a time,
-in the order in which they come. If it dies, the next picture starts another. What was made of the last files is kept:
-agents send their screenshots again in every turn.
+Owns that process: it is started for the first picture, which takes seconds, and kept until the model's engine has gone.
+It serves one picture at a time (see `turns`). If it dies, the next picture starts another; if its processor cannot be
+loaded, none is started for a while. Clients that leave have nothing more read than the picture at hand.
 """
 
 import asyncio
-import atexit
 import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import signal
 import socket
@@ -18,66 +18,83 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
-from collections import OrderedDict
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from weft.engine.wire.messages import frame, receive
-from weft.engine.wire.pictures import SEALS, Picture, SharedData
+from weft.engine.wire.pictures import SEALS
+from weft.engine.wire.waiting_threads import WaitingThreads
 from weft.server.child_limits import child_environment
-from weft.server.errors import InternalError, QueueFullError, UnsupportedValueError
+from weft.server.errors import EngineUnavailableError, InternalError, UnsupportedValueError
 from weft.server.pictures.calls import MAX_ANSWER_BYTES, Made, Ready
+from weft.server.pictures.held import HeldPictures, Key, ReadPicture
+from weft.server.pictures.turns import Turns
 
-MAX_HELD_BYTES: Final = 1 << 30
-"""Of pictures of all requests that have not ended, and of those that are kept, in one server process."""
-MAX_KEPT_BYTES: Final = 256 << 20
-"""Of pictures that are kept for another request."""
+FAULT_S: Final = 60.0
+"""How long no other process is started once one could not load the processor."""
 _GROWTH_BYTES: Final = 3 << 30
 _START_S: Final = 300.0
 _READ_S: Final = 300.0
 """A process that was stopped, or gets no core, is ended after so long."""
+_END_S: Final = 1.0
+"""How long the end of a process is waited for."""
+_MAX_SAID_BYTES: Final = 4000
+"""Of what a process says before it dies, for the log."""
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+_log = logging.getLogger(__name__)
 
 
 class _Process:
-    """One process; one thread uses it at a time."""
+    """One process; one thread uses it at a time, and any may kill it."""
 
-    def __init__(self, folder: Path, token_id: int) -> None:
-        self._link, theirs = socket.socketpair()
-        self._made = os.memfd_create("weft-made")
-        with theirs:
+    def __init__(self, folder: Path, token_id: int, dtype: str) -> None:
+        """Start it; raises OSError."""
+        self.sign = ""
+        self._is_killed = False
+        with contextlib.ExitStack() as opened, contextlib.ExitStack() as theirs:
+            self._link, link = socket.socketpair()
+            opened.enter_context(self._link)
+            theirs.enter_context(link)
+            self._made = os.memfd_create("weft-made")
+            opened.callback(os.close, self._made)
+            self._said, words = os.pipe2(os.O_NONBLOCK)  # what is more than it holds is lost, and nobody waits for it
+            opened.callback(os.close, self._said)
+            theirs.callback(os.close, words)
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "weft.server.pictures.child"),
-                    *(str(folder), str(token_id), str(_GROWTH_BYTES), str(self._made)),
+                    *(str(folder), str(token_id), dtype, str(_GROWTH_BYTES), str(self._made)),
                 ],
-                stdin=theirs.fileno(),
+                stdin=link.fileno(),
                 pass_fds=(self._made,),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=words,
                 env=child_environment() | _ENVIRONMENT,
                 start_new_session=True,
             )
+            self._open = opened.pop_all()
+
+    def load_fault(self) -> str | None:
+        """Wait until the processor is loaded; why it is not, None if it is."""
         try:
             answer = receive(self._link, MAX_ANSWER_BYTES, time.monotonic() + _START_S)
             ready = msgspec.msgpack.decode(answer, type=Ready)
         except (EOFError, OSError, ValueError, msgspec.MsgspecError):
             ready = Ready(fault="its process died")
-        if ready.fault is not None:
-            self.close()
-            raise InternalError(f"pictures cannot be read: the model's processor cannot be loaded ({ready.fault})")
         self.sign = ready.sign
+        return ready.fault
 
     def shared(self, made: Made) -> int:
-        """The number of memory that is a copy of what the process has made last."""
+        """The number of memory with what the process has made last, whose own memory is empty then."""
         number, num_left = os.memfd_create("weft-picture", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), made.num_bytes
         try:
             while num_left:
                 num_left -= os.sendfile(number, self._made, made.num_bytes - num_left, num_left)
+            os.ftruncate(self._made, 0)
             fcntl.fcntl(number, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
             os.close(number)
@@ -90,7 +107,9 @@ class _Process:
             self._link.settimeout(_READ_S)
             self._link.sendall(frame(data))
             answer = receive(self._link, MAX_ANSWER_BYTES, time.monotonic() + _READ_S)
-            return msgspec.msgpack.decode(answer, type=Made)
+            made = msgspec.msgpack.decode(answer, type=Made)
+            self._last_words()
+            return made
         except TimeoutError:
             self.close()
             return Made(f"to read it takes more than {_READ_S:g} s, with all that is read before it")
@@ -109,28 +128,27 @@ class _Process:
         """Whether it still serves."""
         return self._process.poll() is None
 
-    def close(self) -> None:
-        """End it; nothing that it does is waited for."""
+    def kill(self) -> None:
+        """End it, for no fault of its own; who uses it closes it."""
+        self._is_killed = True
         self._process.kill()
-        self._process.wait()
-        self._link.close()
-        if self._made >= 0:
-            os.close(self._made)
-        self._made = -1
 
+    def close(self) -> None:
+        """End it; nothing that it does is waited for. If it ended by itself, the log has its last words."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        if not self._is_killed:
+            status, words = self._process.returncode, self._last_words()
+            _log.warning("the process that reads pictures ended (%s); it said: %r", status, words)
+        self._is_killed = True
+        self._open.close()
 
-@dataclass(frozen=True, slots=True)
-class ReadPicture:
-    """What became of a file.
-
-    Attributes:
-        sign: What a chat template writes for a picture.
-        picture: None if there is a fault. What it shares is open as long as it lives.
-    """
-
-    made: Made
-    sign: str
-    picture: Picture | None
+    def _last_words(self) -> str:
+        """The end of what it has said since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._said, 1 << 20)[-_MAX_SAID_BYTES:].decode("utf-8", "replace")
+        return ""
 
 
 class PictureProcess:
@@ -143,80 +161,121 @@ class PictureProcess:
             folder: That of the checkpoint.
         """
         self._folder = folder
-        self._turn = asyncio.Lock()
-        self._lock = threading.Lock()  # a thread goes on when its task is cancelled
+        self._threads = WaitingThreads("pictures", 2)  # the one that reads, and one for digests
+        self._turns = Turns()
+        self._lock = threading.Lock()  # of the process: who has it uses it
         self._process: _Process | None = None
-        self._held = set[SharedData]()
-        self._kept = OrderedDict[tuple[str, bytes], ReadPicture]()  # the least recently used first
-        atexit.register(self.close)
+        self._fault: tuple[str, float] | None = None  # why none can be started, and until when none is
+        self._num_closed = 0
+        self.held = HeldPictures()
 
-    async def read(self, data: bytes, token_id: int, tenant: str = "") -> ReadPicture:
+    async def read(self, data: bytes, token_id: int, tenant: str = "", dtype: str = "float32") -> ReadPicture:
         """What becomes of a file.
 
         Args:
             token_id: That of the engine's pictures.
-            tenant: Who asks. Nobody can tell from the time it takes what others have sent.
+            tenant: Who asks.
+            dtype: In what the engine computes.
 
         Raises:
             InternalError: The checkpoint's processor cannot be loaded.
             UnsupportedValueError: Pillow is missing.
-            QueueFullError: Too much is held.
+            QueueFullError: Too many wait, or too much is held.
+            EngineUnavailableError: The engine has gone meanwhile.
         """
         if importlib.util.find_spec("PIL") is None:
             raise UnsupportedValueError(
                 "this server cannot read pictures: the package is missing (pip install 'weft[images]')"
             )
+        key = tenant, await asyncio.wrap_future(self._threads.submit(partial(_digest, data)))
+        if (kept := self.held.find(key)) is not None:
+            return kept
         results = list[ReadPicture]()  # and not a future's result, which lives until garbage is collected
-        async with self._turn:
-            await asyncio.to_thread(self._find, data, token_id, tenant, results)
+        await self._turns.take(tenant)
+        try:
+            read = partial(self._read, data, key, (token_id, dtype), self._num_closed, results)
+            reading = asyncio.wrap_future(self._threads.submit(read))
+        except BaseException:
+            self._turns.give_back()
+            raise
+        reading.add_done_callback(lambda _: self._turns.give_back())
+        try:
+            await asyncio.shield(reading)
+        except asyncio.CancelledError:  # the thread goes on, and has its turn until it is done
+            reading.add_done_callback(lambda _: results.clear())
+            raise
         return results.pop()
 
-    def _find(self, data: bytes, token_id: int, tenant: str, results: list[ReadPicture]) -> None:
-        key = tenant, hashlib.blake2b(data, digest_size=16).digest()
+    def _read(
+        self, data: bytes, key: Key, engine: tuple[int, str], num_closed: int, results: list[ReadPicture]
+    ) -> None:
         with self._lock:
-            found = self._kept.pop(key, None) or self._read(data, token_id)
-            if found.picture is not None:
-                self._kept[key] = found
-            while sum(each.made.num_bytes for each in self._kept.values()) > MAX_KEPT_BYTES:
-                self._kept.popitem(last=False)
+            if (found := self.held.find(key)) is None:  # another request had it read meanwhile
+                process = self._started(*engine, num_closed)
+                made = process.read(data)
+                self._check_open(num_closed)
+                if made.fault is not None:
+                    found = ReadPicture(made, process.sign, None)
+                else:
+                    found = self.held.hold(key, made, process.sign, engine[0], partial(process.shared, made))
             results.append(found)
 
-    def _read(self, data: bytes, token_id: int) -> ReadPicture:
-        if self._process is not None and not self._process.is_alive:
-            self._process.close()
-            self._process = None
-        if self._process is None:
-            self._process = _Process(self._folder, token_id)
-        process, made = self._process, self._process.read(data)
-        if made.fault is not None:
-            return ReadPicture(made, process.sign, None)
-        self._make_room(made.num_bytes)
-        number = process.shared(made)
-        shared = SharedData(os.getpid(), number, made.num_bytes, os.fstat(number).st_ino)
-        picture = Picture(token_id, made.arrays, shared=shared, grid=made.grid)
-        self._held.add(shared)
-        weakref.finalize(picture, self._release, shared).atexit = False
-        return ReadPicture(made, process.sign, picture)
+    def _check_open(self, num_closed: int) -> None:
+        if self._num_closed != num_closed:
+            raise EngineUnavailableError()
 
-    def _make_room(self, num_bytes: int) -> None:
-        while self._num_held + num_bytes > MAX_HELD_BYTES and self._kept:
-            self._kept.popitem(last=False)
-        if self._num_held + num_bytes > MAX_HELD_BYTES:
-            message = f"pictures of at most {MAX_HELD_BYTES} bytes may be held at once; try again in a moment"
-            raise QueueFullError(message)
+    def _started(self, token_id: int, dtype: str, num_closed: int) -> _Process:
+        """A process that has loaded the processor."""
+        self._check_open(num_closed)
+        if self._process is not None and self._process.is_alive:
+            return self._process
+        self._end()
+        if self._fault is None or self._fault[1] < time.monotonic():
+            fault = self._start(token_id, dtype)
+            self._check_open(num_closed)
+            if self._process is not None:
+                return self._process
+            self._fault = fault, time.monotonic() + FAULT_S
+        message = f"pictures cannot be read: the model's processor cannot be loaded ({self._fault[0]})"
+        raise InternalError(f"{message}; it is tried again after {FAULT_S:g} s")
 
-    @property
-    def _num_held(self) -> int:
-        return sum(shared.num_bytes for shared in tuple(self._held))
+    def _start(self, token_id: int, dtype: str) -> str:
+        """Start a process; why it cannot be, empty if it is."""
+        try:
+            self._process = _Process(self._folder, token_id, dtype)
+        except OSError as error:
+            return f"its process cannot be started: {error.strerror}"
+        if fault := self._process.load_fault():
+            self._end()
+        return fault or ""
 
-    def _release(self, shared: SharedData) -> None:
-        """Called when nobody has the picture any more; the engine has taken its values, or never will."""
-        self._held.discard(shared)
-        os.close(shared.number)
-
-    def close(self) -> None:
-        """End the process, if there is one, and keep nothing; a later picture starts another."""
-        self._kept.clear()
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.close()
+
+    def close(self) -> None:
+        """End the process, if there is one, keep nothing, and let those who wait fail. A later picture starts another.
+
+        To be called on the event loop, when the engine has gone.
+        """
+        self._num_closed += 1
+        self._turns.end()
+        self.held.forget()
+        deadline = time.monotonic() + _END_S
+        while not self._lock.acquire(timeout=0.01):  # a thread uses the process, and notices its end
+            if (process := self._process) is not None:
+                process.kill()
+            if time.monotonic() > deadline:  # it waits for a disk that hangs; the thread closes it then
+                return
+        try:
+            if self._process is not None:
+                self._process.kill()
+            self._end()
+            self._fault = None
+        finally:
+            self._lock.release()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

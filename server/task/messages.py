@@ -91,11 +91,11 @@ def text_of(
 
 
 def _part_text(part: ContentPart, at: str, spans: Spans | None) -> str:
-    text = part_text(part, at, spans)
-    if text is not None:
+    if (text := part_text(part, at, spans)) is not None:
         return text
     if part.type in PARTS or part.type.startswith(UNSEEN_PREFIXES):
-        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
+        taker = "this field" if spans is None else "the model"
+        raise UnsupportedValueError(f"{at}: {taker} does not take parts of type {shown(part.type)}", param=at)
     raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
 
 

@@ -11,12 +11,13 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
 
 from weft.engine.wire.inputs import TokenSpan
 from weft.engine.wire.pictures import Picture
+from weft.server.errors import ApiError
 from weft.server.pictures.source import PictureSource, source_of
 from weft.server.text.chat_template import ChatTemplateError
 from weft.server.text.replayed import TEXT_PARTS
@@ -59,18 +60,26 @@ PARTS: dict[str, Reader] = {
 }
 
 
+Beyond = Literal["refuse", "read", "leave"]
+"""To refuse pictures that the context has no room for; to read them since tokens are only counted; or to leave the
+oldest unread, since the turns that show them will be left out."""
+
+
 class Spans:
     """The spans of one conversation, and the marks that stand for them in its messages.
 
     Attributes:
         noun: What the API calls its parts.
+        beyond: What to do with pictures that a bound leaves no room for.
+        left: Why some pictures are not read, which is raised where one of them is to be shown; None: all are.
     """
 
-    def __init__(self, noun: str = "parts") -> None:
+    def __init__(self, noun: str = "parts", beyond: Beyond = "refuse") -> None:
         """Start with none."""
-        self.noun = noun
+        self.noun, self.beyond = noun, beyond
         self._tag = secrets.token_hex(8)
         self._spans: list[Span | PictureSource] = []
+        self.left: ApiError | None = None
 
     def mark(self, span: Span | PictureSource) -> str:
         """Add a span, or a picture that is to be read; the text that stands for it until the prompt is rendered."""
@@ -92,6 +101,12 @@ class Spans:
     def put(self, number: int, span: Span) -> None:
         """What became of a picture."""
         self._spans[number] = span
+
+    def leave(self, error: ApiError) -> None:
+        """Leave the pictures that are not read, unless that is refused with the error."""
+        if self.beyond != "leave":
+            raise error
+        self.left = error
 
     def rendered(
         self, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], list[str]]
@@ -129,7 +144,11 @@ class Spans:
         return {**message, "content": parts}
 
     def placed(self, pieces: list[str]) -> tuple[list[str], list[Span]]:
-        """A rendered prompt with placeholders for the marks, as pieces of their own, and their spans in its order."""
+        """A rendered prompt with placeholders for the marks, as pieces of their own, and their spans in its order.
+
+        Raises:
+            ApiError: One of them was left.
+        """
         if not self._spans:
             return pieces, []
         shown, found = [], []
@@ -137,7 +156,9 @@ class Spans:
             for i, text in enumerate(re.split(self._mark, piece)):
                 if i % 2:
                     span = self._spans[int(text, 16)]
-                    assert isinstance(span, Span), "pictures are read before a prompt is made"
+                    if isinstance(span, PictureSource):
+                        assert self.left is not None, "pictures are read before a prompt is made"
+                        raise self.left
                     found.append(span)
                     shown.append(span.text or span.placeholder * span.num_tokens)
                 elif text:

@@ -86,6 +86,7 @@ class _Turns:
 def count_conversation(body: wire.CountTokensBody, *, strict: bool) -> Conversation:
     """The conversation of a body that is only counted."""
     turns, left_out = _turns(body), _left_out(body, strict=strict)
+    turns.spans.beyond = "read"
     return Conversation(ChatCompletionBody(**_shared_fields(body, turns)), [], left_out, turns.spans)
 
 

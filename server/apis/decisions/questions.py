@@ -163,7 +163,7 @@ def _content(content: wire.DecisionContent, at: str, types: frozenset[str] | Non
     for i, part in enumerate(content):
         path, kinds = f"{at}[{i}]", types or frozenset({"input_text"})
         if part.type == "input_image":
-            raise UnsupportedValueError(f"{path}: the model does not take parts of type 'input_image'", param=path)
+            raise UnsupportedValueError(f"{path}: this API does not take parts of type 'input_image'", param=path)
         if part.type not in kinds:
             wanted = ", ".join(sorted(kinds))
             message = f"{path}.type must be one of {wanted}, got {shown(part.type)}"

@@ -79,7 +79,7 @@ async def chat_task(
     options = template_options(body, model.tokenizer, wishes.variables)
     spans = Spans() if spans is None else spans
     messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools, spans)
-    await read_pictures(spans, model, request, context)
+    await read_pictures(spans, model, request, context, is_cut=body.truncate_prompt_tokens is not None)
     return await read_task(
         body,
         request,

@@ -133,7 +133,7 @@ async def _chat_ids(
     use, _ = await workers.run_light(size, tool_use, chat, strict=False)
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
-    spans = Spans()
+    spans = Spans(beyond="read")
     shown = await workers.run_light(size, template_messages, messages, model.formats.tools, spans)
     await read_pictures(spans, model, request, context)
     prompt, _ = await encode_chat(model.tokenizer, Chat(shown, end, spans=spans), room, workers, size)

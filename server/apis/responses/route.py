@@ -107,7 +107,8 @@ async def count_input_tokens(body: ResponseBody, request: Request, context: Cont
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
     tools = await list_servers(body, items.all, items.size, request, context)
     hosted = tools.hosted if tools else NO_HOSTED
-    chat, wishes = await read_chat(body, items.all, sealer, model, request, context, items.size, hosted)
+    given = items.all, sealer, model, request, context, items.size, hosted
+    chat, wishes = await read_chat(body, *given, is_counted=True)
     num_tokens = await count_chat_tokens(chat, model, items.size, context.workers)
     answer = {"object": "response.input_tokens", "input_tokens": num_tokens}
     return json_answer(answer, ignored_header([*wishes.left_out, *ignored]))
@@ -224,6 +225,8 @@ async def read_chat(
     context: ServerContext,
     size: int,
     hosted: HostedTools = NO_HOSTED,
+    *,
+    is_counted: bool = False,
 ) -> tuple[Chat, OutputWishes]:
     """The messages for the template, and what the output must be."""
     max_tokens = options.max_output_tokens(body)
@@ -243,6 +246,7 @@ async def read_chat(
     wishes = replace(wishes, left_out=[*wishes.left_out, *made.left_out])
     note_left_out(wishes.left_out)
     shown = options.template_options(body, wishes, model.tokenizer)
+    made.spans.beyond = "leave" if body.truncation == "auto" else "read" if is_counted else "refuse"
     await read_pictures(made.spans, model, request, context)
     chat = Chat(made.messages, shown, made.breakpoints, "input", made.spans)
     if body.truncation == "auto":
@@ -257,4 +261,8 @@ def _fits(model: ServedModel, room: TokenRoom, chat: Chat) -> bool:
         token_ids = encode_now(model.tokenizer, chat, room)
     except TextTooLongError:
         return False
+    except ApiError as error:
+        if error is chat.spans.left:
+            return False
+        raise
     return len(token_ids) <= room.num_tokens

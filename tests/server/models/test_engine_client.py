@@ -424,3 +424,23 @@ def test_disconnect_fails_what_runs(tmp_path: pathlib.Path) -> None:
         assert client.info is None
 
     run(tmp_path, script)
+
+
+def test_what_depends_on_the_engine_is_told_when_it_has_gone(tmp_path: pathlib.Path) -> None:
+    told = list[str]()
+
+    async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
+        client.on_lost = lambda: told.append("lost")
+        await engine.die()
+        await disconnected(client)
+        await settle()
+        assert told == ["lost"]
+        second = FakeEngine(tmp_path, "b")
+        await second.start()
+        await connected(client, "b")
+        assert told == ["lost"]
+        await client.disconnect()
+        assert told == ["lost", "lost"]  # also at the end of this process
+        await second.die()
+
+    run(tmp_path, script)

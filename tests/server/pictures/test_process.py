@@ -1,6 +1,7 @@
 """The process that reads pictures: what it answers, how it is bounded, and that its death is one picture's fault."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -9,16 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from tests.picture_checkpoints import WRITERS, encoded, picture, processor_of, write_idefics3
+from weft.engine.fallback.vision import load_encoder
+from weft.engine.vision.eyes import tensors
+from weft.engine.wire.pictures import Picture
 from weft.server.errors import ApiError
-from weft.server.pictures import process as reading
-from weft.server.pictures.process import PictureProcess, ReadPicture
+from weft.server.pictures import child, held, process
+from weft.server.pictures.held import ReadPicture
+from weft.server.pictures.process import PictureProcess
 
 TOKEN = 702
 LARGE, OTHER = picture(1, 80, 50), picture(5, 80, 50)
@@ -84,7 +89,7 @@ def test_equal_pixels_are_equal_pictures(reader: PictureProcess) -> None:
 
 
 def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
-    reader._kept.clear()
+    reader.held.forget()
     assert read(reader, encoded(LARGE)).picture is not None
     first = reader._process
     assert first is not None
@@ -97,7 +102,7 @@ def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
 
 
 def test_a_process_that_died_between_two_pictures_is_replaced(reader: PictureProcess) -> None:
-    reader._kept.clear()
+    reader.held.forget()
     read(reader, encoded(LARGE))
     assert reader._process is not None
     os.kill(reader._process._process.pid, signal.SIGKILL)
@@ -106,7 +111,7 @@ def test_a_process_that_died_between_two_pictures_is_replaced(reader: PicturePro
 
 
 def test_it_opens_no_file_and_has_one_thread_for_sums(reader: PictureProcess) -> None:
-    reader._kept.clear()
+    reader.held.forget()
     read(reader, encoded(LARGE))
     assert reader._process is not None
     limits = Path(f"/proc/{reader._process._process.pid}/limits").read_text().splitlines()
@@ -129,42 +134,88 @@ def test_it_ends_with_its_owner(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def test_what_is_held_is_bounded(reader: PictureProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader._kept.clear()
-    first = read(reader, encoded(LARGE))
-    assert first.picture is not None and first.picture.shared is not None
-    num_bytes, shared = first.picture.num_bytes, first.picture.shared
-    assert reader._held == {shared}
-    monkeypatch.setattr(reading, "MAX_HELD_BYTES", 2 * num_bytes - 1)
-    with pytest.raises(ApiError, match="may be held at once; try again in a moment") as caught:
-        read(reader, encoded(OTHER))
-    assert caught.value.status == 503
-    del first
-    assert not reader._held
-    with pytest.raises(OSError):
-        os.fstat(shared.number)
-    assert read(reader, encoded(LARGE)).picture is not None
-    assert read(reader, encoded(OTHER)).picture is not None  # what is only kept makes room
-
-
 def test_a_file_that_comes_again_is_not_read_again(reader: PictureProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within one API key. The least recently used one goes first."""
-    reader._kept.clear()
+    reader.held.forget()
     first = asyncio.run(reader.read(encoded(LARGE), TOKEN, "a"))
     assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "a")) is first
     second = asyncio.run(reader.read(encoded(LARGE), TOKEN, "b"))
     assert second is not first and second.made.digest == first.made.digest
-    monkeypatch.setattr(reading, "MAX_KEPT_BYTES", 2 * first.made.num_bytes)
+    monkeypatch.setattr(held, "MAX_KEPT_BYTES", 2 * first.made.num_bytes)
     assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "a")) is first
     asyncio.run(reader.read(encoded(OTHER), TOKEN, "a"))
     assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "a")) is first
     assert asyncio.run(reader.read(encoded(LARGE), TOKEN, "b")) is not second
 
 
-def test_a_checkpoint_without_a_processor_says_so(tmp_path: Path) -> None:
-    made: Any = PictureProcess(tmp_path)
-    with pytest.raises(ApiError, match="the model's processor cannot be loaded"):
-        read(made, encoded(LARGE))
+def test_pixels_have_the_type_that_the_engine_computes_in(folder: Path) -> None:
+    reader = PictureProcess(folder)
+    found = asyncio.run(reader.read(encoded(LARGE), TOKEN, dtype="bfloat16"))
+    reader.close()
+    assert found.picture is not None and found.picture.shared is not None
+    wanted = processor_of(folder)(text="<image>", images=[LARGE], return_tensors="pt")["pixel_values"]
+    data, pixels = found.picture.shared.read(), found.picture.arrays["pixel_values"]
+    assert (pixels.dtype, pixels.num_bytes) == ("bfloat16", wanted.numel() * 2)
+    whole = Picture(TOKEN, found.picture.arrays, data)
+    assert torch.equal(tensors(whole, torch.device("cpu"))["pixel_values"], wanted.bfloat16())
+    assert found.picture.arrays["pixel_attention_mask"].dtype == "bool"
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_an_engine_of_16_bits_sees_the_same(tmp_path: Path, family: str) -> None:
+    """As if the model rounded the pixels, which it does before anything else."""
+    WRITERS[family](tmp_path)
+    encode = load_encoder(tmp_path, torch.device("cpu"), torch.bfloat16)
+    made = processor_of(tmp_path)(text="<image>", images=[LARGE], return_tensors="np")
+    of_picture = {name: value for name, value in made.items() if name not in child._OF_TEXT}
+    features = []
+    for dtype in ("float32", "bfloat16"):
+        values = {
+            name: (kind, torch.from_numpy(array)) for name, (kind, array) in child._values(of_picture, dtype).items()
+        }
+        assert values["pixel_values"][0] == dtype
+        with torch.inference_mode():
+            features.append(encode({name: array.view(getattr(torch, kind)) for name, (kind, array) in values.items()}))
+    assert torch.equal(*features)
+
+
+def test_a_processor_that_cannot_be_loaded_is_not_loaded_for_each_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "FAULT_S", 1000.0)
+    made, starts, load_fault = PictureProcess(tmp_path), list[process._Process](), process._Process.load_fault
+
+    def counted(self: process._Process) -> str | None:
+        starts.append(self)
+        return load_fault(self)
+
+    monkeypatch.setattr(process._Process, "load_fault", counted)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="the model's processor cannot be loaded") as caught:
+            read(made, encoded(LARGE))
+        assert caught.value.status == 500 and len(starts) == 1
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # which also cannot load it, and says so sooner
+    made.close()  # the model is loaded anew
+    monkeypatch.setattr(process, "FAULT_S", -1.0)
+    for number in (2, 3):
+        with pytest.raises(ApiError, match="the model's processor cannot be loaded"):
+            read(made, encoded(LARGE))
+        assert len(starts) == number
+
+
+def test_what_it_says_before_it_dies_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "python"
+    script.touch(0o700)
+    for text, shown in (("head -c 1000000 /dev/zero", 4000), ("echo oh dear", 8)):
+        script.write_text(f"#!/bin/sh\n{text} >&2\nexit 3\n")
+        monkeypatch.setattr(sys, "executable", str(script))
+        with caplog.at_level(logging.WARNING), pytest.raises(ApiError, match="its process died"):
+            read(PictureProcess(tmp_path), encoded(LARGE))
+        said = repr("oh dear\n" if shown == 8 else "\0" * 4000)
+        assert caplog.messages == [f"the process that reads pictures ended (3); it said: {said}"]
+        caplog.clear()
 
 
 def test_without_pillow_the_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

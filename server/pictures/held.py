@@ -1,0 +1,114 @@
+"""Holds what was made of pictures for one model: for requests that have not ended, and some for later ones.
+
+Owns the memory that it is in, without a name, each picture under the number of an open file. A picture is let go when
+nobody has it any more: neither a request nor those that are kept, of which the least recently used go first, also where
+others need their room. Bytes and numbers are bounded and shared: an API key has at most as much as is left.
+"""
+
+import os
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from weft.engine.wire.pictures import Picture, SharedData
+from weft.server.errors import QueueFullError
+from weft.server.pictures.calls import Made
+
+MAX_HELD_BYTES: Final = 2 << 30
+"""Of all pictures of one model in one server process."""
+MAX_KEPT_BYTES: Final = 256 << 20
+"""Of those among them that are kept for another request."""
+SHARE_OF_FILES: Final = 16
+"""One in so many of the files that the process may open is for the pictures of one model; connections have most."""
+
+Key = tuple[str, bytes]
+"""A tenant, and the digest of a file: nobody can tell from the time it takes what others have sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPicture:
+    """What became of a file.
+
+    Attributes:
+        sign: What a chat template writes for a picture.
+        picture: None if there is a fault. What it shares is open as long as it lives.
+    """
+
+    made: Made
+    sign: str
+    picture: Picture | None
+
+
+class HeldPictures:
+    """Those of one model. Any thread may use it."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self._lock = threading.Lock()
+        self._held = dict[SharedData, str]()  # with their tenants; without the lock, since pictures go at any time
+        self._kept = OrderedDict[Key, ReadPicture]()  # the least recently used first
+
+    def find(self, key: Key) -> ReadPicture | None:
+        """What is kept of a file; None: nothing."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def hold(self, key: Key, made: Made, sign: str, token_id: int, copy: Callable[[], int]) -> ReadPicture:
+        """Hold a picture, and keep it for later.
+
+        Args:
+            copy: Makes memory with its values, and returns the number under which it is open.
+
+        Raises:
+            QueueFullError: There is no room.
+        """
+        tenant, _ = key
+        with self._lock:
+            while (fault := self._fault(made.num_bytes, tenant)) and self._kept:
+                self._kept.popitem(last=False)
+        if fault:
+            raise QueueFullError(fault)
+        try:
+            number = copy()
+        except OSError as error:
+            raise QueueFullError(f"a picture cannot be held ({error.strerror}); try again in a moment") from None
+        shared = SharedData(os.getpid(), number, made.num_bytes, os.fstat(number).st_ino)
+        picture = Picture(token_id, made.arrays, shared=shared, grid=made.grid)
+        self._held[shared] = tenant
+        weakref.finalize(picture, self._release, shared).atexit = False
+        found = ReadPicture(made, sign, picture)
+        with self._lock:
+            self._kept[key] = found
+            while sum(each.made.num_bytes for each in self._kept.values()) > MAX_KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return found
+
+    def _fault(self, num_bytes: int, tenant: str) -> str | None:
+        """Why there is no room for one more; None: there is."""
+        held = list(self._held.items())
+        own = [shared.num_bytes for shared, owner in held if owner == tenant]
+        num_left = MAX_HELD_BYTES - sum(shared.num_bytes for shared, _ in held)
+        if sum(own) + num_bytes > num_left:
+            bound = f"pictures of at most {MAX_HELD_BYTES} bytes may be held at once, by one key as many as are left"
+            return f"{bound}: it holds {sum(own)}, {num_left} are left, and one has {num_bytes}; try again in a moment"
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OF_FILES
+        if len(own) >= most - len(held):
+            bound = f"at most {most} pictures may be held at once, by one key as many as are left"
+            return f"{bound}: it holds {len(own)}; try again in a moment"
+        return None
+
+    def forget(self) -> None:
+        """Keep none."""
+        with self._lock:
+            self._kept.clear()
+
+    def _release(self, shared: SharedData) -> None:
+        """Called when nobody has the picture any more; the engine has taken its values, or never will."""
+        self._held.pop(shared, None)
+        os.close(shared.number)

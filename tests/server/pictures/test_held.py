@@ -1,0 +1,91 @@
+"""What is held of pictures is bounded in bytes and in number, shared among keys, and let go when nobody has it."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from weft.server.errors import QueueFullError
+from weft.server.pictures import held
+from weft.server.pictures.calls import Made
+from weft.server.pictures.held import HeldPictures, ReadPicture
+
+
+def memory() -> int:
+    return os.memfd_create("weft-test")
+
+
+def hold(pictures: HeldPictures, name: str, num_bytes: int = 10, tenant: str = "a") -> ReadPicture:
+    made = Made(text="x", placeholder="x", num_tokens=1, num_bytes=num_bytes)
+    return pictures.hold((tenant, name.encode()), made, "x", 7, memory)
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> HeldPictures:
+    monkeypatch.setattr(held, "MAX_HELD_BYTES", 100)
+    return HeldPictures()
+
+
+def numbers(pictures: HeldPictures) -> list[int]:
+    return [shared.number for shared in pictures._held]
+
+
+def test_a_key_has_at_most_as_many_bytes_as_are_left(pictures: HeldPictures) -> None:
+    first = [hold(pictures, f"{i}") for i in range(5)]
+    with pytest.raises(QueueFullError, match="it holds 50, 50 are left, and one has 10; try again") as caught:
+        hold(pictures, "6")
+    assert caught.value.status == 503
+    second = [hold(pictures, f"{i}", tenant="b") for i in range(2)]
+    with pytest.raises(QueueFullError, match="it holds 20, 30 are left, and one has 11"):
+        hold(pictures, "3", 11, tenant="b")
+    first.clear()
+    second += [hold(pictures, f"{i + 3}", tenant="b") for i in range(3)]
+
+
+def test_a_key_has_at_most_as_many_files_as_are_left(pictures: HeldPictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (16 * 4, 16 * 4))
+    first = [hold(pictures, f"{i}", 1) for i in range(2)]
+    with pytest.raises(QueueFullError, match=r"at most 4 pictures may be held at once, .* it holds 2"):
+        hold(pictures, "3", 1)
+    second = hold(pictures, "1", 1, tenant="b")
+    with pytest.raises(QueueFullError):
+        hold(pictures, "2", 1, tenant="b")
+    del first[0], second
+    hold(pictures, "4", 1)
+
+
+def test_no_file_may_be_left_at_all(pictures: HeldPictures) -> None:
+    def full() -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.raises(QueueFullError, match=r"a picture cannot be held \(Too many open files\); try again"):
+        pictures.hold(("a", b"1"), Made(num_bytes=1), "x", 7, full)
+    assert not pictures._held
+
+
+def test_what_nobody_has_any_more_is_let_go(pictures: HeldPictures) -> None:
+    found = hold(pictures, "1")
+    assert pictures.find(("a", b"1")) is found and pictures.find(("b", b"1")) is None
+    (number,) = numbers(pictures)
+    pictures.forget()
+    os.fstat(number)
+    del found
+    assert not pictures._held
+    with pytest.raises(OSError):
+        os.fstat(number)
+
+
+def test_what_is_only_kept_makes_room_the_oldest_first(pictures: HeldPictures) -> None:
+    for i in range(5):
+        hold(pictures, f"{i}")
+    assert pictures.find(("a", b"0")) is not None
+    hold(pictures, "5")
+    assert pictures.find(("a", b"1")) is None and pictures.find(("a", b"0")) is not None
+
+
+def test_what_is_kept_has_a_bound_of_its_own(pictures: HeldPictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MAX_KEPT_BYTES", 20)
+    for i in range(3):
+        hold(pictures, f"{i}")
+    assert len(numbers(pictures)) == 2 and pictures.find(("a", b"0")) is None
