@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from weft.engine.fields import Fields
+from weft.engine.gguf.tensors import GgufSource
 from weft.engine.vision.families import SEEING
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
@@ -31,7 +32,8 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     if SEEING.keys().isdisjoint(outer.texts("architectures")):
         return None
     fault = None
-    if outer.has("quantization_config") or outer.section("text_config").has("quantization_config"):
+    is_quantized = outer.has("quantization_config") or outer.section("text_config").has("quantization_config")
+    if is_quantized and not _is_gguf(outer):
         fault = "it is quantized"
     elif not any((folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")):
         fault = "preprocessor_config.json is missing"
@@ -48,11 +50,27 @@ def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | Non
     return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
 
 
+def seeing_tensors(folder: Path) -> tuple[CheckpointSource, tuple[str, ...]]:
+    """The tensors of a checkpoint under its own names, and which of these are no part of the text half.
+
+    Raises:
+        ModelError: There are no files, or config.json is malformed.
+    """
+    kind = GgufSource if _is_gguf(Fields.read(folder / "config.json")) else CheckpointSource
+    whole, half = (kind(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
+    of_text = {half.name_in_files(name) for name in half.names}
+    return whole, tuple(name for name in whole.names if name not in of_text)
+
+
+def _is_gguf(outer: Fields) -> bool:
+    """Whether the folder was made of GGUF files, of which one is for what sees."""
+    return outer.section("quantization_config").optional_text("quant_method") == "gguf"
+
+
 def _num_values(folder: Path) -> int:
     """Of the tensors that are no part of the text half; 0 where `weft plan` has none of them."""
     try:
-        whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
+        whole, names = seeing_tensors(folder)
     except ModelError:
         return 0
-    of_text = {half.name_in_files(name) for name in half.names}
-    return sum(math.prod(whole.shape(name) or ()) for name in whole.names if name not in of_text)
+    return sum(math.prod(whole.shape(name) or ()) for name in names)
