@@ -40,8 +40,8 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(f"what sees in the checkpoint cannot be loaded ({fault})") from None
     body = module.model.eval()
-    text = {name for name, part in module.named_parameters() if name.startswith(_names_of_text(module))}
-    for name in sorted(set(report["missing_keys"]) - text):
+    of_text = _names_of_text(module)
+    for name in sorted(name for name in report["missing_keys"] if not name.startswith(of_text)):
         raise ModelError(f"tensor {name} is missing from the checkpoint")
     torch.nn.Module.to(body, device)
 

@@ -84,6 +84,7 @@ def add_mmproj(contents: dict[str, Json], model: GgufModel, mmproj: GgufModel) -
         "architectures": [projector.architecture],
         "model_type": projector.model_type,
         "text_config": {**text, "model_type": projector.texts[family], **_rope(model)},
+        "tie_word_embeddings": text["tie_word_embeddings"],
         "image_token_id": ids[placeholder],
         **{name: ids[token] for name, token in projector.ids.items() if token in ids},
         **projector.config(mmproj),

@@ -158,10 +158,14 @@ def _qwen(file: GgufModel) -> Json:
 
 
 def _qwen2(file: GgufModel) -> Json:
-    size = number(file, "embedding_length")
-    ratio = number(file, "feed_forward_length", 4 * size) / size
-    more = {"embed_dim": size, "hidden_size": number(file, "projection_dim"), "mlp_ratio": ratio}
+    """What files say of the feed-forward is the size of the text half, or nothing."""
+    size, wide = number(file, "embedding_length"), file.tensors.get("v.blk.0.ffn_up.weight")
+    more = {"embed_dim": size, "hidden_size": _outputs(file), "mlp_ratio": max(wide.shape) // size if wide else 4}
     return {"vision_config": _qwen(file) | more | {"hidden_act": "quick_gelu"}}
+
+
+def _outputs(file: GgufModel) -> int:
+    return file.tensors["mm.2.weight"].shape[0]
 
 
 def _qwen2_5(file: GgufModel) -> Json:
@@ -169,7 +173,7 @@ def _qwen2_5(file: GgufModel) -> Json:
     vision = _qwen(file) | {
         "hidden_size": number(file, "embedding_length"),
         "intermediate_size": number(file, "feed_forward_length"),
-        "out_hidden_size": number(file, "projection_dim"),
+        "out_hidden_size": _outputs(file),
         "hidden_act": "silu",
         "window_size": number(file, "window_size", 112),
         "fullatt_block_indexes": list(range(every - 1, number(file, "block_count"), every)),
