@@ -111,13 +111,15 @@ def of_internvl(name: str, tensor: torch.Tensor) -> Named:
 def write_mmproj(
     base: Path, file: Path, written: Written, kind: Kind = Kind.F32, metadata: Mapping[str, Any] = {}
 ) -> None:
-    """The file of a checkpoint; matrices in layers are of this type."""
-    writer = gguf.GGUFWriter(file, "clip")
+    """The file of a checkpoint; matrices in layers are of this type if their rows are whole blocks."""
+    writer = gguf.GGUFWriter(file, str(metadata.get("general.architecture", "clip")))
     of_all = {"has_vision_encoder": True, "projector_type": written.projector}
     of_all |= {"vision.image_mean": [0.5] * 3, "vision.image_std": [0.25] * 3}
     of_all |= {"vision.attention.layer_norm_epsilon": 1e-5}
     for name, value in {**of_all, **written.metadata, **metadata}.items():
-        key = name if name.startswith("general.") else f"clip.{name}"
+        key = f"clip.{name}"
+        if name == "general.architecture":
+            continue
         match value:
             case bool():
                 writer.add_bool(key, value)
@@ -133,7 +135,8 @@ def write_mmproj(
         if not _SEEING.search(name):
             continue
         for own, values in written.convert(name, tensor):
-            own_kind = kind if ".blk." in own and values.dim() == 2 else Kind.F32
+            is_in_kind = ".blk." in own and values.dim() == 2 and values.shape[1] % 32 == 0
+            own_kind = kind if is_in_kind else Kind.F32
             data = gguf.quantize(values.contiguous().numpy(), own_kind)
             writer.add_tensor(own, data, raw_dtype=own_kind)
     writer.write_header_to_file()

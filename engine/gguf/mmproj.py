@@ -12,30 +12,32 @@ from weft.engine.gguf.file import GgufError, GgufModel, GgufTensor
 from weft.engine.gguf.projector import Json, Projector, number
 from weft.engine.gguf.projectors import projector_of
 
-_NAME = re.compile(r"mmproj", re.IGNORECASE)
-_KIND = re.compile(r"-(b?f16|f32|q\d[a-z0-9-]*)$")
+_KIND = re.compile(r"(?:^|-)(b?f16|f32|q\d[a-z0-9-]*)$")
 _KINDS = ("f16", "bf16", "q8-0", "f32")
 """Types in the order in which a file is taken."""
 _LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
+def is_mmproj(name: str) -> bool:
+    """Whether the name of a file says that it is for what sees."""
+    return name.lower().endswith(".gguf") and "mmproj" in _words(name)
+
+
 def choose_mmproj(names: Iterable[str], model: str) -> str | None:
     """Of the files of a folder or repository the one whose name says that it goes with a model; None: there is none.
 
-    A name without that of a model goes with every model beside it. Of several types one in 16 bits is taken.
+    A name that says nothing goes with every model beside it. Of several types one in 16 bits is taken.
 
     Args:
         model: The name of the model's file.
     """
     found = []
-    for name in names:
-        base = _words(name)
-        if name.lower().endswith(".gguf") and "mmproj" in base:
-            kind = match[1] if (match := _KIND.search(base)) else ""
-            told = re.sub(r"(^|-)model$", "", _words(_NAME.sub("-", _KIND.sub("", base))))
-            if told in _words(model):
-                found.append((not told, _KINDS.index(kind) if kind in _KINDS else len(_KINDS), name))
+    for name in filter(is_mmproj, names):
+        kind = match[1] if (match := _KIND.search(base := _words(name))) else ""
+        told = re.sub(r"(^|-)model$", "", _words(_KIND.sub("", base).replace("mmproj", "-")))
+        if told in _words(model):
+            found.append((-len(told), _KINDS.index(kind) if kind in _KINDS else len(_KINDS), name))
     return min(found)[-1] if found else None
 
 
@@ -46,9 +48,12 @@ def _words(name: str) -> str:
 
 
 def mmproj_beside(file: Path) -> Path | None:
-    """The mmproj file in the folder of a model's file; None: there is none."""
-    name = choose_mmproj((each.name for each in file.parent.glob("*.gguf")), file.name)
-    return file.with_name(name) if name else None
+    """The mmproj file in the folder of a model's file, or of its repository in the hub's cache; None: there is none."""
+    is_in_cache = len(file.parents) > 2 and file.parents[2].name == "snapshots"
+    for folder in file.parents[: 1 + is_in_cache]:
+        if name := choose_mmproj((each.name for each in folder.glob("*.gguf")), file.name):
+            return folder / name
+    return None
 
 
 def add_mmproj(contents: dict[str, Json], model: GgufModel, mmproj: GgufModel) -> None:
@@ -69,7 +74,9 @@ def add_mmproj(contents: dict[str, Json], model: GgufModel, mmproj: GgufModel) -
     if output is None:
         raise GgufError(f"{mmproj.files[0].name} lacks tensor {projector.output}")
     if (found := output.shape[-1 if projector.output_is_last else 0]) != size:
-        raise GgufError(f"{unfit}: a feature of a picture has {found:,} values, and the model's embeddings have {size:,}")
+        raise GgufError(
+            f"{unfit}: a feature of a picture has {found:,} values, and the model's embeddings have {size:,}"
+        )
     ids, (placeholder, *others) = _control_tokens(model), _tokens(projector, model)
     if lacking := [token for token in (placeholder, *others) if token not in ids]:
         raise GgufError(f"{unfit}: the model has no control token {', '.join(lacking)}, which pictures need")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from weft.engine.gguf.file import GgufError, GgufModel
-from weft.engine.gguf.projector import Json, Projector, flag, number, shown, sizes, square, side
+from weft.engine.gguf.projector import Json, Projector, flag, number, shown, side, sizes, square
 from weft.engine.vision.families import SEEING
 
 _SIGLIP = {
@@ -37,9 +37,7 @@ def _llava(file: GgufModel) -> Json:
 
 
 def _llava_processor(file: GgufModel) -> tuple[Json, Json]:
-    pictures = shown(
-        file, "CLIPImageProcessor", {"shortest_edge": number(file, "image_size")}, crop_size=square(file)
-    )
+    pictures = shown(file, "CLIPImageProcessor", {"shortest_edge": number(file, "image_size")}, crop_size=square(file))
     parts = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     return pictures, {"patch_size": number(file, "patch_size"), **parts}
 
@@ -70,7 +68,9 @@ _LLAVA = Projector(
 def _pinpoints(file: GgufModel) -> list[list[int]]:
     flat = file.values("clip.vision.image_grid_pinpoints", int)
     if not flat or len(flat) % 2:
-        raise GgufError(f"{file.files[0].name}: clip.vision.image_grid_pinpoints must have pairs, got {len(flat)} values")
+        raise GgufError(
+            f"{file.files[0].name}: clip.vision.image_grid_pinpoints must have pairs, got {len(flat)} values"
+        )
     return [[width, height] for width, height in zip(flat[::2], flat[1::2], strict=True)]
 
 
