@@ -1,4 +1,4 @@
-"""Writes what sees in a checkpoint as an mmproj file, as llama.cpp's converters do, and its text half as a GGUF file."""
+"""Writes what sees in a checkpoint as an mmproj file, as llama.cpp's converters do, and its text half beside it."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tests import gguf_files
+from tests.picture_checkpoints import WRITERS, processor_of
 
 Named = Iterator[tuple[str, torch.Tensor]]
 _SEEING = re.compile("vision|visual|multi_modal|connector|image_newline")
@@ -161,3 +162,50 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
     half.model.load_state_dict(model.get_decoder().state_dict())
     half.lm_head.load_state_dict(model.get_output_embeddings().state_dict())
     return half
+
+
+SIZES = {
+    "vision.embedding_length": 32,
+    "vision.feed_forward_length": 48,
+    "vision.block_count": 3,
+    "vision.attention.head_count": 2,
+    "vision.projection_dim": 48,
+}
+_CLIP = {
+    **SIZES,
+    "vision.block_count": 2,
+    "vision.image_size": 42,
+    "vision.patch_size": 14,
+    "vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_NEXT = {
+    **_CLIP,
+    "vision.image_size": 28,
+    "vision.mm_patch_merge_type": "spatial_unpad",
+    "vision.image_grid_pinpoints": [28, 56, 56, 28, 56, 56],
+}
+_IDEFICS = {
+    **SIZES,
+    "vision.image_size": 32,
+    "vision.patch_size": 8,
+    "vision.image_std": [0.5] * 3,
+    "vision.projector.scale_factor": 2,
+    "vision.preproc_image_size": 64,
+    "use_gelu": True,
+}
+WITH_PROCESSORS = {
+    "idefics3": Written("idefics3", "llama", _IDEFICS, by_name),
+    "llava": Written("mlp", "llama", _CLIP, of_clip),
+    "llava_next": Written("mlp", "llama", _NEXT, of_clip),
+}
+"""Of checkpoints in `WRITERS`, with what their processors do."""
+
+
+def write_halves(name: str, folder: Path) -> tuple[PreTrainedModel, Path, Path]:
+    """A model, whose checkpoint is in `whole`, and the files of its halves: model.gguf and mmproj.gguf."""
+    model = WRITERS[name](folder / "whole")
+    texts: PreTrainedTokenizerFast = processor_of(folder / "whole").tokenizer
+    file = write_text(text_half(model), texts, folder, WITH_PROCESSORS[name])
+    write_mmproj(folder / "whole", folder / "mmproj.gguf", WITH_PROCESSORS[name])
+    return model, file, folder / "mmproj.gguf"

@@ -113,9 +113,10 @@ def _control_tokens(model: GgufModel) -> dict[str, int]:
 
 
 def _tokens(projector: Projector, model: GgufModel) -> tuple[str, ...]:
-    """What must be in the vocabulary. LLaVA's own has no token for pictures where it is Llama's; the unknown one will do.
+    """What must be in the vocabulary.
 
-    No text becomes that where every byte has a token.
+    LLaVA's own has no token for pictures where it is that of Llama. Then the unknown one will do: no text becomes it
+    where every byte has a token.
     """
     tokens, unknown = model.values("tokenizer.ggml.tokens", str), model.optional("tokenizer.ggml.unknown_token_id", int)
     is_spare = projector.spare_token and projector.tokens[0] not in tokens and "<0x00>" in tokens

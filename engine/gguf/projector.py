@@ -78,7 +78,7 @@ def sizes(file: GgufModel, **more: object) -> Json:
     } | more
 
 
-def shown(file: GgufModel, kind: str, size: Json, **more: object) -> Json:
+def shown(file: GgufModel, kind: str, size: Mapping[str, object], **more: object) -> Json:
     """Settings of an image processor."""
     found = {name: file.values(f"clip.vision.{name}", float) for name in ("image_mean", "image_std")}
     for name, values in found.items():

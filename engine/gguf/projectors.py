@@ -183,7 +183,7 @@ def _qwen2_5(file: GgufModel) -> Json:
 
 def _qwen_processor(file: GgufModel) -> tuple[Json, Json]:
     least, most = number(file, "image_min_pixels", 56 * 56), number(file, "image_max_pixels", 12_845_056)
-    size: Json = {"shortest_edge": least, "longest_edge": most}
+    size = {"shortest_edge": least, "longest_edge": most}
     return shown(file, "Qwen2VLImageProcessor", size, patch_size=number(file, "patch_size")), {}
 
 
@@ -240,7 +240,7 @@ def _mistral3(file: GgufModel) -> Json:
 def _mistral3_processor(file: GgufModel) -> tuple[Json, Json]:
     size, patch = {"longest_edge": number(file, "image_size")}, number(file, "patch_size")
     parts = {"patch_size": patch, "spatial_merge_size": number(file, "spatial_merge_size")}
-    return shown(file, "PixtralImageProcessor", {**size}, patch_size=patch), {**parts}
+    return shown(file, "PixtralImageProcessor", size, patch_size=patch), {**parts}
 
 
 _MISTRAL3 = Projector(

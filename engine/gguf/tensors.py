@@ -68,8 +68,8 @@ class GgufSource(CheckpointSource):
         tensor = self._tensors[stored]
         if parts := tensor.section("parts").names():  # of the half that sees
             placed = [tensor.section("parts").section(part) for part in parts]
-            values = [_plain(self._values(part, stored), part) for part in placed]
-            whole = torch.stack(values, 2) if len(values) > 1 and values[0].dim() == 4 else torch.cat(values)
+            plain = [_plain(self._values(part, stored), part) for part in placed]
+            whole = torch.stack(plain, 2) if len(plain) > 1 and plain[0].dim() == 4 else torch.cat(plain)
             return whole.view(tensor.integers("shape"))
         values = self._values(tensor, stored)
         if expert := _EXPERT.search(name):
@@ -103,7 +103,7 @@ def _plain(values: torch.Tensor, tensor: Fields) -> torch.Tensor:
     *outer, inputs = tensor.integers("shape")
     size, decode_blocks = _TYPES[kind]
     numbers, scales, offsets = decode_blocks(values.reshape(-1, inputs // size, values.shape[-1] * size // inputs))
-    grouped = numbers.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
+    grouped = numbers.float().view(*scales.shape, -1) * scales[..., None]
     if offsets is not None:
         grouped -= offsets[..., None]
     return grouped.reshape(*outer, inputs)
