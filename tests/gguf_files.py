@@ -241,6 +241,8 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, object
     writer.add_token_list(tokens)
     writer.add_token_types([types[token] for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in merges])
+    if "<unk>" in ids:
+        writer.add_unk_token_id(ids["<unk>"])
 
 
 def write_model(

@@ -147,12 +147,18 @@ def write_mmproj(
 
 
 def write_text(
-    half: PreTrainedModel, texts: PreTrainedTokenizerFast, folder: Path, written: Written, **changes: Any
+    half: PreTrainedModel,
+    texts: PreTrainedTokenizerFast,
+    folder: Path,
+    written: Written,
+    renamed: Mapping[str, str] = {},
 ) -> Path:
-    """The file of a text half, in float32, with the tokenizer of the whole."""
+    """The file of a text half, in float32, with the tokenizer of the whole, in which some tokens have other names."""
     half.save_pretrained(folder / "base")
-    own: dict[str, Any] = json.loads(texts.backend_tokenizer.to_str())
-    options = {"chat_template": texts.chat_template or "", "tokenizer": own, **written.changes, **changes}
+    told = texts.backend_tokenizer.to_str()
+    for old, new in renamed.items():
+        told = told.replace(f'"{old}"', f'"{new}"')
+    options = {"chat_template": texts.chat_template or "", "tokenizer": json.loads(told), **written.changes}
     return gguf_files.write(folder / "base", folder, written.text, lambda name: Kind.F32, **options)[0]
 
 
@@ -202,10 +208,10 @@ WITH_PROCESSORS = {
 """Of checkpoints in `WRITERS`, with what their processors do."""
 
 
-def write_halves(name: str, folder: Path) -> tuple[PreTrainedModel, Path, Path]:
+def write_halves(name: str, folder: Path, renamed: Mapping[str, str] = {}) -> tuple[PreTrainedModel, Path, Path]:
     """A model, whose checkpoint is in `whole`, and the files of its halves: model.gguf and mmproj.gguf."""
     model = WRITERS[name](folder / "whole")
     texts: PreTrainedTokenizerFast = processor_of(folder / "whole").tokenizer
-    file = write_text(text_half(model), texts, folder, WITH_PROCESSORS[name])
+    file = write_text(text_half(model), texts, folder, WITH_PROCESSORS[name], renamed)
     write_mmproj(folder / "whole", folder / "mmproj.gguf", WITH_PROCESSORS[name])
     return model, file, folder / "mmproj.gguf"

@@ -90,7 +90,7 @@ def add_mmproj(contents: dict[str, Json], model: GgufModel, mmproj: GgufModel) -
     contents["config.json"] = {
         "architectures": [projector.architecture],
         "model_type": projector.model_type,
-        "text_config": {**text, "model_type": projector.texts[family], **_rope(model)},
+        "text_config": {**text, "model_type": projector.texts[family], **_rope(model, text["rope_scaling"])},
         "tie_word_embeddings": text["tie_word_embeddings"],
         "image_token_id": ids[placeholder],
         **{name: ids[token] for name, token in projector.ids.items() if token in ids},
@@ -123,11 +123,11 @@ def _tokens(projector: Projector, model: GgufModel) -> tuple[str, ...]:
     return (tokens[unknown or 0],) if is_spare and 0 <= (unknown or 0) < len(tokens) else projector.tokens
 
 
-def _rope(model: GgufModel) -> Json:
+def _rope(model: GgufModel, scaling: object) -> Json:
     """Positions of three dimensions: how many frequencies have each."""
-    if sections := model.values("[ARCH].rope.dimension_sections", int):
-        return {"rope_scaling": {"rope_type": "default", "mrope_section": sections[:3]}}
-    return {}
+    sections = model.values("[ARCH].rope.dimension_sections", int)
+    given = scaling if isinstance(scaling, dict) else {"rope_type": "default"}
+    return {"rope_scaling": {**given, "mrope_section": sections[:3]}} if sections else {}
 
 
 def _tensors(projector: Projector, mmproj: GgufModel, first_file: int) -> dict[str, Json]:

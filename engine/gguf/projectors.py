@@ -31,6 +31,8 @@ def _embeddings(tower: str) -> dict[str, str]:
 
 def _llava(file: GgufModel) -> Json:
     """The file has no layer behind the one whose outputs are the features."""
+    if (layers := file.metadata.get("clip.vision.feature_layer")) is not None:
+        raise GgufError(f"{file.files[0].name}: features of layers {layers} are not supported, only of the last one")
     act = "gelu" if flag(file, "use_gelu") else "quick_gelu"
     vision = sizes(file, model_type="clip_vision_model", hidden_act=act)
     return {"vision_config": vision, "vision_feature_layer": -1, "vision_feature_select_strategy": "default"}

@@ -19,7 +19,9 @@ def test_a_chat_about_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     images = [picture(1, 80, 50), picture(3, 20, 20)]
     said = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}, {"type": "text", "text": "what?"}]
     processor = processor_of(tmp_path / "whole")
-    text = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True, tokenize=False)
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": said}], add_generation_prompt=True, tokenize=False
+    )
     made, ids = expected(model, tmp_path / "whole", text, images, NUM_IDS)
     shown = iter(images)
     content = [

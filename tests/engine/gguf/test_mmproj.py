@@ -43,7 +43,7 @@ from tests.mmproj_files import (
     write_mmproj,
     write_text,
 )
-from tests.picture_checkpoints import expected, picture, tokenizer
+from tests.picture_checkpoints import PAD, expected, picture, processor_of, tokenizer
 from weft.engine.fallback.vision import load_encoder
 from weft.engine.gguf.config import describe
 from weft.engine.gguf.file import GgufError, read_model
@@ -198,20 +198,14 @@ def test_greedy_ids_are_those_of_transformers(tmp_path: Path, name: str) -> None
 
 def test_llava_over_a_vocabulary_without_a_token_for_pictures(tmp_path: Path) -> None:
     """Then the unknown token stands for them, which no text becomes."""
-    _, file, mmproj = write_halves("llava", tmp_path)
-    model = read_model(file)
-    tokens = model.values("tokenizer.ggml.tokens", str)
-    others = {"<image>": "<unk>", tokens[5]: "<0x00>"}
-    metadata = {**model.metadata, "tokenizer.ggml.tokens": [others.get(token, token) for token in tokens]}
-    metadata["tokenizer.ggml.unknown_token_id"] = token_id = tokens.index("<image>")
-    contents: dict[str, Any] = {
-        "config.json": describe(model, []),
-        "tokenizer_config.json": {},
-        "tokenizer.json": {"added_tokens": []},
-    }
-    add_mmproj(contents, replace(model, metadata=metadata), read_model(mmproj))
-    assert contents["config.json"]["image_token_id"] == token_id
-    assert contents["processor_config.json"]["image_token"] == "<unk>"
+    _, file, mmproj = write_halves("llava", tmp_path, {"<image>": "<unk>", PAD: "<0x00>"})
+    folder = made_folder(file, mmproj)
+    token_id = json.loads((folder / "config.json").read_text())["image_token_id"]
+    made = (processor := processor_of(folder))(text="see <unk>", images=[picture(1, 80, 50)])
+    assert processor.image_token == "<unk>" and made["input_ids"][0].count(token_id) == 9
+    _, other, mmproj = write_halves("llava", tmp_path / "other", {"<image>": "<unk>"})
+    with pytest.raises(GgufError, match="the model has no control token <image>, which pictures need"):
+        made_folder(other, mmproj)
 
 
 KINDS = ("qwen3", "llama")
@@ -235,6 +229,7 @@ KINDS = ("qwen3", "llama")
         ),
         ({"vision.block_count": 10**6}, "block_count is 1,000,000, and the file has"),
         ({"vision.patch_size": 0}, r"changed\.gguf: clip\.vision\.patch_size must be a number above 0, got 0"),
+        ({"projector_type": "mlp", "vision.feature_layer": [1, 2]}, r"changed\.gguf lacks tensor mm\.2\.weight"),
         ({"vision.image_mean": [0.5]}, r"changed\.gguf: clip\.vision\.image_mean must have 3 numbers, got 1"),
     ],
 )
