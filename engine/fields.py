@@ -57,6 +57,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ),
     (r"partial_rotary_factor|rotary_pct", 0.0, 1.0),
     ("time_step_limit", 0.0, inf),
+    ("offset", 0, 1 << 60),
 )
 """The first pattern that a whole name has counts; other fields may have any number that is not beyond all use."""
 

@@ -229,8 +229,11 @@ class Settings(BaseModel):
     experts that does not fit the GPU; the first layers that have any. Slower. 0: none. Default: as few as it takes for
     the model to fit, none if it fits."""
     pictures: bool = False
-    """Whether a model that sees is shown the pictures of messages. This is new and for clients that can be trusted:
-    one reader serves all clients of a model in turn, and many large pictures take much memory."""
+    """Whether a model that sees is shown the pictures of messages; false: its text half is served alone, in less
+    memory."""
+    mmproj: str | None = None
+    """File of what sees (mmproj-*.gguf of llama.cpp) for a model that is a GGUF file. Needs pictures. Default: the one
+    in the model's folder whose name says that it goes with the model, if there is one."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""
@@ -424,26 +427,15 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
-    *("load_format", "quantization", "tool_format", "chat_template", "default_sampling", "speculative"),
-    *(
-        "itl_target_ms",
-        "deterministic",
-        "api_key",
-        "api_keys_file",
-        "server_processes",
-        "tensor_parallel_size",
-        "data_dir",
-    ),
-    *("task", "lora", "log_format"),
+    *("load_format", "quantization", "mmproj", "tool_format", "chat_template", "default_sampling", "speculative"),
+    *("itl_target_ms", "deterministic", "api_key", "api_keys_file", "server_processes", "tensor_parallel_size"),
+    *("data_dir", "task", "lora", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
 _OF_NODES = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "nodes_token"})
-OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | {
-    "tool_format",
-    "chat_template",
-    "default_sampling",
-}
+_OF_TEXT = frozenset({"mmproj", "tool_format", "chat_template", "default_sampling"})
+OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} - _OF_NODES | _OF_TEXT
 """The settings that each of several models may have for itself."""
 
 SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers", "nodes_token"})

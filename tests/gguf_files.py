@@ -61,15 +61,25 @@ def stored(values: Array, kind: Kind, seed: int) -> tuple[npt.NDArray[np.generic
 
 
 def write(
-    base: Path, folder: Path, architecture: str, kinds: Kinds, chat_template: str = "", **changes: object
+    base: Path,
+    folder: Path,
+    architecture: str,
+    kinds: Kinds,
+    chat_template: str = "",
+    tokenizer: dict[str, dict[str, object]] | None = None,
+    **changes: object,
 ) -> tuple[Path, Path]:
-    """A file of a checkpoint, and the folder of a plain checkpoint; changes are of the metadata."""
+    """A file of a checkpoint, and the folder of a plain checkpoint; changes are of the metadata.
+
+    Args:
+        tokenizer: A byte-level tokenizer.json; None for a small one.
+    """
     config = json.loads((base / "config.json").read_text())
     file, plain = folder / "model.gguf", folder / "plain"
     shutil.copytree(base, plain)
     writer = gguf.GGUFWriter(file, architecture)
     add_metadata(writer, architecture, config, changes)
-    add_tokenizer(writer, json.loads(byte_level(vocab_size=config["vocab_size"] - 2).to_str()))
+    add_tokenizer(writer, tokenizer or json.loads(byte_level(vocab_size=config["vocab_size"] - 2).to_str()))
     if chat_template:
         writer.add_chat_template(chat_template)
     tensors: dict[str, torch.Tensor] = {}
@@ -212,6 +222,8 @@ def add_metadata(
             writer.add_uint32(f"{architecture}.{key}", value)
         elif isinstance(value, str):
             writer.add_string(f"{architecture}.{key}", value)
+        elif isinstance(value, list):
+            writer.add_array(f"{architecture}.{key}", value)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, object]], pre: str = "qwen2") -> None:
@@ -229,6 +241,8 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, object
     writer.add_token_list(tokens)
     writer.add_token_types([types[token] for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in merges])
+    if "<unk>" in ids:
+        writer.add_unk_token_id(ids["<unk>"])
 
 
 def write_model(

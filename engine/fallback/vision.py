@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
 from weft.engine.fallback.loading import Promise, quiet_and_one_by_one
+from weft.engine.vision.checkpoint import seeing_tensors
 from weft.engine.vision.eyes import Encoder
-from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 
 _AUTO_CONFIG: Any = AutoConfig  # these two without types
@@ -26,9 +26,8 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
     Raises:
         ModelError: A tensor is missing or has another shape, or transformers cannot make the module.
     """
-    whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
-    of_text = {half.name_in_files(name) for name in half.names}
-    promises = {name: Promise(whole.read, name) for name in whole.names if name not in of_text}
+    whole, names = seeing_tensors(folder)
+    promises = {name: Promise(whole.read, name) for name in names}
     try:
         config = _without_text(_AUTO_CONFIG.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
         with quiet_and_one_by_one():

@@ -324,6 +324,7 @@ def _family(model: GgufModel) -> str:
 _ARCHITECTURES = {
     "llama": _Architecture("LlamaForCausalLM", _llama, permutes=True),
     "qwen2": _Architecture("Qwen2ForCausalLM", lambda model: {}),
+    "qwen2vl": _Architecture("Qwen2ForCausalLM", lambda model: {}),
     "qwen3": _Architecture("Qwen3ForCausalLM", lambda model: {"attention_bias": "blk.0.attn_q.bias" in model.tensors}),
     "qwen2moe": _Architecture("Qwen2MoeForCausalLM", _qwen2moe),
     "qwen3moe": _Architecture("Qwen3MoeForCausalLM", lambda model: _experts(model) | {"norm_topk_prob": True}),

@@ -15,9 +15,12 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from weft.engine.gguf.config import describe
 from weft.engine.gguf.file import GgufError, GgufModel, parts, read_model
+from weft.engine.gguf.mmproj import add_mmproj
+from weft.engine.gguf.projector import Json
 from weft.engine.gguf.tokenizer import describe_tokenizer
 from weft.engine.wire.machine import user_folder
 
@@ -74,20 +77,24 @@ def choose(names: Iterable[str], tag: str | None) -> list[str]:
     return models[found[0]]
 
 
-def made_folder(file: Path) -> Path:
+def made_folder(file: Path, mmproj: Path | None = None) -> Path:
     """The folder of a file; what is not there yet is made, and what was made of older files long ago goes.
 
+    Args:
+        mmproj: The file of what sees beside the model; None: the folder is that of the text alone.
+
     Raises:
-        GgufError: The file cannot be served; see `read_model`, `describe` and `describe_tokenizer`.
+        GgufError: A file cannot be served; see `read_model`, `describe`, `describe_tokenizer` and `add_mmproj`.
     """
     file = Path(os.path.abspath(file))
     try:
-        files = parts(file)
+        seeing = parts(Path(os.path.abspath(mmproj))) if mmproj else ()
+        files = *parts(file), *seeing
         versions = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in map(Path.stat, files)]
         state = _hash(_code(), *map(str, files), *versions)
         made = user_folder("XDG_CACHE_HOME", ".cache") / "gguf" / f"{_hash(str(file))}-{state}" / stem(file.name)
         if not made.is_dir():
-            _make(read_model(file), versions, made)
+            _make(read_model(file), versions, made, read_model(seeing[0]) if seeing else None)
         with contextlib.suppress(OSError):  # one that was made beforehand may be read-only
             os.utime(made.parent)
     except OSError as error:
@@ -106,16 +113,18 @@ def _code() -> str:
     return _hash(*(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))))
 
 
-def _make(model: GgufModel, versions: list[str], made: Path) -> None:
+def _make(model: GgufModel, versions: list[str], made: Path, mmproj: GgufModel | None) -> None:
     config = describe(model, versions)
     tokenizer, tokenizer_config = describe_tokenizer(model)
-    contents: dict[str, object] = {
+    contents: dict[str, Json] = {
         "config.json": config,
         "generation_config.json": _generation(model),
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
         **_pooling(model),
     }
+    if mmproj is not None:
+        add_mmproj(contents, model, mmproj)
     cache, outer = made.parents[1], made.parent
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -135,7 +144,7 @@ def _make(model: GgufModel, versions: list[str], made: Path) -> None:
                     old.rename(Path(scratch) / old.name)
 
 
-def _pooling(model: GgufModel) -> dict[str, object]:
+def _pooling(model: GgufModel) -> dict[str, Any]:
     """The files of sentence-transformers by which a model is one for embeddings; llama.cpp's have length 1."""
     number = model.optional("[ARCH].pooling_type", int) or 0
     if not number:

@@ -28,18 +28,20 @@ Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 class GgufSource(CheckpointSource):
-    """The tensors of GGUF files; those of block types are bytes (outputs, bytes of a row)."""
+    """The tensors of GGUF files; those of the text half that are of block types are bytes (outputs, bytes of a row)."""
 
-    def __init__(self, folder: Path, device: torch.device, *, unused: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, *, is_half: bool = True, unused: tuple[str, ...] = ()
+    ) -> None:
         """See `CheckpointSource`; the folder is one that `folder.py` has made."""
         config = Fields.read(folder / "config.json").section("quantization_config")
         self._files = tuple(map(Path, config.texts("files")))
         for file, version in zip(self._files, config.texts("versions"), strict=True):
             if _version(file) != version:
                 raise ModelError(f"{file} is not the file that the server found when it started; start it again")
-        tensors = config.section("tensors")
-        self._tensors = {name: tensors.section(name) for name in tensors.names()}
-        super().__init__(folder, device, unused=unused)
+        halves = [config.section(name) for name in ("tensors", *(() if is_half else ("seeing",)))]
+        self._tensors = {name: half.section(name) for half in halves for name in half.names()}
+        super().__init__(folder, device, is_half=is_half, unused=unused)
 
     @override
     def _locate(self, folder: Path) -> dict[str, Path]:
@@ -64,10 +66,24 @@ class GgufSource(CheckpointSource):
         if stored is None:
             raise ModelError(f"tensor {name} is missing from the GGUF file")
         tensor = self._tensors[stored]
+        if parts := tensor.section("parts").names():  # of the half that sees
+            placed = [tensor.section("parts").section(part) for part in parts]
+            plain = [_plain(self._values(part, stored), part) for part in placed]
+            whole = torch.stack(plain, 2) if len(plain) > 1 and plain[0].dim() == 4 else torch.cat(plain)
+            return whole.view(tensor.integers("shape"))
+        values = self._values(tensor, stored)
+        if expert := _EXPERT.search(name):
+            if int(expert[1]) >= len(values):
+                raise ModelError(f"tensor {name} is missing from the GGUF file, which has {len(values)} experts")
+            values = values[int(expert[1])]
+        return values
+
+    def _values(self, tensor: Fields, stored: str) -> torch.Tensor:
+        """What lies in one place, mapped unless something has to be undone."""
         *outer, _ = shape = tensor.integers("shape")
-        kind, path, row_bytes = tensor.optional_text("type"), self._shards[stored], tensor.integer("row_bytes")
+        kind, path = tensor.optional_text("type"), self._files[tensor.integer("file")]
         try:
-            mapped = np.memmap(path, np.uint8, "c", tensor.integer("offset"), (*outer, row_bytes))
+            mapped = np.memmap(path, np.uint8, "c", tensor.integer("offset"), (*outer, tensor.integer("row_bytes")))
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: tensor {stored} is not readable ({error})") from None
         values = torch.from_numpy(mapped)
@@ -77,11 +93,20 @@ class GgufSource(CheckpointSource):
             values = values.view(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
         if less := tensor.number("less", 0.0):
             values = values.float() - less
-        if expert := _EXPERT.search(name):
-            if int(expert[1]) >= len(values):
-                raise ModelError(f"tensor {name} is missing from the GGUF file, which has {len(values)} experts")
-            values = values[int(expert[1])]
         return values
+
+
+def _plain(values: torch.Tensor, tensor: Fields) -> torch.Tensor:
+    """The values of a tensor in one place, of a block type in float32."""
+    if (kind := tensor.optional_text("type") or "") in _PLAIN:
+        return values
+    *outer, inputs = tensor.integers("shape")
+    size, decode_blocks = _TYPES[kind]
+    numbers, scales, offsets = decode_blocks(values.reshape(-1, inputs // size, values.shape[-1] * size // inputs))
+    grouped = numbers.float().view(*scales.shape, -1) * scales[..., None]
+    if offsets is not None:
+        grouped -= offsets[..., None]
+    return grouped.reshape(*outer, inputs)
 
 
 def _version(file: Path) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from weft.engine.describe.config import ModelConfig
 from weft.engine.fields import Fields
+from weft.engine.gguf.tensors import GgufSource
 from weft.engine.vision.families import SEEING
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
@@ -107,15 +108,31 @@ def _axes(vision: Vision, num_frequencies: int) -> tuple[int, ...]:
     return tuple(section % 3 for section, size in enumerate(sections) for _ in range(size))
 
 
+def seeing_tensors(folder: Path) -> tuple[CheckpointSource, tuple[str, ...]]:
+    """The tensors of a checkpoint under its own names, and which of these are no part of the text half.
+
+    Raises:
+        ModelError: There are no files, or config.json is malformed.
+    """
+    kind = GgufSource if _is_gguf(Fields.read(folder / "config.json")) else CheckpointSource
+    whole, half = (kind(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
+    of_text = {half.name_in_files(name) for name in half.names}
+    return whole, tuple(name for name in whole.names if name not in of_text)
+
+
+def _is_gguf(outer: Fields) -> bool:
+    """Whether the folder was made of GGUF files, of which one is for what sees."""
+    return outer.section("quantization_config").optional_text("quant_method") == "gguf"
+
+
 def _tensors(folder: Path) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes of the tensors that are no part of the text half, and whether all are stored as they are.
 
-    `weft plan` has no tensors of a model that is not fetched yet.
+    `weft plan` has no tensors of a model that is not fetched yet. Those of GGUF files come as plain ones.
     """
     try:
-        whole, half = (CheckpointSource(folder, torch.device("cpu"), is_half=is_half) for is_half in (False, True))
+        whole, names = seeing_tensors(folder)
     except ModelError:
         return [], True
-    of_text = {half.name_in_files(name) for name in half.names}
-    names = [name for name in whole.names if name not in of_text]
-    return [whole.shape(name) or () for name in names], all(whole.dtype(name) in _PLAIN for name in names)
+    is_plain = isinstance(whole, GgufSource) or all(whole.dtype(name) in _PLAIN for name in names)
+    return [whole.shape(name) or () for name in names], is_plain

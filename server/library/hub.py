@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from weft.engine.gguf.file import GgufError, parts
 from weft.engine.gguf.folder import DEFAULT_TAG, choose
+from weft.engine.gguf.mmproj import choose_mmproj, is_mmproj
 from weft.server.library.contents import is_whole
 from weft.server.library.download import LibraryError, NotHereError, Remote, Report, download, held
 from weft.server.library.names import OnHub, alike
@@ -53,7 +54,7 @@ class Listing:
         return [name for name in wanted if not any(fnmatch(name, pattern) for pattern in _LEFT_OUT)]
 
     def chosen(self, tag: str | None) -> list[str]:
-        """The files of one model: those of the checkpoint, or one GGUF model with all its parts.
+        """The files of one model: those of the checkpoint, or one GGUF model with all its parts, and then what sees.
 
         Raises:
             LibraryError: There is none, or more than one that would do.
@@ -65,7 +66,9 @@ class Listing:
             if any(name.endswith(_WEIGHTS) for name in names):
                 return names
         try:
-            return choose(self.files, tag)
+            model = choose(self.files, tag)
+            beside = choose_mmproj(self.files, model[0])
+            return [*model, beside] if beside else model
         except GgufError as error:
             raise LibraryError(f"{self.repository}: {error}") from None
 
@@ -203,7 +206,8 @@ def remove(source: OnHub) -> None:
                 content = part.parent / os.readlink(part) if part.is_symlink() else part
                 part.unlink()
                 content.unlink(missing_ok=True)
-            if any(each.exists() for each in folder.glob("snapshots/**/*") if each.name.endswith(_WEIGHTS)):
+            others = [each.name for each in folder.glob("snapshots/**/*") if each.exists()]
+            if any(name.endswith(_WEIGHTS) and not is_mmproj(name) for name in others):
                 return
         (folder / "refs" / "main").unlink(missing_ok=True)  # first, so that nobody finds a half
         shutil.rmtree(folder)

@@ -122,7 +122,7 @@ def _placed(settings: Settings) -> Settings:
         found = None if path is None or path in ("ngram", "mtp") else os.path.abspath(os.path.expanduser(path))
         return found if found and (is_new or os.path.exists(found)) else path
 
-    paths: dict[str, object] = {name: place(getattr(settings, name)) for name in ("model", "speculative")}
+    paths: dict[str, object] = {name: place(getattr(settings, name)) for name in ("model", "speculative", "mmproj")}
     paths |= {name: place(getattr(settings, name), is_new=True) for name in ("kv_offload_dir", "data_dir")}
     adapters = {name: place(folder) for name, folder in settings.lora.items()}
     return settings.model_copy(update=paths | {"lora": adapters})

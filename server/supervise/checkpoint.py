@@ -17,6 +17,7 @@ import msgspec
 from weft.engine.families.registry import identify, is_eagle, own_task
 from weft.engine.gguf.file import GgufError
 from weft.engine.gguf.folder import choose, made_folder, stem
+from weft.engine.gguf.mmproj import mmproj_beside
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
 from weft.engine.wire.options import adapter_files
@@ -59,7 +60,16 @@ def find(
         StartError: See `resolve`; or the tokenizer does not fit the model.
     """
     model_impl, check = settings.model_impl, partial(_check_fit, settings, place)
-    model = resolve(settings.model, place, is_plan=is_plan, model_impl=model_impl, report=report, before_weights=check)
+    model = resolve(
+        settings.model,
+        place,
+        is_plan=is_plan,
+        model_impl=model_impl,
+        report=report,
+        before_weights=check,
+        pictures=settings.pictures,
+        mmproj=settings.mmproj,
+    )
     template = resolve_template(settings.chat_template, place)
     for note in check_tokenizer(model, settings.task, template):
         tell(note)
@@ -79,6 +89,8 @@ def resolve(
     model_impl: str = "auto",
     report: Report = _LINES,
     before_weights: Callable[[pathlib.Path], None] = lambda folder: None,
+    pictures: bool = False,
+    mmproj: str | None = None,
 ) -> pathlib.Path:
     """The checkpoint folder, absolute.
 
@@ -91,10 +103,13 @@ def resolve(
             engine.
         report: Called with what has arrived.
         before_weights: Called with the folder of a checkpoint whose weights are to be fetched.
+        pictures, mmproj: The settings of those names.
 
     Raises:
         StartError: There is no such model, the engine cannot run the checkpoint, or the download fails.
     """
+    if mmproj and (model is None or not pictures):
+        raise StartError(f"mmproj: {mmproj} needs a GGUF file as MODEL, and the setting pictures")
     if model is None:
         return _check(DEMO_MODEL, setting, model_impl)
 
@@ -109,7 +124,9 @@ def resolve(
     except LibraryError as error:
         raise StartError(f"{setting}: {error}") from None
     if found.is_file() or (any(found.glob("*.gguf")) and not any(found.glob("*.safetensors"))):
-        return _of_gguf(model, found, setting, model_impl)
+        return _of_gguf(model, found, setting, model_impl, pictures, mmproj)
+    if mmproj:
+        raise StartError(f"mmproj: {mmproj} needs a GGUF file as MODEL, and {model} is none")
     return _check(found.resolve(), setting, model_impl)
 
 
@@ -204,15 +221,36 @@ def _check_fit(settings: Settings, place: str, folder: pathlib.Path) -> None:
         raise StartError(f"{place}: {settings.model} {told}: take a smaller model, or one in fewer bits")
 
 
-def _of_gguf(model: str, found: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
-    """The folder that is made of a GGUF file, or of the only model in a folder of such files."""
+def _of_gguf(
+    model: str, found: pathlib.Path, setting: str, model_impl: str, pictures: bool, mmproj: str | None
+) -> pathlib.Path:
+    """The folder that is made of a GGUF file, or of the only model in a folder of such files, and of what sees."""
     try:
         if found.is_dir():
             found /= choose([file.name for file in found.glob("*.gguf")], None)[0]
-        made = made_folder(found)
+        if mmproj:
+            made = made_folder(found, _existing(mmproj))
+        else:
+            made = (_seeing_folder(found) if pictures else None) or made_folder(found)
     except GgufError as error:
         raise StartError(f"{setting}: {model}: {error}") from None
     return _check(made, setting, model_impl)
+
+
+def _existing(mmproj: str) -> pathlib.Path:
+    path = pathlib.Path(mmproj).expanduser()
+    if not path.is_file():
+        raise StartError(f"mmproj: no such file: {path}")
+    return path
+
+
+def _seeing_folder(file: pathlib.Path) -> pathlib.Path | None:
+    """The folder of a model and the mmproj file beside it; None: there is none, or it is not for this model."""
+    try:
+        return made_folder(file, beside) if (beside := mmproj_beside(file)) else None
+    except GgufError as error:
+        logger.warning("only text is served: %s", error)
+        return None
 
 
 class _Vocabulary(msgspec.Struct):

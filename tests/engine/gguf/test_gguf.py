@@ -1,5 +1,6 @@
 """GGUF files: every type bit for bit, and answers as transformers gives them with the weights that the file means."""
 
+import json
 import os
 from pathlib import Path
 
@@ -138,6 +139,24 @@ def test_the_pooling_of_a_model_for_embeddings(tmp_path: Path, number: int, kind
     task = find_task(folder := made_folder(file), "auto")
     model = read_vector_model(folder, task, load_model_config(folder), EngineOptions(model=str(folder)))
     assert model is not None and (task.name, model.kind, model.is_finished) == ("embed", kind, True)
+
+
+def test_a_tensor_behind_two_gib_is_read(tmp_path: Path) -> None:
+    """Its place was taken for a number of config.json that is beyond all use, and no larger file could be served."""
+    checkpoint = Checkpoint("qwen3", SMALL | {"num_hidden_layers": 1})
+    file, _ = gguf_files.write_model(tmp_path / "model", "qwen3", checkpoint, lambda name: Kind.F32)
+    path = (folder := made_folder(file)) / "config.json"
+    expected, config = GgufSource(folder, CPU).read("model.norm.weight"), json.loads(path.read_text())
+    place = config["quantization_config"]["tensors"]["model.norm.weight"]
+    with file.open("r+b") as data:
+        data.seek(place["offset"])
+        values = data.read(place["row_bytes"])
+        data.seek(3 << 30)  # which leaves a hole
+        data.write(values)
+    place["offset"] = 3 << 30
+    config["quantization_config"]["versions"] = [f"{file.stat().st_size} {file.stat().st_mtime_ns}"]
+    path.write_text(json.dumps(config))
+    assert torch.equal(GgufSource(folder, CPU).read("model.norm.weight"), expected)
 
 
 def test_a_common_mixture_stays_packed(tmp_path: Path) -> None:

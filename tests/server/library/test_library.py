@@ -184,6 +184,19 @@ def test_a_gguf_model_of_several_comes_and_goes_alone(hub: Mirror) -> None:
     assert not hub_models.repository_folder("org/m-GGUF").exists()
 
 
+def test_what_sees_goes_with_the_last_model_of_a_repository(hub: Mirror) -> None:
+    files = {"m-Q8_0.gguf": noise(40_000, 5), "m-Q4_K_M.gguf": noise(30_000, 6), "mmproj-F16.gguf": noise(20_000, 7)}
+    hub.repositories["org/m-GGUF"] = files
+    for tag in ("Q8_0", "Q4_K_M"):
+        model = library.get(f"org/m-GGUF:{tag}", Seen())
+        assert (model.name, model.with_name("mmproj-F16.gguf").is_file()) == (f"m-{tag}.gguf", True)
+    assert names() == ["org/m-GGUF:Q4_K_M", "org/m-GGUF:Q8_0"]
+    library.remove("org/m-GGUF:Q4_K_M")
+    assert model.with_name("mmproj-F16.gguf").is_file()
+    library.remove("org/m-GGUF:Q8_0")
+    assert not hub_models.repository_folder("org/m-GGUF").exists()
+
+
 def test_a_model_with_a_part_missing_is_not_there(hub: Mirror) -> None:
     shards = {f"model-{index:05}-of-00002.safetensors": noise(30_000, index) for index in (1, 2)}
     hub.repositories["org/model"] = {**TOKENIZER, **shards}
