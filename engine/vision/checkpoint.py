@@ -49,7 +49,8 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     text = text if text.names() else outer  # older files of Qwen keep all in one
     rope = text.section("rope_scaling" if text.has("rope_scaling") else "rope_parameters")
     sections = family.sections and (rope.integers("mrope_section") or family.sections)
-    num_stacked = len(own.integers("deepstack_visual_indexes") or (8, 16, 24)) if family.is_stacked else 0
+    stacked = own.integers("deepstack_visual_indexes") if own.has("deepstack_visual_indexes") else (8, 16, 24)
+    num_stacked = len(stacked) if family.is_stacked else 0
     return Vision(token_id, _num_values(folder), sections, family.is_interleaved, num_stacked)
 
 
