@@ -29,7 +29,7 @@ def stack(caches: StepCaches, features: Sequence[tuple[torch.Tensor, torch.Tenso
     found = [(indices, values) for indices, values in features if values.size(1)]
     if found:
         indices, values = (torch.cat(parts) for parts in zip(*found, strict=True))
-        caches.passed[_STACKED] = (indices, values.unflatten(1, (-1, hidden_size)))
+        caches.passed[_STACKED] = (indices, values.view(len(values), -1, hidden_size))
 
 
 @dataclass(frozen=True, slots=True)

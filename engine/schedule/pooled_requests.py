@@ -81,7 +81,7 @@ def table_rows(requests: list[ScheduledRequest], positions: Ints, query_start_lo
 def _is_on_axes(scheduled: ScheduledRequest) -> bool:
     """Whether a step computes tokens that are in pictures with rows and columns, or before one of them."""
     last = scheduled.request.spans[-1]
-    return scheduled.request.pictures[0].grid is not None and scheduled.start < last.start + last.num_tokens
+    return scheduled.start < last.start + last.num_tokens and any(each.grid for each in scheduled.request.pictures)
 
 
 def _axis_positions(scheduled: ScheduledRequest) -> Ints:
@@ -92,7 +92,8 @@ def _axis_positions(scheduled: ScheduledRequest) -> Ints:
     places, request, offset = np.arange(scheduled.start, scheduled.start + scheduled.num_tokens), scheduled.request, 0
     found = np.tile(places, (3, 1))
     for span, picture in zip(request.spans, request.pictures, strict=True):
-        assert picture.grid is not None
+        if picture.grid is None:
+            continue
         first, last = np.searchsorted(places, (span.start, span.start + span.num_tokens))
         found[:, first:last] = span.start + offset
         found[1:, first:last] += np.unravel_index(places[first:last] - span.start, picture.grid)

@@ -57,13 +57,14 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     own, text = outer.section("vision_config"), outer.section("text_config")
     text = text if text.names() else outer  # older files of Qwen keep all in one
     rope = text.section("rope_scaling" if text.has("rope_scaling") else "rope_parameters")
+    stacked = own.integers("deepstack_visual_indexes") if own.has("deepstack_visual_indexes") else (8, 16, 24)
     return Vision(
         token_id,
         sum(map(math.prod, shapes)),
         _num_encoding_values(own),
         sections=family.sections and (rope.integers("mrope_section") or family.sections),
         is_interleaved=family.is_interleaved,
-        num_stacked=len(own.integers("deepstack_visual_indexes") or (8, 16, 24)) if family.is_stacked else 0,
+        num_stacked=len(stacked) if family.is_stacked else 0,
     )
 
 
