@@ -71,7 +71,7 @@ class Checkpoint:
         self.folder, self.model = folder, WRITERS[name](folder)
         self.token_id = self.model.config.image_token_id
         self._memory = os.memfd_create("test")
-        self.reader = PictureReader(folder, self.token_id, self._memory)
+        self.reader = PictureReader(folder, self.token_id, "float32", self._memory)
 
     def asked(self, text: str, images: list[Image.Image], number: int = 1, **params: Any) -> AddRequest:
         """A request as the server makes it."""

@@ -50,7 +50,7 @@ class Checkpoint:
         vision = read_vision(folder, Fields.read(folder / "config.json"))
         assert vision is not None
         self.token_id, self._target = vision.token_id, os.memfd_create("arrays")
-        self.reader = PictureReader(folder, vision.token_id, self._target)
+        self.reader = PictureReader(folder, vision.token_id, "float32", self._target)
         self.processor = processor_of(folder)
 
     def expected(self, text: str, images: list[Image.Image]) -> tuple[list[int], list[int], list[float]]:
