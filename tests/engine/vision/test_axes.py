@@ -27,6 +27,7 @@ from weft.engine.kernels.torch.caches import Caches
 from weft.engine.kernels.torch.layer_kernels import TorchKernels
 from weft.engine.layers.block import Decoder
 from weft.engine.loop.engine import Engine
+from weft.engine.loop.sight import Sight
 from weft.engine.models.loading import load_weights
 from weft.engine.request import make_request
 from weft.engine.runner.cuda_graphs import StepGraphs
@@ -37,7 +38,7 @@ from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_head import read_served
 from weft.engine.start.startup import Started, start
 from weft.engine.vision.checkpoint import with_vision
-from weft.engine.vision.eyes import Eyes
+from weft.engine.vision.eyes import KEPT_BYTES, Eyes
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import InputLimits, TokensInput, TokenSpan
 from weft.engine.wire.messages import AddRequest, EngineOptions, Guidance
@@ -186,7 +187,8 @@ def test_steps_behind_pictures_are_graphs(stacking: Checkpoint) -> None:
     scheduler = Scheduler(KVCacheManager(40, 8, specs), StepCostModel(), **limits, itl_target_s=10.0)
     picture_token = InputLimits(picture_token=stacking.token_id)
     vocabulary: dict[str, Any] = {"vocab_size": facts.vocab_size, "max_model_len": 256, "input_limits": picture_token}
-    engine, prompt = Engine(scheduler, runner, **vocabulary, max_num_waiting=9), PROMPTS["one at the start"]
+    sight, prompt = Sight(scheduler, seeing, room_bytes=KEPT_BYTES), PROMPTS["one at the start"]
+    engine = Engine(scheduler, runner, **vocabulary, max_num_waiting=9, sight=sight)
     assert run(engine, [stacking.asked(*prompt)])[1, 0].token_ids == stacking.expected(*prompt)[1]
     assert len(eager) == 1 and eager[0].lookups.shape == (3, eager[0].num_tokens)
 
@@ -261,11 +263,11 @@ def test_sections_say_by_which_position_each_frequency_turns(
 ) -> None:
     facts = load_model_config(stacking.folder)
     half = replace_fields(facts, ropes=tuple(replace_fields(rope, rotary_dim=8) for rope in facts.ropes))
-    ropes = with_vision(half, Vision(7, 0, sections, is_interleaved)).ropes
+    ropes = with_vision(half, Vision(7, 0, sections=sections, is_interleaved=is_interleaved)).ropes
     assert {rope.axes for rope in ropes} == {axes}
 
 
 def test_sections_that_divide_other_frequencies_are_refused(stacking: Checkpoint) -> None:
     facts = load_model_config(stacking.folder)
     with pytest.raises(ModelError, match=r"mrope_section must divide 8 frequencies by three axes, got \[2, 2, 2\]"):
-        with_vision(facts, Vision(7, 0, (2, 2, 2)))
+        with_vision(facts, Vision(7, 0, sections=(2, 2, 2)))
