@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace as replace_fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_steps_behind_pictures_are_graphs(stacking: Checkpoint) -> None:
     scheduler = Scheduler(KVCacheManager(40, 8, specs), StepCostModel(), **limits, itl_target_s=10.0)
     picture_token = InputLimits(picture_token=stacking.token_id)
     vocabulary: dict[str, Any] = {"vocab_size": facts.vocab_size, "max_model_len": 256, "input_limits": picture_token}
-    sight, prompt = Sight(scheduler, seeing, room_bytes=KEPT_BYTES), PROMPTS["one at the start"]
+    sight, prompt = partial(Sight, features=seeing, room_bytes=KEPT_BYTES), PROMPTS["one at the start"]
     engine = Engine(scheduler, runner, **vocabulary, max_num_waiting=9, sight=sight)
     assert run(engine, [stacking.asked(*prompt)])[1, 0].token_ids == stacking.expected(*prompt)[1]
     assert len(eager) == 1 and eager[0].lookups.shape == (3, eager[0].num_tokens)

@@ -167,7 +167,7 @@ def test_every_token_of_a_picture_has_one_feature(checkpoint: Checkpoint, shown:
         (lambda each: with_picture(each, token_id=5), "a picture must stand at tokens 702, got 5"),
         (lambda each: with_array(each, shape=(1, 2**20)), "pixel_values must be whole"),
         (lambda each: with_array(each, start=-4), "pixel_values must be whole"),
-        (lambda each: with_array(each, dtype="object"), "pixel_values must be whole and hold float32, float16, bfloat16, int64, bool"),
+        (lambda each: with_array(each, dtype="object"), "must be whole and hold float32, float16, bfloat16"),
     ],
 )
 def test_the_engine_refuses_what_no_server_sends(
