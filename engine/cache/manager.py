@@ -21,6 +21,7 @@ from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool, check_references
 from weft.engine.cache.prefixes import LEAST_TOKENS, BlockHashes, Pins, awaited_stop, is_stop, next_stop, stops_of
 from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.cache.tier import BlockTier, CachedBlock, SharedOffload
+from weft.engine.cache.whole_pictures import WholePictures
 from weft.engine.request import Request
 
 
@@ -42,6 +43,7 @@ class KVCacheManager:
 
     Attributes:
         offload: Moves blocks between the pools and a tier; its `lookups` are empty without one.
+        pictures: What a step must not cut.
     """
 
     pool_class = BlockPool
@@ -73,8 +75,9 @@ class KVCacheManager:
         self.can_rewind = all(spec.can_rewind for spec in specs)
         self.can_copy = not any(isinstance(spec, ModuleCache) for spec in specs)
         self.is_whole = any(spec.is_bidirectional for spec in specs)
+        self.pictures = WholePictures(specs)
         self.prefix_caching = prefix_caching and self.can_copy and not self.is_whole
-        self.num_blocks = num_blocks - 1
+        self.num_blocks, self._least_stop = num_blocks - 1, least_stop
         self.pools = tuple(self.pool_class(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)
         self._block_sizes = tuple(spec.tokens_per_block(block_size) for spec in specs)
@@ -82,7 +85,6 @@ class KVCacheManager:
         self._paged_pools = tuple(self.pools[group] for group in self._paged)
         self._all_groups = tuple(range(len(self.specs)))
         self._states = tuple(group for group in self._all_groups if group not in self._paged)
-        self._least_stop = least_stop
         self._see_all = all(specs[group].sees_all for group in self._paged)
         self.hashes = BlockHashes(block_size, hash_key)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
@@ -256,9 +258,13 @@ class KVCacheManager:
         return min(counts, default=0)
 
     def num_available_tokens(self, request: Request) -> int:
-        """Most tokens for which `allocate` can succeed now, once it has freed the blocks that left the window."""
+        """Most tokens for which `allocate` can succeed now, once it has freed the blocks that left the window.
+
+        They cut no picture whose tokens see each other.
+        """
         num_blocks = self._num_held(request) + self.num_free_blocks
         num_tokens = num_blocks * self.block_size - request.num_computed_tokens
+        num_tokens = self.pictures.cut(request, request.num_computed_tokens, num_tokens)
         if not all(self.pools[group].num_free for group in self._states):
             return min(num_tokens, request.num_new_tokens)  # no drafts, for lack of a second state
         return num_tokens
@@ -367,11 +373,12 @@ class KVCacheManager:
         return is_stop(request, request.num_computed_tokens, self.block_size, self._least_stop)
 
     def num_tokens_before_stop(self, request: Request, start: int, num_tokens: int) -> int:
-        """Cut the num_tokens (>= 1) tokens of a request from start on where its states are needed.
+        """Cut the num_tokens tokens of a request from start on where its states are needed.
 
         Pending choices go on from them, so it must stop before the last token of the prompt. And some are kept for
-        others.
+        others. Cuts before a picture, too, of whose tokens only some would be computed though they see each other.
         """
+        num_tokens = self.pictures.cut(request, start, num_tokens)
         if not self._states:
             return num_tokens
         num_left = request.num_prompt_tokens - 1 - start
