@@ -174,13 +174,15 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) ->
     encode = load_encoder(config.model, config.device, config.dtype)
     taken = time.perf_counter() - began
     logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
-    return Eyes(model, encode, config.device)
+    return Eyes(model, encode, config.device, embedded_id=vision.embedded_id)
 
 
 def _input_limits(plan: MemoryPlan, model_config: ModelFacts, options: EngineOptions) -> InputLimits:
     vision = served_vision(model_config.vision, options)
     limits = plan.input_limits(model_config)
-    return replace_fields(limits, picture_token=vision.token_id) if vision else limits
+    if vision:
+        limits = replace_fields(limits, picture_token=vision.token_id, longest_picture=model_config.num_mutual)
+    return limits
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from weft.engine.fields import Fields
-from weft.engine.vision.families import SEEING
+from weft.engine.vision.families import SEEING, SeeingFamily
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import EngineOptions
@@ -28,7 +28,8 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
     Raises:
         ModelError: A file is missing or malformed.
     """
-    if SEEING.keys().isdisjoint(outer.texts("architectures")):
+    family = next((SEEING[name] for name in outer.texts("architectures") if name in SEEING), None)
+    if family is None:
         return None
     fault = None
     if outer.has("quantization_config") or outer.section("text_config").has("quantization_config"):
@@ -40,12 +41,26 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
         return None
     names = ("image_token_id", "image_token_index")
     token_id = next((outer.integer(name) for name in names if outer.has(name)), None)
-    return None if token_id is None else Vision(token_id, _num_values(folder))
+    if token_id is None:
+        return None
+    padding = outer.section("text_config").integer("pad_token_id", 0) if family.embeds_padding else None
+    return Vision(token_id, _num_values(folder), _longest(folder, outer, family), padding)
 
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
     return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
+
+
+def _longest(folder: Path, outer: Fields, family: SeeingFamily) -> int:
+    """`Vision.longest`, by the first file that says it."""
+    if family.longest is None:
+        return 0
+    paths = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
+    files = [Fields.read(path) for path in paths if path.exists()]
+    name, default = family.longest
+    places = (outer, *(place for file in files for place in (file.section("image_processor"), file)))
+    return next((place.size(name) for place in places if place.has(name)), default)
 
 
 def _num_values(folder: Path) -> int:

@@ -31,8 +31,16 @@ class Eyes:
         num_encoded: Pictures whose features were computed.
     """
 
-    def __init__(self, decoder: Decoder, encode: Encoder, device: torch.device, kept_bytes: int = KEPT_BYTES) -> None:
-        """Keep nothing yet."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        encode: Encoder,
+        device: torch.device,
+        kept_bytes: int = KEPT_BYTES,
+        embedded_id: int | None = None,
+    ) -> None:
+        """Keep nothing yet; embedded_id is that of `Vision`."""
+        self._embedded_id = embedded_id
         self._decoder, self._encode, self._device = decoder, encode, device
         self._kept = OrderedDict[bytes, Tensor]()  # the least recently used first
         self._room = kept_bytes
@@ -51,10 +59,14 @@ class Eyes:
         Raises:
             RuntimeError: A picture has more or fewer features than tokens.
         """
+        if self._embedded_id is not None:
+            targets = to_device(np.concatenate([part.targets for part in pictures]), self._device)
+            token_ids = token_ids.index_fill(0, targets, self._embedded_id)
         hidden = self._decoder.embedding(token_ids).clone()  # which may be memory that the kernels use again
         for part in pictures:
             features = self._features(part)[part.first : part.first + len(part.targets)]
-            hidden.index_copy_(0, to_device(part.targets, self._device), features.to(hidden.dtype))
+            own = hidden[:, : features.shape[1]]  # behind them a token may have inputs of layers
+            own.index_copy_(0, to_device(part.targets, self._device), features.to(hidden.dtype))
         return self._decoder.forward_embedded(hidden, positions, caches, rows)
 
     def _features(self, part: PictureTokens) -> Tensor:

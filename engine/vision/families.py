@@ -16,12 +16,19 @@ class SeeingFamily:
     Attributes:
         processor: A processor of transformers that does the same with pictures, where the own one needs more packages;
             None: the own one.
+        longest: Where tokens of a picture see each other, the field that says how many they are at most, in config.json
+            or in the settings of the processor, and its default; None: each sees those before it.
+        embeds_padding: Whether the embeddings that such a token has for each layer are those of padding.
     """
 
     processor: str | None = None
+    longest: tuple[str, int] | None = None
+    embeds_padding: bool = False
 
 
 SEEING: Final[Mapping[str, SeeingFamily]] = {
+    "Gemma3ForConditionalGeneration": SeeingFamily(longest=("mm_tokens_per_image", 256)),
+    "Gemma4ForConditionalGeneration": SeeingFamily(longest=("max_soft_tokens", 280), embeds_padding=True),
     "Idefics3ForConditionalGeneration": SeeingFamily(),
     "LlavaForConditionalGeneration": SeeingFamily(),
     "LlavaNextForConditionalGeneration": SeeingFamily(),

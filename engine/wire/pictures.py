@@ -88,10 +88,14 @@ class Vision:
     Attributes:
         token_id: See `Picture`.
         num_values: Weights beside those of the text half.
+        longest: Most tokens of a picture that see each other, where they do; else 0.
+        embedded_id: The token that stands in its tokens' places where tokens are embedded; None: they themselves.
     """
 
     token_id: int
     num_values: int
+    longest: int = 0
+    embedded_id: int | None = None
 
 
 def pictures_fault(pictures: Sequence[Picture], num_spans: int, token_id: int | None) -> str | None:
