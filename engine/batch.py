@@ -191,6 +191,7 @@ class Batch:
         next_ids: Of each request without a row, in order, the id behind its tokens of this step, or 0 if there is none
             yet; None where every request has rows.
         pictures: Those that are seen.
+        is_mutual: Whether each token also sees those behind it, up to the end of its request in this step.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
             padding, which belongs to no request. None when the step is computed by launches of its own.
     """
@@ -211,6 +212,7 @@ class Batch:
     inputs: InputBatch | None = None
     next_ids: Ints | None = None
     pictures: tuple[PictureTokens, ...] = ()
+    is_mutual: bool = False
     graph: GraphKey | None = None
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from weft.engine.describe.config import ModelFacts
+from weft.engine.vision.checkpoint import served_vision
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.machine import format_size
 from weft.engine.wire.messages import EngineOptions
@@ -86,14 +87,16 @@ def resolve(options: EngineOptions, model: ModelFacts, num_host_layers: int | No
     is_ahead = is_cuda and not num_host_layers  # else a launch already computes the step, or waits for most of it
     max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
     block_size = options.block_size or (16 if is_cuda else 32)  # the CPU's attention reads 32 tokens at a time
-    least = max_num_seqs + block_size
+    longest_picture = model.num_mutual if served_vision(model.vision, options) else 0
+    least = max_num_seqs + max(block_size, longest_picture)
     longest = model.max_position_embeddings + -(-model.num_input_tokens // block_size) * block_size
     longest_whole = options.max_model_len or longest if model.is_bidirectional or model.num_input_tokens else 0
     usual = max(8192 if is_ahead else 2048, least, longest_whole)
     max_num_batched_tokens = options.max_num_batched_tokens or usual
     if max_num_batched_tokens < least:
+        kept = "block_size" if block_size >= longest_picture else f"the {longest_picture} tokens of a picture"
         raise ModelError(
-            f"max_num_batched_tokens must be at least max_num_seqs + block_size = {least}, got {max_num_batched_tokens}"
+            f"max_num_batched_tokens must be at least max_num_seqs + {kept} = {least}, got {max_num_batched_tokens}"
         )
     max_model_len = options.max_model_len or longest
     if max_model_len > longest:

@@ -21,6 +21,7 @@ from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool, check_references
 from weft.engine.cache.prefixes import LEAST_TOKENS, BlockHashes, Pins, awaited_stop, is_stop, next_stop, stops_of
 from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.cache.tier import BlockTier, CachedBlock, SharedOffload
+from weft.engine.cache.whole_pictures import WholePictures
 from weft.engine.request import Request
 
 
@@ -43,6 +44,7 @@ class KVCacheManager:
     Attributes:
         offload: Moves blocks between the pools and a tier; its `lookups` are empty without one.
         num_ready: How many of so many tokens of a request, from one on, come before a picture that is not encoded yet.
+        pictures: What a step must not cut.
     """
 
     pool_class = BlockPool
@@ -74,8 +76,9 @@ class KVCacheManager:
         self.can_rewind = all(spec.can_rewind for spec in specs)
         self.can_copy = not any(isinstance(spec, ModuleCache) for spec in specs)
         self.is_whole = any(spec.is_bidirectional for spec in specs)
+        self.pictures = WholePictures(specs)
         self.prefix_caching = prefix_caching and self.can_copy and not self.is_whole
-        self.num_blocks = num_blocks - 1
+        self.num_blocks, self._least_stop = num_blocks - 1, least_stop
         self.pools = tuple(self.pool_class(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)
         self._block_sizes = tuple(spec.tokens_per_block(block_size) for spec in specs)
@@ -83,7 +86,6 @@ class KVCacheManager:
         self._paged_pools = tuple(self.pools[group] for group in self._paged)
         self._all_groups = tuple(range(len(self.specs)))
         self._states = tuple(group for group in self._all_groups if group not in self._paged)
-        self._least_stop = least_stop
         self._see_all = all(specs[group].sees_all for group in self._paged)
         self.hashes = BlockHashes(block_size, hash_key)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
@@ -258,9 +260,13 @@ class KVCacheManager:
         return min(counts, default=0)
 
     def num_available_tokens(self, request: Request) -> int:
-        """Most tokens for which `allocate` can succeed now, once it has freed the blocks that left the window."""
+        """Most tokens for which `allocate` can succeed now, once it has freed the blocks that left the window.
+
+        They cut no picture whose tokens see each other.
+        """
         num_blocks = self._num_held(request) + self.num_free_blocks
         num_tokens = num_blocks * self.block_size - request.num_computed_tokens
+        num_tokens = self.pictures.cut(request, request.num_computed_tokens, num_tokens)
         if not all(self.pools[group].num_free for group in self._states):
             return min(num_tokens, request.num_new_tokens)  # no drafts, for lack of a second state
         return num_tokens
@@ -372,9 +378,9 @@ class KVCacheManager:
         """Cut the num_tokens (>= 1) tokens of a request from start on before a picture, and where states are needed.
 
         Pending choices go on from them, so it must stop before the last token of the prompt. And some are kept for
-        others. Of a request that waits for a picture, none are left.
+        others. A picture must be encoded before, and if its tokens see each other, all of them must be computed.
         """
-        num_tokens = self.num_ready(request, start, num_tokens)
+        num_tokens = self.pictures.cut(request, start, self.num_ready(request, start, num_tokens))
         if not self._states:
             return num_tokens
         num_left = request.num_prompt_tokens - 1 - start

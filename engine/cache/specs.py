@@ -47,6 +47,10 @@ class PagedKV:
         is_bidirectional: Whether a token sees the tokens behind it, too, as far as those before it. A request is then
             computed whole, in one step, and no later step reads its keys and values. So all layers share a cache.
         has_bias: Whether a learned number for each head and distance is added to the scaled scores; `attend` gets them.
+        num_mutual: Most tokens of a picture, where these see each other, also those behind them
+            (`torch/mutual_step.py`), but nothing before their windows. So no step cuts them in two. 0: they see as
+            others do.
+        sees_end: Whether a token sees all tokens behind it in the step of `part`.
         num_input_tokens: Most tokens of an encoder's input; 0 without an encoder. A request begins with its input,
             padded to whole blocks. What the layer keeps of these tokens are the encoder's keys and values, written
             once, in one step. The decoder's own tokens follow; among themselves they see no token of the input.
@@ -66,6 +70,8 @@ class PagedKV:
     num_heads: int | None = None
     is_bidirectional: bool = False
     has_bias: bool = False
+    num_mutual: int = 0
+    sees_end: bool = False
     num_input_tokens: int = 0
     num_input_samples: int = 0
 
@@ -73,7 +79,7 @@ class PagedKV:
     def num_ahead(self) -> int:
         """Tokens behind it that a token sees, if there are so many."""
         if not self.is_bidirectional:
-            return 0
+            return _FAR if self.sees_end else 0
         return _FAR if self.sliding_window is None else self.sliding_window - 1
 
     @property
@@ -91,8 +97,14 @@ class PagedKV:
         """Whether a token sees all tokens before it, or the input before them: then no block is given back early."""
         return (self.sliding_window is None or self.num_input_tokens > 0) and self.span is None
 
-    def part(self, has_inputs: bool) -> Self:
-        """As a step sees it that has only what is behind the inputs, or, without inputs, only those."""
+    def part(self, has_inputs: bool, is_mutual: bool) -> Self:
+        """As a step sees it that has only what is behind the inputs, or, without inputs, only those.
+
+        Args:
+            is_mutual: See `Batch`.
+        """
+        if is_mutual:
+            return replace(self, sees_end=True)
         window = self.sliding_window if has_inputs else None
         return replace(self, sliding_window=window, num_input_tokens=0) if self.num_input_tokens else self
 
@@ -145,7 +157,7 @@ class StateSpec:
     Attributes:
         can_rewind: See `PagedKV`.
         sliding_window: See `PagedKV`; a state is never given back early.
-        is_bidirectional, num_input_tokens, num_input_samples: See `PagedKV`.
+        is_bidirectional, num_mutual, num_input_tokens, num_input_samples: See `PagedKV`.
         sees_all: See `PagedKV`; of states a token sees only the one after the token before it.
         shape: Shape of one request's state.
         dtype: Dtype of its values, whatever the model's is.
@@ -153,6 +165,7 @@ class StateSpec:
 
     can_rewind: ClassVar[bool] = False
     is_bidirectional: ClassVar[bool] = False
+    num_mutual: ClassVar[int] = 0
     num_input_tokens: ClassVar[int] = 0
     num_input_samples: ClassVar[int] = 0
     sliding_window: ClassVar[None] = None
@@ -190,14 +203,15 @@ class ModuleCache:
     and a fork begins at its first token.
 
     Attributes:
-        can_rewind, is_bidirectional, num_input_tokens, num_input_samples, sliding_window, sees_all: See `StateSpec` and
-            `PagedKV`.
+        can_rewind, is_bidirectional, num_mutual, num_input_tokens, num_input_samples, sliding_window, sees_all: See
+            `StateSpec` and `PagedKV`.
         bytes_per_token: What an object takes for each token, over all layers.
         bytes_per_request: What it takes beside that.
     """
 
     can_rewind: ClassVar[bool] = False
     is_bidirectional: ClassVar[bool] = False
+    num_mutual: ClassVar[int] = 0
     num_input_tokens: ClassVar[int] = 0
     num_input_samples: ClassVar[int] = 0
     sliding_window: ClassVar[None] = None

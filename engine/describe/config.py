@@ -59,6 +59,11 @@ class ModelFacts:
         return False
 
     @property
+    def num_mutual(self) -> int:
+        """Most tokens of a picture, where these see each other in some layer; see `PagedKV`."""
+        return 0
+
+    @property
     def num_input_tokens(self) -> int:
         """Most tokens that an encoder reads; 0 without one. Then max_position_embeddings is that of the decoder."""
         return 0
@@ -132,6 +137,11 @@ class ModelConfig(ModelFacts):
     @override
     def is_bidirectional(self) -> bool:
         return self.switches.is_bidirectional
+
+    @property
+    @override
+    def num_mutual(self) -> int:
+        return self.vision.longest if self.vision and self.switches.mutual else 0
 
     @property
     @override

@@ -87,6 +87,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
             has_sinks=bool(switches.sinks),
             is_bidirectional=switches.is_bidirectional,
             has_bias=switches.bias is not None,
+            num_mutual=config.num_mutual if index in switches.mutual else 0,
             num_input_tokens=config.num_input_tokens,
             num_input_samples=config.audio.max_samples if config.audio else 0,
         ),

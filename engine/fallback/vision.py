@@ -68,6 +68,10 @@ def _without_text(config: Any) -> Any:
     for part in (config, text):
         if hasattr(part, "quantization_config"):
             del part.quantization_config
+    if getattr(config, "audio_config", None) is not None:
+        config.audio_config = None  # it may also hear
+    if getattr(text, "hidden_size_per_layer_input", 0):
+        text.hidden_size_per_layer_input = 0
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):
         text.layer_types = []

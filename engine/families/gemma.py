@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from weft.engine.families import switches
-from weft.engine.families.attention import GatedRecurrenceSwitches, read_window, windows_by_pattern, windows_where
+from weft.engine.families.attention import (
+    GatedRecurrenceSwitches,
+    read_window,
+    windowless,
+    windows_by_pattern,
+    windows_where,
+)
 from weft.engine.families.experts import ExpertNames, ExpertSwitches, TopK
 from weft.engine.families.switches import FamilySwitches, FeedForwardSwitches, Norms, TensorNames, family
 from weft.engine.fields import Fields
@@ -61,6 +67,7 @@ def gemma3(fields: Fields) -> FamilySwitches:
         gemma2(fields),
         sliding_windows=windows_by_pattern(fields, read_window(fields, 4096), 6),
         qk_norm=switches.QKNorm(offset=1.0),
+        mutual=frozenset(range(fields.integer("num_hidden_layers"))),
         local_rope_theta=fields.number("rope_local_base_freq", 1e4),
         attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", None),
         logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", None),
@@ -150,6 +157,7 @@ def gemma4(fields: Fields) -> FamilySwitches:
     first_shared = num_layers - fields.integer("num_kv_shared_layers", 0)
     sources = _sources(windows, first_shared)
     mixers = tuple(_attention(fields, windows, sources, layer) for layer in range(num_layers))
+    sees_both_ways = fields.optional_text("use_bidirectional_attention") == "vision"
     kept = ("k_proj", "v_proj", "k_norm")  # which checkpoints may hold where nothing reads them
     return FamilySwitches(
         names=switches.GEMMA2,
@@ -160,6 +168,7 @@ def gemma4(fields: Fields) -> FamilySwitches:
         qk_norm=switches.QKNorm(),
         unused=tuple(f"model.layers.{n}.self_attn.{name}." for n in range(first_shared, num_layers) for name in kept),
         sliding_windows=windows,
+        mutual=frozenset(range(num_layers)) - windowless(windows) if sees_both_ways else frozenset(),
         full_head_dim=next(mixer.head_dim for mixer, window in zip(mixers, windows, strict=True) if window is None),
         mixers=mixers,
         feed_forwards=tuple(_feed_forward(fields, layer >= first_shared) for layer in range(num_layers)),

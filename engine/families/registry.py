@@ -175,7 +175,7 @@ _FLAT: Mapping[str, str] = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
 }
 
-_OTHER_HALVES = ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3")
+_OTHER_HALVES = ("Gemma4Unified", "Llama4")
 _WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHER_HALVES}
 """Those whose files say all that the text half needs. Others may tie their output head without a word of it."""
 

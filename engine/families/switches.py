@@ -294,6 +294,7 @@ class FamilySwitches:
         num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
         counts_skipped: Whether max_position_embeddings counts them.
         is_bidirectional: Whether a token sees the tokens behind it, too.
+        mutual: Layers where the tokens of a picture see each other, by index; see `PagedKV`.
         classifier: The head of a classifier; None for any other model.
         unused: Beginnings of the names of tensors that checkpoints may hold and nothing reads.
         normless: Layers without a norm before attention, by index.
@@ -347,6 +348,7 @@ class FamilySwitches:
     num_positions_skipped: int = 0
     counts_skipped: bool = False
     is_bidirectional: bool = False
+    mutual: frozenset[int] = frozenset()
     classifier: Classifier | None = None
     normless: frozenset[int] = frozenset()
     unused: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from weft.engine.kernels.cpu.products import MAX_RANK, AdapterMemory, NativeSite
 from weft.engine.kernels.torch.caches import Caches, ContextBackend, StateCache
 from weft.engine.kernels.torch.encoder_step import EncoderCaches
 from weft.engine.kernels.torch.layer_kernels import TORCH_SAMPLING, TorchSite, torch_kernels
+from weft.engine.kernels.torch.mutual_step import MutualCaches
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.triton.attention_tiles import TileNames
 from weft.engine.kernels.triton.prompts import PromptAttention, installed_libraries, prompt_layers
@@ -214,12 +215,14 @@ def make_caches(
     states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
     has_input = any(group.spec.num_input_tokens for group in groups)
     is_of_module = any(isinstance(group.spec, ModuleCache) for group in groups)
+    mutual = frozenset(layer for group in groups if group.spec.num_mutual for layer in group.layers)
     return Caches(
         ContextBackend(num_blocks)
         if is_of_module
         else make_backend(paged_groups(groups), num_blocks, config, num_heads, scales),
         StateCache(states, num_states or config.max_num_seqs, config.device) if states else None,
         EncoderCaches(config.block_size, config.device) if has_input else None,
+        MutualCaches(mutual, config.device) if mutual else None,
     )
 
 

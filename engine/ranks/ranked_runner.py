@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 class RankedEyes(Eyes):
     """Those of the first rank, which alone encodes. The others get the features."""
 
-    def __init__(self, ranks: Ranks, decoder: Decoder, encode: Encoder, device: torch.device) -> None:
+    def __init__(
+        self, ranks: Ranks, decoder: Decoder, encode: Encoder, device: torch.device, embedded_id: int | None
+    ) -> None:
         """See `Eyes`."""
-        super().__init__(decoder, encode, device)
+        super().__init__(decoder, encode, device, embedded_id)
         self._ranks = ranks
 
     @override

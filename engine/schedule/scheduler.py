@@ -83,11 +83,8 @@ class Scheduler:
             counters: Also counted in by others; None makes new ones.
             clock: Seconds, of a simulation; None is `time.monotonic`.
         """
-        self.kv = kv
-        self.cost = cost
-        self.clock = clock or time.monotonic
-        self.counters = counters or Counters()
-        self.requests = LiveRequests()
+        self.kv, self.cost, self.clock = kv, cost, clock or time.monotonic
+        self.counters, self.requests = counters or Counters(), LiveRequests()
         self.running: list[Request] = []
         self.waiting = WaitingQueue()
         self._loading: list[tuple[Request, int]] = []  # with the blocks it is expected to take beyond the loaded ones
@@ -95,7 +92,8 @@ class Scheduler:
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
         self._short_context = ShortContext(short_context)
-        self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
+        self._least_prefill = max(kv.block_size, kv.pictures.longest)
+        self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + self._least_prefill)
         self._target = LatencyTarget(itl_target_s, is_ahead=is_ahead)
 
     @property
@@ -196,7 +194,7 @@ class Scheduler:
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
         budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
         if len(prefills) > 1:
-            self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
+            self._prefill(step, budget, self.kv.pictures.first(prefills), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
         schedulable.sort(key=lambda r: r.is_run, reverse=True)  # no new id before a run is whole
         for request in schedulable:
@@ -236,13 +234,13 @@ class Scheduler:
     def _cut_drafts(self, decodes: list[Request], load: StepLoad) -> None:
         """Cut drafts to the time and the tokens that are left, and add them to the load.
 
-        A block's worth of tokens is kept for prefill. There is always time for a block's worth of drafts, as there is
-        for prefill.
+        A block's worth of tokens is kept for prefill, or as many as a picture has that is computed whole. There is
+        always time for a block's worth of drafts, as there is for prefill.
         """
         drafting = [r for r in decodes if r.draft_token_ids]
         if not drafting:
             return
-        num_spare = max(0, self.token_budget.max_num_tokens - load.num_tokens - self.kv.block_size)
+        num_spare = max(0, self.token_budget.max_num_tokens - load.num_tokens - self._least_prefill)
         limit_s = self._target.draft_limit_s(load, self.cost, is_awaited=len(drafting) < len(decodes))
         if limit_s is not None:
             context = max(r.num_computed_tokens for r in drafting)
@@ -280,7 +278,8 @@ class Scheduler:
     def _prefill(self, step: ScheduledStep, budget: StepBudget, request: Request, share: float) -> None:
         num_charged = int(request.has_computed_prompt)
         context = request.num_computed_tokens + num_charged
-        chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
+        least = self.kv.pictures.least(request, context)
+        chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share, least=least)
         chunk = self.kv.num_tokens_before_stop(request, request.num_computed_tokens, chunk)
         scheduled = self._schedule(step, request, min(chunk, self.token_budget.max_num_tokens - step.load.num_tokens))
         if scheduled > num_charged:
@@ -367,7 +366,8 @@ class Scheduler:
         growth = sum(map(self._expected_growth, self.running)) + sum(growth for _, growth in self._loading)
         for request, num_cached in candidates(self.waiting, self.kv, self.running):
             is_whole = self.kv.is_whole or num_cached < request.num_input_slots
-            num_tokens = budget.grant(request.num_tokens - num_cached, num_cached, is_whole=is_whole)
+            least = self.kv.pictures.least(request, num_cached)
+            num_tokens = budget.grant(request.num_tokens - num_cached, num_cached, least=least, is_whole=is_whole)
             self.kv.plan_stops(request, num_cached)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or ((self.running or self._loading) and expected > self.kv.num_free_blocks):
@@ -378,6 +378,8 @@ class Scheduler:
                     continue
                 num_cached = self.kv.find_prefix(request)  # less, if room for a load was made that did not begin
             if not (num_tokens := self.kv.num_tokens_before_stop(request, num_cached, num_tokens)):
+                if self.kv.num_ready(request, num_cached, 1):
+                    return  # its next picture needs more room in a step
                 self.waiting.set_aside(request)  # until it sees its next picture
                 growth += self._expected_growth(request)
                 continue

@@ -29,19 +29,17 @@ class StepBudget:
             block_size: Least tokens that a step grants to prefill.
             limit_s: Longest predicted step, from `LatencyTarget`; None when only tokens count.
         """
-        self._cost = cost
-        self._load = decodes
-        self._limit_s = limit_s
+        self._cost, self._load, self._limit_s = cost, decodes, limit_s
         self._num_tokens_left = max(max_num_tokens - decodes.num_tokens, 0)
-        self._block_size = block_size
-        self._has_granted = False
+        self._block_size, self._has_granted = block_size, False
 
-    def grant(self, num_tokens: int, context: int, share: float = 1.0, *, is_whole: bool = False) -> int:
+    def grant(self, num_tokens: int, context: int, share: float = 1.0, least: int = 0, is_whole: bool = False) -> int:
         """How many of num_tokens prefill tokens, after `context` computed ones, may be computed; 0 when spent.
 
         At most `share` of what is left is granted, but for the first block. Nothing is charged yet.
 
         Args:
+            least: What the first of a step gets, if that is more than a block.
             is_whole: Grant all or nothing; the first of a step gets all.
         """
         if is_whole:
@@ -49,9 +47,9 @@ class StepBudget:
         limit = float(self._num_tokens_left)
         if self._limit_s is not None:
             limit = min(limit, self._cost.num_tokens_within(self._load, context, self._limit_s))
-        granted = min(num_tokens, int(limit * share))
-        if granted < min(num_tokens, self._block_size) and not self._has_granted:
-            granted = min(num_tokens, self._block_size, self._num_tokens_left)
+        granted, least = min(num_tokens, int(limit * share)), max(least, self._block_size)
+        if granted < min(num_tokens, least) and not self._has_granted:
+            granted = min(num_tokens, least, self._num_tokens_left)
         return granted
 
     def charge(self, num_tokens: int, context: int) -> None:
@@ -78,8 +76,7 @@ class LatencyTarget:
         Args:
             is_ahead: Whether a step is launched before the one before it has ended.
         """
-        self._seconds = seconds
-        self._is_ahead = is_ahead
+        self._seconds, self._is_ahead = seconds, is_ahead
         self._burst = PromptBurst()
         self._is_said = False
 

@@ -122,8 +122,8 @@ def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     set_num_threads(chosen.kernels, caches, TORCH_SAMPLING, int(asked or num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
     parts = model, caches, config.device
-    is_seeing = served_vision(facts.vision, config.options) is not None
-    eyes = Eyes(model, None, config.device) if is_seeing and isinstance(model, Decoder) else None
+    vision = served_vision(facts.vision, config.options)
+    eyes = Eyes(model, None, config.device, vision.embedded_id) if vision and isinstance(model, Decoder) else None
     runner = FollowingRunner(*parts, overlap=config.overlap, has_head=has_head, adapters=chosen.adapters, eyes=eyes)
     return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 

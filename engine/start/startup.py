@@ -175,13 +175,16 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ra
     encode = load_encoder(config.model, config.device, config.dtype)
     taken = time.perf_counter() - began
     logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
-    return RankedEyes(ranks, model, encode, config.device) if ranks else Eyes(model, encode, config.device)
+    parts = model, encode, config.device, vision.embedded_id
+    return RankedEyes(ranks, *parts) if ranks else Eyes(*parts)
 
 
 def _input_limits(plan: MemoryPlan, model_config: ModelFacts, options: EngineOptions) -> InputLimits:
     vision = served_vision(model_config.vision, options)
     limits = plan.input_limits(model_config)
-    return replace_fields(limits, picture_token=vision.token_id) if vision else limits
+    if vision:
+        limits = replace_fields(limits, picture_token=vision.token_id, longest_picture=model_config.num_mutual)
+    return limits
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:

@@ -14,7 +14,7 @@ import torch
 from weft.engine.describe.config import ModelConfig
 from weft.engine.fields import Fields
 from weft.engine.gguf.tensors import GgufSource
-from weft.engine.vision.families import SEEING
+from weft.engine.vision.families import SEEING, SeeingFamily
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import EngineOptions
@@ -65,6 +65,8 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
         sections=family.sections and (rope.integers("mrope_section") or family.sections),
         is_interleaved=family.is_interleaved,
         num_stacked=len(stacked) if family.is_stacked else 0,
+        longest=_longest(folder, outer, family),
+        embedded_id=text.integer("pad_token_id", 0) if family.embeds_padding else None,
     )
 
 
@@ -84,6 +86,17 @@ def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | Non
     """How an engine with these options sees; None if it reads only text."""
     is_whole = options.pipeline_parallel_size == 1 and options.load_format != "dummy"
     return vision if options.pictures and is_whole else None
+
+
+def _longest(folder: Path, outer: Fields, family: SeeingFamily) -> int:
+    """`Vision.longest`, by the first file that says it."""
+    if family.longest is None:
+        return 0
+    paths = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
+    files = [Fields.read(path) for path in paths if path.exists()]
+    name, default = family.longest
+    places = (outer, *(place for file in files for place in (file.section("image_processor"), file)))
+    return next((place.size(name) for place in places if place.has(name)), default)
 
 
 def with_vision(config: ModelConfig, vision: Vision) -> ModelConfig:

@@ -31,8 +31,11 @@ Encoder = Callable[[Mapping[str, Tensor]], Tensor]
 class Eyes(Features):
     """A decoder that sees. Owns the features that are kept."""
 
-    def __init__(self, decoder: Decoder, encode: Encoder | None, device: torch.device) -> None:
-        """Keep nothing yet; encode is None where another rank encodes."""
+    def __init__(
+        self, decoder: Decoder, encode: Encoder | None, device: torch.device, embedded_id: int | None = None
+    ) -> None:
+        """Keep nothing yet; encode is None where another rank encodes, embedded_id is that of `Vision`."""
+        self._embedded_id = embedded_id
         self._decoder, self._encode, self._device = decoder, encode, device
         self._kept: dict[bytes, Tensor] = {}
 
@@ -66,12 +69,14 @@ class Eyes(Features):
         rows: Tensor | None,
     ) -> Tensor:
         """`Decoder.forward` of a step that computes tokens of pictures, whose features are kept."""
-        hidden, stacked = self._decoder.embedding(token_ids).clone(), []  # which the kernels may use again
-        size = hidden.size(1)
+        if self._embedded_id is not None:
+            all_targets = to_device(np.concatenate([part.targets for part in pictures]), self._device)
+            token_ids = token_ids.index_fill(0, all_targets, self._embedded_id)
+        hidden, stacked, size = self._decoder.embedding(token_ids).clone(), [], 0  # which the kernels may use again
         for part in pictures:
             features = self._kept[part.key][part.first : part.first + len(part.targets)]
-            targets = to_device(part.targets, self._device)
-            hidden.index_copy_(0, targets, features[:, :size].to(hidden.dtype))
+            targets, size = to_device(part.targets, self._device), min(hidden.size(1), features.size(1))
+            hidden[:, :size].index_copy_(0, targets, features[:, :size].to(hidden.dtype))  # before inputs of layers
             stacked.append((targets, features[:, size:]))
         stack(caches, stacked, size)
         return self._decoder.forward_embedded(hidden, positions, caches, rows)

@@ -20,6 +20,9 @@ class SeeingFamily:
         sections: Of `Vision`, where config.json has no mrope_section; empty for a family whose pictures have no rows.
         is_interleaved: Of `Vision`.
         is_stacked: Whether features of several layers of what sees are added behind the first layers of the text half.
+        longest: Where tokens of a picture see each other, the field that says how many they are at most, in config.json
+            or in the settings of the processor, and its default; None: each sees those before it.
+        embeds_padding: Whether the embeddings that such a token has for each layer are those of padding.
     """
 
     processor: str | None = None
@@ -27,6 +30,8 @@ class SeeingFamily:
     sections: tuple[int, ...] = ()
     is_interleaved: bool = False
     is_stacked: bool = False
+    longest: tuple[str, int] | None = None
+    embeds_padding: bool = False
 
 
 _QWEN2 = SeeingFamily(sections=(16, 24, 24))
@@ -39,6 +44,8 @@ SEEING: Final[Mapping[str, SeeingFamily]] = {
     "DeepseekVLForConditionalGeneration": SeeingFamily(),
     "DeepseekVLHybridForConditionalGeneration": SeeingFamily(),
     "Exaone4_5_ForConditionalGeneration": SeeingFamily(),
+    "Gemma3ForConditionalGeneration": SeeingFamily(longest=("mm_tokens_per_image", 256)),
+    "Gemma4ForConditionalGeneration": SeeingFamily(longest=("max_soft_tokens", 280), embeds_padding=True),
     "HyperCLOVAXVisionV2ForConditionalGeneration": SeeingFamily(),
     "Idefics3ForConditionalGeneration": SeeingFamily(),
     "InternVLForConditionalGeneration": SeeingFamily(),

@@ -4,7 +4,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Collection
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import ClassVar
 
 import msgspec
@@ -55,12 +55,14 @@ class InputLimits(msgspec.Struct, array_like=True, frozen=True):
         longest: Most tokens, or positions, of an encoder's input; 0 for a model without an encoder.
         own: Most tokens of its decoder.
         audio, picture_token: See `EngineInfo`.
+        longest_picture: Most tokens of a picture side by side, where a step computes all of them; 0: any number.
     """
 
     longest: int = 0
     own: int = 0
     audio: AudioShape | None = None
     picture_token: int | None = None
+    longest_picture: int = 0
 
 
 NO_INPUT = InputLimits()
@@ -120,8 +122,18 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         for span, after in pairwise([*self.spans, TokenSpan(len(self.token_ids), 0, b"")]):
             if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
                 return "what stands for a part of a message that is no text must be whole"
-        fault = pictures_fault(self.pictures, [span.num_tokens for span in self.spans], limits.picture_token)
+        lengths = [span.num_tokens for span in self.spans]
+        fault = pictures_fault(self.pictures, lengths, limits.picture_token) or self._run_fault(limits)
         return fault or id_fault("prompt", self.token_ids, vocab_size)
+
+    def _run_fault(self, limits: InputLimits) -> str | None:
+        if not self.pictures or not limits.longest_picture:
+            return None
+        parts = (self.token_ids[span.start : span.start + span.num_tokens] for span in self.spans)
+        runs = (len(list(run)) for part in parts for token_id, run in groupby(part) if token_id == limits.picture_token)
+        if (longest := max(runs, default=0)) > limits.longest_picture:
+            return f"a picture must have at most {limits.longest_picture} tokens side by side, got {longest}"
+        return None
 
 
 class EncoderInput(msgspec.Struct, tag="encoder", frozen=True):

@@ -91,6 +91,8 @@ class Vision:
             position.
         is_interleaved: Whether the axes take turns, until one has all its frequencies. Time has what is left.
         num_stacked: Layers of the text half behind which more features are added.
+        longest: Most tokens of a picture that see each other, where they do; else 0.
+        embedded_id: The token that stands in its tokens' places where tokens are embedded; None: they themselves.
     """
 
     token_id: int
@@ -99,6 +101,8 @@ class Vision:
     sections: tuple[int, ...] = ()
     is_interleaved: bool = False
     num_stacked: int = 0
+    longest: int = 0
+    embedded_id: int | None = None
 
 
 def pictures_fault(pictures: Sequence[Picture], lengths: Sequence[int], token_id: int | None) -> str | None:

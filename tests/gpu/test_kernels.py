@@ -16,6 +16,7 @@ ATTENTION = [
     ("check_mixed_steps", "MIXED"),
     ("check_decodes", "DECODES"),
     ("check_libraries", "LIBRARIES"),
+    ("check_pictures", "PICTURES"),
     ("check_mixed_steps", "TILED"),
     ("check_decodes", "TILED"),
     ("check_copies", "COPIES"),

@@ -134,7 +134,7 @@ class NativeBackend(AttentionBackend):
         """Plan a step for the KV group of a layer; returns the plan by layer."""
         pairs = zip(self._groups, batch.groups, strict=True)
         group, group_batch = next(pair for pair in pairs if layer in pair[0].layers)
-        spec = group.spec.part(batch.inputs is not None)
+        spec = group.spec.part(batch.inputs is not None, batch.is_mutual)
         given = (batch.query_start_locs, batch.seq_lens, group_batch.block_tables, group_batch.slot_mapping)
         arrays = tuple(np.ascontiguousarray(array, np.int64) for array in given)
         slopes = np.array(spec.slopes, np.float32)

@@ -18,6 +18,7 @@ from weft.engine.batch import Batch, Ints
 from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec
 from weft.engine.device import fill, to_device
 from weft.engine.kernels.torch.encoder_step import EncoderCaches
+from weft.engine.kernels.torch.mutual_step import MutualCaches
 from weft.engine.layers.block import AttentionBackend, AttentionStep, Heads, PagedCache, StateStep, StepCaches
 
 
@@ -208,11 +209,12 @@ class ContextStep(AttentionStep):
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The backends of a model; states is None if no layer keeps a state, encoder if there is none."""
+    """The backends of a model; states is None if no layer keeps a state, encoder if there is none, mutual likewise."""
 
     attention: AttentionBackend
     states: StateCache | None = None
     encoder: EncoderCaches | None = None
+    mutual: MutualCaches | None = None
 
     @property
     def name(self) -> str:
@@ -254,6 +256,8 @@ class Caches:
         """Do the copies of the batch, and prepare what the layers of each kind share."""
         if self.encoder is not None:
             return self.encoder.begin(self.attention, batch)
+        if self.mutual is not None and batch.pictures:
+            return StepCaches(self.mutual.begin(self.attention, batch))
         if self.states is None:
             return StepCaches(self.attention.begin(batch))
         paged = tuple(group for index, group in enumerate(batch.groups) if index not in self.states.groups)

@@ -101,20 +101,28 @@ def _behind(group: GroupBatch, num_blocks: Ints, tokens: Ints) -> GroupBatch:
 def _step(
     backend: AttentionBackend, batch: Batch, tokens: Ints, starts: Ints, seq_lens: Ints, requests: Ints
 ) -> CrossStep:
-    """A step of some tokens, each of so many of a request's; it copies no blocks, for the decoder's step does that."""
+    """The step of `some_tokens`, which are all of inputs, or none."""
+    step = backend.begin(replace(some_tokens(batch, tokens, starts, seq_lens, requests), inputs=None))
+    assert isinstance(step, CrossStep)
+    return step
+
+
+def some_tokens(batch: Batch, tokens: Ints, starts: Ints, seq_lens: Ints, requests: Ints) -> Batch:
+    """A batch of some tokens of another one, which copies no blocks, for that one does.
+
+    Args:
+        tokens: (n,) their indices.
+        starts, seq_lens: Of the requests that they belong to here.
+        requests: The request of the other batch that each of these is a part of.
+    """
     groups = tuple(
         GroupBatch(group.slot_mapping[tokens], group.block_tables[requests], _NO_COPIES) for group in batch.groups
     )
-    step = backend.begin(
-        replace(
-            batch,
-            token_ids=batch.token_ids[tokens],
-            positions=batch.positions[tokens],
-            query_start_locs=starts,
-            seq_lens=seq_lens,
-            groups=groups,
-            inputs=None,
-        )
+    return replace(
+        batch,
+        token_ids=batch.token_ids[tokens],
+        positions=batch.positions[tokens],
+        query_start_locs=starts,
+        seq_lens=seq_lens,
+        groups=groups,
     )
-    assert isinstance(step, CrossStep)
-    return step

@@ -222,7 +222,7 @@ class SdpaBackend:
             for layer in group.layers if len(group_batch.block_copies) else ():
                 for cache in (self._keys[layer], self._values[layer])[: group.spec.num_sides]:
                     self._copy_blocks(cache, group_batch.block_copies)
-            spec = group.spec.part(batch.inputs is not None)
+            spec = group.spec.part(batch.inputs is not None, batch.is_mutual)
             texts = equal_texts(batch, spec, self._device)
             parts = tuple(self._parts(batch, group_batch, spec)) if texts is None else ()
             plan = _GroupPlan(spec, self._to_device(group_batch.slot_mapping), parts, texts)

@@ -53,17 +53,18 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """Items of a launch, and what is merged after it, as views of the backend's metadata."""
+    """Items of a launch, and what is merged after it, as views of the metadata of the step."""
 
     tile: Tile
     is_uniform: bool
+    metadata: Tensor
     items: Tensor
     merges: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupStep:
-    """A step as the layers of a KV group see it; the tensors are views of the backend's metadata."""
+    """A step as the layers of a KV group see it; the tensors are views of its metadata."""
 
     group: CacheGroup[PagedKV]
     slots: Tensor
@@ -160,19 +161,21 @@ class TritonBackend(AttentionBackend):
         for group, group_batch in zip(self._groups, batch.groups, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
             plans.append(self._plan(batch, len(plans)))
-        views = self._send(batch, plans)
+        metadata, views = self._send(batch, plans)
         steps: dict[int, _GroupStep] = {}
         for group, plan in zip(self._groups, plans, strict=True):
             slots, starts, merges = next(views), next(views), next(views)
-            launches = [_Launch(t.tile, t.is_uniform, next(views), merges[:0]) for t in plan.tunings]
+            launches = [_Launch(t.tile, t.is_uniform, metadata, next(views), merges[:0]) for t in plan.tunings]
             if launches:  # the last one merges for all
                 launches[-1] = replace(launches[-1], merges=merges)
+            if batch.is_mutual:
+                group = replace(group, spec=group.spec.part(True, True))
             steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, plan.prompts, starts, launches)))
         return TritonStep(self, steps)
 
     def _begin_prompts(self, batch: Batch, index: int) -> PromptStep | None:
         """Offer the prompts of a step in a group to the library; a graph can hold none."""
-        if self._prompts is None or batch.graph is not None:
+        if self._prompts is None or batch.graph is not None or batch.is_mutual:
             return None
         prompts = find_prompts(batch, batch.groups[index])
         return self._prompts.begin(prompts, self._layers[index]) if prompts else None
@@ -214,6 +217,13 @@ class TritonBackend(AttentionBackend):
             self._attend_paged(step.group.spec, launch, layer, queries, outputs, sinks)
         return outputs
 
+    def read(self, step: _GroupStep, layer: int, queries: Tensor) -> Tensor:
+        """Attend to what is written."""
+        outputs = torch.empty_like(queries)
+        for launch in step.launches:
+            self._attend_paged(step.group.spec, launch, layer, queries, outputs, None)
+        return outputs
+
     def _attend_paged(
         self, spec: PagedKV, launch: _Launch, layer: int, queries: Tensor, outputs: Tensor, sinks: Tensor | None
     ) -> None:
@@ -242,7 +252,7 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         tile, (num_heads, head_dim) = launch.tile, queries.shape[1:]
         kernels.attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
-            *(queries, outputs, self._caches[layer], self._metadata, launch.items),
+            *(queries, outputs, self._caches[layer], launch.metadata, launch.items),
             *(self._partials, self._partial_sums, self._slopes.get(spec, self._unread)),
             self._unread if sinks is None else sinks,
             self._scales[layer],
@@ -256,7 +266,7 @@ class TritonBackend(AttentionBackend):
             SOFT_CAP=(spec.soft_cap or 0.0) * _LOG2_E,
             NUM_SHARED=num_heads // spec.num_kv_heads,
             WINDOW=spec.sliding_window or 0,
-            SPAN=spec.span or 0,
+            SPAN=-1 if spec.sees_end else spec.span or 0,
             HAS_SLOPES=bool(spec.slopes),
             TILE_ROWS=tile.rows,
             TILE_KEYS=tile.keys,
@@ -271,7 +281,7 @@ class TritonBackend(AttentionBackend):
         tile, num_heads, rotary_dim = launch.tile, queries.shape[1], spec.head_dim - spec.value_dim
         num_tiles = -(-num_heads // tile.rows)
         kernels.attend_latents_kernel[(len(launch.items) * num_tiles,)](
-            *(queries, outputs, self._caches[layer], self._metadata, launch.items),
+            *(queries, outputs, self._caches[layer], launch.metadata, launch.items),
             *(self._partials, self._partial_sums),
             queries.stride(0),
             SCALE=spec.score_scale * _LOG2_E,
@@ -299,10 +309,10 @@ class TritonBackend(AttentionBackend):
             **self._options,
         )
 
-    def _send(self, batch: Batch, plans: list[_Plan]) -> Iterator[Tensor]:
-        """Fill the metadata in one copy.
+    def _send(self, batch: Batch, plans: list[_Plan]) -> tuple[Tensor, Iterator[Tensor]]:
+        """Fill the metadata in one copy. A step beside another one has memory of its own for them.
 
-        Returns views of it: per group slots, starts of prompts, merges, then the items of each launch.
+        Returns them and views of them: per group slots, starts of prompts, merges, then the items of each launch.
 
         Arrays whose sizes a graph fixes come first, where it finds them again. Block tables, which are as wide as the
         longest request needs, come last; items hold their places.
@@ -321,15 +331,16 @@ class TritonBackend(AttentionBackend):
             for items in plan.work.items:
                 items[:, 0] = start + items[:, 0] * group_batch.block_tables.shape[1]
         num_integers = starts[-1]
-        assert num_integers <= len(self._metadata), "the batch exceeds the announced limits"
+        metadata = self._metadata.new_empty(num_integers) if batch.is_mutual else self._metadata
+        assert num_integers <= len(metadata), "the batch exceeds the announced limits"
         # A new tensor for each step: the allocator of pinned memory reuses one only after it has been copied.
         host = torch.empty(num_integers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         filled = host.numpy()
         for array, start in zip(arrays, starts, strict=False):
             filled[start : start + array.size] = array.ravel()
-        self._metadata[:num_integers].copy_(host, non_blocking=True)
-        return (
-            self._metadata[start : start + array.size].view(array.shape)
+        metadata[:num_integers].copy_(host, non_blocking=True)
+        return metadata, (
+            metadata[start : start + array.size].view(array.shape)
             for array, start in zip(arrays[:num_views], starts, strict=False)
         )
 
@@ -359,3 +370,7 @@ class TritonStep(AttentionStep):
     def attend(self, layer: int, heads: Heads, sinks: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         assert bias is None, "models with a bias are computed by torch's attention"
         return self._backend.attend(self._steps[layer], layer, heads, sinks)
+
+    def read(self, layer: int, queries: Tensor) -> Tensor:
+        """Attend to what is written."""
+        return self._backend.read(self._steps[layer], layer, queries)

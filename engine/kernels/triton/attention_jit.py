@@ -49,8 +49,8 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token, so that K/V are read once for the NUM_SHARED
-    heads that share them. WINDOW, SPAN and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that the bits of
-    a row do not depend on its tile; else, keys that all rows see have a faster loop. slopes, sinks: (num_heads,).
+    heads that share them. WINDOW, SPAN, SOFT_CAP 0 mean none; SPAN -1: rows see keys behind them. IS_UNIFORM masks keys
+    by row, so that no bit of it depends on its tile; else those that all see are faster. slopes, sinks: (num_heads,).
     """
     follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
@@ -187,6 +187,8 @@ def _attend_keys(
             scores += slope[:, None] * (keys[None, :] - positions[:, None])
         if IS_MASKED:
             is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
+            if SPAN < 0:
+                is_seen = is_key[None, :] & (positions >= 0)[:, None]
             if WINDOW > 0:
                 is_seen &= keys[None, :] > positions[:, None] - WINDOW
             if SPAN > 0:

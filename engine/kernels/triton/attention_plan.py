@@ -130,7 +130,7 @@ def _plan_launch(
     if not takes_part.any():
         return np.zeros((0, NUM_ITEM_FIELDS), np.int64), np.zeros((0, NUM_MERGE_FIELDS), np.int64)
     requests, tokens, counts, positions = _cut(batch, tiling.tokens, takes_part)
-    last_keys = positions + counts
+    last_keys = batch.seq_lens[requests] if batch.is_mutual else positions + counts
     first_keys = first_seen(positions) // tiling.keys * tiling.keys
     num_parts, part_keys = _split(last_keys - first_keys, tiling)
     is_split = num_parts > 1

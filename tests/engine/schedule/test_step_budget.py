@@ -62,6 +62,13 @@ def test_the_first_prefill_gets_a_block_though_the_target_is_missed() -> None:
     assert step.grant(5000, 0) == 0
 
 
+def test_the_first_prefill_gets_what_must_be_whole_though_the_target_is_missed() -> None:
+    step = budget(95)
+    assert [budget(95).grant(500, 0, 0.25, least=n) for n in (0, 40, 2000)] == [16, 40, 500]
+    step.charge(3, 0)
+    assert step.grant(500, 0, least=40) == 2
+
+
 def test_not_even_a_block_goes_beyond_the_token_limit() -> None:
     assert budget(200, max_num_tokens=205).grant(5000, 0) == 5
     assert budget(200, max_num_tokens=200).grant(5000, 0) == 0

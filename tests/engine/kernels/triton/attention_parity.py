@@ -15,7 +15,9 @@ import torch
 from tests.engine.kernels.triton.prompts import attend_to_one
 from tests.engine.paged import NO_COPIES, NO_INTS, PagedRequest, PagedRequests
 from weft.engine.batch import Batch, GraphKey
+from weft.engine.batch_inputs import PictureTokens
 from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.kernels.torch.mutual_step import MutualCaches
 from weft.engine.kernels.triton.attention import TritonBackend, TritonStep
 from weft.engine.kernels.triton.attention_tiles import BatchLimits, TileNames
 from weft.engine.kernels.triton.layer_kernels import TritonKernels
@@ -27,6 +29,8 @@ from weft.engine.kernels.triton.prompts import (
     PromptStep,
     installed_libraries,
 )
+from weft.engine.layers.block import AttentionStep
+from weft.engine.wire.pictures import Picture
 
 NUM_BLOCKS = 130
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048)
@@ -132,7 +136,7 @@ class Harness:
     def attend(self, batch: Batch, qkv: torch.Tensor) -> torch.Tensor:
         return self.attend_with(self.backend.begin(batch), qkv)
 
-    def attend_with(self, step: TritonStep, qkv: torch.Tensor) -> torch.Tensor:
+    def attend_with(self, step: AttentionStep, qkv: torch.Tensor) -> torch.Tensor:
         """Write K/V as layers do, which here turn and scale nothing, and attend."""
         num_tokens, _, head_dim = qkv.shape
         if self.case.latent_dim is not None:
@@ -188,8 +192,8 @@ class Harness:
         assert torch.equal(after.movedim(3, 1)[is_other], before.movedim(3, 1)[is_other]), "padding writes nothing"
         return list(outputs.split(list(counts)))
 
-    def expected(self, tokens: Tokens) -> torch.Tensor:
-        """The attention output of every token."""
+    def expected(self, tokens: Tokens, picture: tuple[int, int] = (0, 0)) -> torch.Tensor:
+        """The attention output of every token; those from the first to the second of a picture see each other."""
         case = self.case
         queries, keys, values = tokens.qkv.split_with_sizes((case.num_heads, case.num_kv_heads, case.num_kv_heads), 1)
         if case.cache_dtype:
@@ -198,7 +202,9 @@ class Harness:
         keys, values = (part.double().repeat_interleave(case.num_shared, 1) for part in (keys, values))
         at = torch.arange(len(queries), device=self.device)
         distances = at[:, None] - at[None, :]
-        is_seen = (distances >= 0) & (distances < (case.window or len(queries)))
+        is_inside = (at >= picture[0]) & (at < picture[1])
+        is_seen = (distances >= 0) | (is_inside[:, None] & is_inside)
+        is_seen &= distances < (case.window or len(queries))
         scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * (case.scale or case.head_dim**-0.5)
         if case.soft_cap:
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
@@ -246,6 +252,25 @@ def check_mixed_steps(case: Case, device: torch.device) -> None:
             for (tokens, _), outputs in zip(picked, harness.step(picked), strict=True):
                 harness.check(tokens, outputs)
         requests = [t for t in requests if t.request.num_computed_tokens < len(t.qkv)]
+
+
+def check_pictures(case: Case, device: torch.device) -> None:
+    """The tokens of two pictures see each other; the first tokens of one of these are cached."""
+    harness = Harness(case, device)
+    begun, other = harness.add(100, 0), harness.add(60, 1)
+    harness.fill(begun, 30)
+    runs = [(begun, 20, 80), (other, 5, 25)]
+    batch = harness.paged.make_batch([(begun.request, 70), (other.request, 60)])
+    picture = Picture(1, {})
+    targets = np.arange(50), np.arange(75, 95)
+    tokens = tuple(PictureTokens(b"", picture, at, 0, len(at)) for at in targets)
+    step = MutualCaches(frozenset({0}), device).begin(harness.backend, dataclasses.replace(batch, pictures=tokens))
+    outputs = harness.attend_with(step, torch.cat((begun.qkv[30:], other.qkv)))
+    for (request, first, end), found in zip(runs, outputs.split((70, 60)), strict=True):
+        num_new = len(found)
+        expected = harness.expected(request, (first, end))[-num_new:]
+        tolerance = TOLERANCES[case.dtype]
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def check_libraries(case: Case, device: torch.device) -> None:
@@ -424,6 +449,7 @@ DECODES = [
     Case(1, 20, 48, 16, dtype=F32, lengths=(2, 600), latent_dim=32),
     Case(1, 2, 64, 16, span=300, has_slopes=True, has_sinks=True, lengths=(2, 590)),
 ]
+PICTURES = [Case(1, dtype=F32), Case(1, 2, 64, 16, 12), Case(1, 2, 64, 16, 40, soft_cap=3.0, is_deterministic=True)]
 LIBRARIES = [Case(1), Case(1, 4, 128, 32, window=20)]
 TILED = [
     Case(1, 2, 128, tiles=TileNames(decode, prompts), lengths=(2, 150))

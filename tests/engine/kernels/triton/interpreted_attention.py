@@ -26,6 +26,11 @@ def test_decodes(case: parity.Case) -> None:
     parity.check_decodes(case, CPU)
 
 
+@pytest.mark.parametrize("case", parity.PICTURES, ids=str)
+def test_pictures(case: parity.Case) -> None:
+    parity.check_pictures(case, CPU)
+
+
 @pytest.mark.parametrize("case", parity.LIBRARIES, ids=str)
 def test_libraries(case: parity.Case) -> None:
     parity.check_libraries(case, CPU)
