@@ -228,7 +228,7 @@ class Settings(BaseModel):
     """Number of layers whose experts stay in the memory of the host, where the CPU computes them, for a mixture of
     experts that does not fit the GPU; the first layers that have any. Slower. 0: none. Default: as few as it takes for
     the model to fit, none if it fits."""
-    pictures: bool = False
+    pictures: bool = True
     """Whether a model that sees is shown the pictures of messages; false: its text half is served alone, in less
     memory."""
     mmproj: str | None = None

@@ -166,7 +166,9 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ra
     """What sees pictures; None if only text is served."""
     if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
         if model_config.vision:
-            needs = "pictures are read with the setting pictures, in one stage, and not by random weights"
+            needs = (
+                "pictures need the setting pictures, Pillow (pip install 'weft[images]'), one stage, and real weights"
+            )
             logger.warning("only text is served: %s", needs)
         return None
     from weft.engine.fallback.vision import load_encoder  # imports transformers

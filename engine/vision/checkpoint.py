@@ -3,6 +3,7 @@
 Of a checkpoint of no family that is known to see, the text half is served, and the server refuses pictures by name.
 """
 
+import importlib.util
 import logging
 import math
 from dataclasses import replace
@@ -83,9 +84,9 @@ def _num_encoding_values(vision: Fields) -> int:
 
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
-    """How an engine with these options sees; None if it reads only text."""
+    """How an engine with these options sees; None if it reads only text, also where nothing could decode pictures."""
     is_whole = options.pipeline_parallel_size == 1 and options.load_format != "dummy"
-    return vision if options.pictures and is_whole else None
+    return vision if options.pictures and is_whole and importlib.util.find_spec("PIL") else None
 
 
 def _longest(folder: Path, outer: Fields, family: SeeingFamily) -> int:

@@ -43,7 +43,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     write_llava(folder)
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "eyes"
     log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1", WEFT_PICTURES="true") as server:
+    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1") as server:
         yield server
 
 

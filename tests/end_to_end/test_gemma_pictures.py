@@ -14,9 +14,7 @@ def test_a_chat_with_pictures(name: str, tmp_path: Path) -> None:
     """Three in one message, side by side too, and one of them again in a second turn."""
     model = WRITERS[name](tmp_path / "model")
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
-    with serving(
-        tmp_path / "log", str(tmp_path / "model"), *options, WEFT_SERVER_PROCESSES="1", WEFT_PICTURES="true"
-    ) as server:
+    with serving(tmp_path / "log", str(tmp_path / "model"), *options, WEFT_SERVER_PROCESSES="1") as server:
         seeing = Seeing(server, tmp_path / "model", model)
         with seeing.openai:
             content = [text("see"), SIGN, text("and"), SIGN, SIGN, text("what?")]

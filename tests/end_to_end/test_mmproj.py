@@ -31,7 +31,7 @@ def test_a_chat_about_pictures(tmp_path: Path) -> None:
     made, ids = expected(model, tmp_path / "whole", prompt, [first, second], NUM_IDS)
     shown = [{"role": "user", "content": [part(first), text("and"), part(second), text("what?")]}]
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
-    environment = {"WEFT_SERVER_PROCESSES": "1", "WEFT_PICTURES": "true", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {"WEFT_SERVER_PROCESSES": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with serving(tmp_path / "log", str(file), *options, **environment) as server:
         body = {"messages": shown, "temperature": 0, "max_tokens": NUM_IDS}
         reply = httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=100).json()

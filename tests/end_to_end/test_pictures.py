@@ -56,7 +56,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = WRITERS[request.param](folder)
     log = tmp_path_factory.mktemp("log") / "log"
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
-    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1", WEFT_PICTURES="true") as server:
+    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1") as server:
         found = Seeing(server, folder, model)
         with found.openai:
             yield found
@@ -252,3 +252,15 @@ def test_a_tool_may_answer_with_a_picture(seeing: Seeing) -> None:
     usage = reply["usage"]
     num_tokens = sum(usage[f"{kind}input_tokens"] for kind in ("", "cache_read_", "cache_creation_"))
     assert num_tokens == seeing.wanted([told, {"role": "user", "content": [SIGN]}], [TALL])[0]
+
+
+def test_without_the_setting_the_text_half_is_served_alone(tmp_path: Path) -> None:
+    WRITERS["llava"](tmp_path / "model")
+    options = str(tmp_path / "model"), "--dtype", "float32", "--kv-cache-memory", "8MB"
+    with serving(tmp_path / "log", *options, WEFT_SERVER_PROCESSES="1", WEFT_PICTURES="false") as server:
+        body = {"messages": [{"role": "user", "content": [text("x"), part(SMALL)]}], "max_tokens": 1}
+        reply = httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=100)
+        assert reply.status_code == 400
+        assert "the model does not take parts of type 'image_url'" in reply.json()["error"]["message"]
+        modalities = httpx.get(f"{server.base_url}/v1/models").json()["data"][0]["input_modalities"]
+    assert modalities == ["text"]

@@ -15,7 +15,7 @@ def test_a_chat_with_three_pictures(name: str, tmp_path: Path) -> None:
     """Pixtral's processor is loaded without torchvision; the sign of Aya's template does not stand in the prompt."""
     model = (PLAIN | FURTHER)[name].write(tmp_path / "m")
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
-    environment = {"WEFT_SERVER_PROCESSES": "1", "WEFT_PICTURES": "true"}
+    environment = {"WEFT_SERVER_PROCESSES": "1"}
     with serving(tmp_path / "log", str(tmp_path / "m"), *options, **environment) as server:
         seeing = Seeing(server, tmp_path / "m", model)
         with seeing.openai:

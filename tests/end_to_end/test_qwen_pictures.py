@@ -14,7 +14,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     folder, log = tmp_path_factory.mktemp("qwen3_vl"), tmp_path_factory.mktemp("log") / "log"
     model = write_qwen3_vl(folder)
     options = "--dtype", "float32", "--kv-cache-memory", "8MB", "--served-model-name", "m"
-    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1", WEFT_PICTURES="true") as server:
+    with serving(log, str(folder), *options, WEFT_SERVER_PROCESSES="1") as server:
         found = Seeing(server, folder, model)
         with found.openai:
             yield found

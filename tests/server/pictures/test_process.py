@@ -19,6 +19,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from tests.picture_checkpoints import WRITERS, encoded, picture, processor_of, write_idefics3
 from weft.engine.fallback.vision import load_encoder
 from weft.engine.vision.eyes import tensors
+from weft.engine.vision.shared import values_of
 from weft.engine.wire.pictures import Picture
 from weft.server.errors import ApiError
 from weft.server.pictures import child, held, process
@@ -154,7 +155,7 @@ def test_pixels_have_the_type_that_the_engine_computes_in(folder: Path) -> None:
     reader.close()
     assert found.picture is not None and found.picture.shared is not None
     wanted = processor_of(folder)(text="<image>", images=[LARGE], return_tensors="pt")["pixel_values"]
-    data, pixels = found.picture.shared.read(), found.picture.arrays["pixel_values"]
+    data, pixels = bytes(values_of(found.picture)), found.picture.arrays["pixel_values"]
     assert (pixels.dtype, pixels.num_bytes) == ("bfloat16", wanted.numel() * 2)
     whole = Picture(TOKEN, found.picture.arrays, data)
     assert torch.equal(tensors(whole, torch.device("cpu"))["pixel_values"], wanted.bfloat16())
