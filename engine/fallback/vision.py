@@ -12,6 +12,7 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 from weft.engine.fallback.loading import Promise, quiet_and_one_by_one
 from weft.engine.vision.checkpoint import seeing_tensors
 from weft.engine.vision.eyes import Encoder
+from weft.engine.vision.slices import may_pause
 from weft.engine.wire.errors import ModelError
 
 _AUTO_CONFIG: Any = AutoConfig  # these two without types
@@ -44,6 +45,7 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
     for name in sorted(name for name in report["missing_keys"] if not name.startswith(text)):
         raise ModelError(f"tensor {name} is missing from the checkpoint")
     torch.nn.Module.to(body, device)
+    may_pause(body)
     scale = getattr(config.get_text_config(), "embedding_multiplier", 1.0)  # Granite's: of features as of embeddings
 
     def encode(arrays: Mapping[str, Tensor]) -> Tensor:

@@ -1,9 +1,9 @@
 """Pictures that requests wait for: which one is encoded between two steps, and which features are kept.
 
 A request computes the tokens before its first picture without features, and then waits, while others go on. At most one
-picture is encoded between two steps, of the request that has waited longest since its last one. Features are kept while
-there is room, those of running requests last of all to go; those that a running request needs next never go. A picture
-that cannot be encoded is the end of one request.
+picture is encoded between two steps, or a part of it, which a CPU takes long for, of the request that waits longest since
+its last one. Features are kept while there is room, those of running requests last of all to go; those that a running
+request needs next never go. A picture that cannot be encoded is the end of one request.
 """
 
 import logging
@@ -30,11 +30,11 @@ class PictureError(Exception):
 class Features(Protocol):
     """Computes the features of pictures and keeps them, as it is told."""
 
-    def encode(self, key: bytes, picture: Picture, num_features: int) -> tuple[int, float]:
+    def encode(self, key: bytes, picture: Picture, num_features: int) -> Iterator[tuple[int, float] | None]:
         """Compute the features of a picture and keep them under a key.
 
-        Returns:
-            Their bytes, and the seconds that it took.
+        Yields:
+            None where steps may come between; last of all their bytes, and the seconds that it took.
 
         Raises:
             PictureError: The picture is not there, or has another number of features.
@@ -45,6 +45,10 @@ class Features(Protocol):
     def drop(self, key: bytes) -> None:
         """Keep the features under a key no longer."""
         ...
+
+
+_Encoding = tuple[Request, TokenSpan, Picture, Iterator[tuple[int, float] | None]]
+"""A picture that is being encoded, for which request, and what is left to do."""
 
 
 class Sight:
@@ -73,6 +77,7 @@ class Sight:
         self._features, self._room = features, room_bytes
         self._kept = OrderedDict[bytes, int]()  # their bytes, the least recently used first
         self._awaited: dict[RequestKey, None] = {}  # requests that wait for a picture, the longest first
+        self._under_way: _Encoding | None = None
         self._largest = 0, 0.0  # bytes of the largest picture so far, and its seconds
         if features is not None:
             scheduler.kv.num_ready = self.num_ready
@@ -80,7 +85,7 @@ class Sight:
     @property
     def is_awaited(self) -> bool:
         """Whether a request waits, or has ended waiting."""
-        return bool(self._awaited)
+        return bool(self._awaited or self._under_way)
 
     def num_ready(self, request: Request, start: int, num_tokens: int) -> int:
         """How many of num_tokens (>= 1) tokens from start on a request can compute with the features that there are.
@@ -98,7 +103,7 @@ class Sight:
         return num_tokens
 
     def encode_next(self) -> Outputs:
-        """Encode one picture, if a request waits for one, and there is room. No step may be under way.
+        """Encode one picture or a part of it, if a request waits for one, and there is room. No step may be under way.
 
         Returns:
             The end of a request whose picture cannot be encoded.
@@ -106,27 +111,37 @@ class Sight:
         Raises:
             Exception: The device is lost.
         """
-        while self._awaited and self._num_next_bytes() < self._room:  # or else those who have features go on first
+        while not self._under_way and self._awaited and self._num_next_bytes() < self._room:  # or who has some goes on
             del self._awaited[key := next(iter(self._awaited))]
             request = self._scheduler.requests.get(key)
             if request is not None and (missing := self._missing(request)) is not None:
-                return self._encode(request, *missing)
-        return []
+                self._under_way = self._begin(request, *missing)
+        return self._go_on(*self._under_way) if self._under_way else []
 
-    def _encode(self, request: Request, span: TokenSpan, picture: Picture) -> Outputs:
+    def _begin(self, request: Request, span: TokenSpan, picture: Picture) -> _Encoding:
         assert self._features is not None
+        key, num_features = _key(request, span, picture), _num_features(request, span, picture)
+        return request, span, picture, self._features.encode(key, picture, num_features)
+
+    def _go_on(
+        self, request: Request, span: TokenSpan, picture: Picture, parts: Iterator[tuple[int, float] | None]
+    ) -> Outputs:
         num_bytes, seconds = self._largest
         self.before_encode(request, seconds * max(picture.num_bytes / max(num_bytes, 1), 1.0))
-        key = _key(request, span, picture)
         try:
-            taken, seconds = self._features.encode(key, picture, _num_features(request, span, picture))
+            if (done := next(parts)) is None:
+                return []
         except Exception as error:
+            self._under_way = None
             logger.exception("a picture of request %s cannot be encoded, and the others go on", request.key)
             self._check_device()
+            if request.key not in self._scheduler.requests:
+                return []
             fault = "the device ran out of memory" if is_out_of_memory(error) else type(error).__name__
             message = str(error) if isinstance(error, PictureError) else f"a picture cannot be encoded: {fault}"
             return end(self._scheduler, request, FinishReason.ERROR, message)
-        self._kept[key] = taken
+        self._under_way, (taken, seconds) = None, done
+        self._kept[key := _key(request, span, picture)] = taken
         request.num_seen_tokens = span.start + span.num_tokens
         if picture.num_bytes >= num_bytes:
             self._largest = picture.num_bytes, seconds

@@ -5,8 +5,8 @@ The language part of the model knows nothing of all this: it gets embeddings.
 """
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from weft.engine.layers.block import Decoder, StepCaches
 from weft.engine.loop.sight import Features, PictureError
 from weft.engine.parts.stacked import stack
 from weft.engine.vision.shared import values_of
+from weft.engine.vision.slices import Slices
 from weft.engine.wire.pictures import Picture
 
 KEPT_BYTES: Final = 256 << 20
@@ -38,19 +39,24 @@ class Eyes(Features):
         self._embedded_id = embedded_id
         self._decoder, self._encode, self._device = decoder, encode, device
         self._kept: dict[bytes, Tensor] = {}
+        self._num_threads = torch.get_num_threads()  # of which kernels leave torch a single one later
 
     @override
-    @torch.inference_mode()
-    def encode(self, key: bytes, picture: Picture, num_features: int) -> tuple[int, float]:
-        assert self._encode is not None
-        began = time.perf_counter()
-        features = self._encode(tensors(picture, self._device))
-        if len(features) != num_features:
+    def encode(self, key: bytes, picture: Picture, num_features: int) -> Iterator[tuple[int, float] | None]:
+        slices = Slices(partial(self._features, picture), self._num_threads)
+        while not slices.go_on():
+            yield None
+        if len(features := slices.result()) != num_features:
             raise PictureError(f"a picture has {num_features} tokens, and the model makes {len(features)} of it")
+        self.keep(key, features)
+        yield features.nbytes, slices.seconds
+
+    def _features(self, picture: Picture) -> Tensor:
+        assert self._encode is not None
+        features = self._encode(tensors(picture, self._device))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self.keep(key, features)
-        return features.nbytes, time.perf_counter() - began
+        return features
 
     def keep(self, key: bytes, features: Tensor) -> None:
         """Keep the features of a picture, (num_features, width)."""

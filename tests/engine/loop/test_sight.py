@@ -30,8 +30,9 @@ class FakeFeatures(Features):
         self.kept: set[bytes] = set()
         self.most = 0
         self.broken: dict[str, Exception] = {}
+        self.num_pauses = 0
 
-    def encode(self, key: bytes, picture: Picture, num_features: int) -> tuple[int, float]:
+    def encode(self, key: bytes, picture: Picture, num_features: int) -> Iterator[tuple[int, float] | None]:
         name = picture.data.decode()
         if name in self.broken:
             raise self.broken[name]
@@ -39,7 +40,8 @@ class FakeFeatures(Features):
         self.encoded.append(name)
         self.kept.add(key)
         self.most = max(self.most, len(self.kept))
-        return BYTES, 0.25
+        yield from [None] * self.num_pauses
+        yield BYTES, 0.25
 
     def drop(self, key: bytes) -> None:
         self.kept.remove(key)
@@ -123,6 +125,37 @@ def test_a_stream_goes_on_between_pictures(overlap: bool) -> None:
     assert num_streamed[0] < num_streamed[1] < num_streamed[2] < num_streamed[3] < 40
     assert merged[1, 0] == expected(add)[1, 0]
     assert merged[0, 0] == expected(stream)[0, 0][-len(merged[0, 0]) :]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_stream_goes_on_between_parts_of_a_picture(overlap: bool) -> None:
+    seeing = Seeing(overlap=overlap)
+    seeing.features.num_pauses = 5
+    stream, add = asked(0, 1, 2, max_tokens=40), asked(1, ("a", 4), 5)
+    seeing.engine.add(0, stream)
+    seeing.engine.step()
+    seeing.engine.add(0, add)
+    merged: dict[tuple[int, int], list[int]] = {}
+    num_before = 0
+    for outputs in steps(seeing):
+        for key, output in outputs.items():
+            merged.setdefault(key, []).extend(output.token_ids)  # type: ignore[attr-defined]
+        num_before = num_before if (1, 0) in merged else len(merged.get((0, 0), []))
+    assert num_before >= 5
+    assert merged[1, 0] == expected(add)[1, 0]
+    assert merged[0, 0] == expected(stream)[0, 0][-len(merged[0, 0]) :]
+
+
+def test_who_leaves_within_a_picture_leaves_nothing_under_way() -> None:
+    seeing = Seeing()
+    seeing.features.num_pauses = 3
+    seeing.engine.add(0, asked(0, ("a", 4), 5))
+    seeing.engine.step()
+    assert seeing.engine.sight.is_awaited
+    seeing.engine.abort(0, 0, None)
+    other = asked(1, ("b", 3), 5)
+    assert ids(run(seeing.engine, [other])) == expected(other)
+    assert not seeing.engine.sight.is_awaited
 
 
 def test_requests_take_turns() -> None:
