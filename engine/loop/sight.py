@@ -1,7 +1,7 @@
 """Pictures that requests wait for: which one is encoded between two steps, and which features are kept.
 
 A request computes the tokens before its first picture without features, and then waits, while others go on. At most one
-picture is encoded between two steps, or a part of it, which a CPU takes long for, of the request that waits longest since
+picture, or a part of one that takes long, is encoded between two steps, of the request that has waited longest since
 its last one. Features are kept while there is room, those of running requests last of all to go; those that a running
 request needs next never go. A picture that cannot be encoded is the end of one request.
 """
