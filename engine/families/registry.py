@@ -148,6 +148,7 @@ _TEXT_HALVES: Mapping[str, str] = {
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mllama_text_model": "MllamaForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -167,7 +168,7 @@ _FLAT: Mapping[str, str] = {
 }
 
 _OTHER_HALVES = (
-    *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3"),
+    *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3", "Mllama"),
     *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
 )
 _WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHER_HALVES}
@@ -208,6 +209,15 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
         "eos_token_id": 2,
+    },
+    "mllama_text_model": {
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131_072,
+        "eos_token_id": 128_001,
     },
 }
 """Fields that a text_config of this model_type leaves out where they are the defaults of transformers' class."""
