@@ -168,7 +168,7 @@ _FLAT: Mapping[str, str] = {
 }
 
 _OTHER_HALVES = (
-    *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3", "Mllama"),
+    *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Mistral3"),
     *("Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"),
 )
 _WRAPPERS = SEEING.keys() | {f"{name}ForConditionalGeneration" for name in _OTHER_HALVES}

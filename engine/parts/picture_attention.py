@@ -21,21 +21,17 @@ from weft.engine.layers.block import Block, BlockStep, FeedForward, Layer, Linea
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 
-KeysValues = tuple[Tensor, Tensor]
-"""Of one picture or several in one layer, each (num_kv_heads, num_features, head_dim)."""
-
-
 @dataclass(frozen=True, slots=True)
 class PictureRun:
     """Tokens of a step that see the same pictures.
 
     Attributes:
         tokens: (n,) their indices, at least one.
-        seen: By layer, keys and values of each of the pictures.
+        seen: Of each picture, (num_layers, 2, num_kv_heads, num_features, head_dim), with 2 for keys and values.
     """
 
     tokens: Tensor
-    seen: Sequence[Sequence[KeysValues]]
+    seen: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +66,25 @@ class PictureBlock(Block):
     feed_forward_gate: Tensor
     head_dim: int
 
-    def seen(self, features: Tensor) -> KeysValues:
-        """Keys and values of a picture, whose features are (num_features, hidden_size)."""
+    def seen(self, features: Tensor) -> Tensor:
+        """Keys and values of a picture, whose features are (num_features, hidden_size); see `PictureRun`."""
         keys, values = self.keys_values(features).view(len(features), 2, -1, self.head_dim).unbind(1)
-        return self.key_norm(keys).transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
+        return torch.stack((self.key_norm(keys), values)).transpose(1, 2).contiguous()
 
     @override
     def forward(self, hidden: Tensor, step: BlockStep) -> Tensor:
         for run in step.caches.runs if isinstance(step.caches, PictureCaches) else ():
-            hidden.index_copy_(0, run.tokens, self._looked(hidden[run.tokens], run.seen[self.index]))
+            hidden.index_copy_(0, run.tokens, self._looked(hidden[run.tokens], run.seen))
         return hidden if step.rows is None else hidden[step.rows]
 
-    def _looked(self, hidden: Tensor, seen: Sequence[KeysValues]) -> Tensor:
+    def _looked(self, hidden: Tensor, seen: Sequence[Tensor]) -> Tensor:
         """Hidden states (n, hidden_size) of tokens that see these pictures, after the layer."""
         queries = self.query_norm(self.queries(self.norm(hidden)).view(len(hidden), -1, self.head_dim))
-        keys, values = (parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in zip(*seen, strict=True))
-        has_groups = len(keys) != queries.shape[1]
-        heads = (queries.transpose(0, 1)[None], keys[None], values[None])
-        attended = F.scaled_dot_product_attention(*heads, enable_gqa=has_groups)[0].transpose(0, 1).flatten(1)
+        parts = [each[self.index] for each in seen]
+        keys, values = (parts[0] if len(parts) == 1 else torch.cat(parts, 2))[:, None]
+        has_groups = keys.shape[1] != queries.shape[1]
+        attended = F.scaled_dot_product_attention(queries.transpose(0, 1)[None], keys, values, enable_gqa=has_groups)
+        attended = attended[0].transpose(0, 1).flatten(1)
         hidden = hidden + self.gate.tanh() * self.output(attended)
         added = torch.zeros_like(hidden)
         self.feed_forward.add_to(added, self.feed_forward_norm(hidden))

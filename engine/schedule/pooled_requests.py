@@ -41,12 +41,15 @@ def next_ids(requests: list[ScheduledRequest]) -> Ints | None:
 
 
 def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
-    """The pictures, whole or in part, whose tokens a step computes."""
+    """The pictures, whole or in part, whose tokens a step computes; of those that layers attend to, all that are seen."""
     seeing = [(i, scheduled) for i, scheduled in enumerate(requests) if scheduled.request.pictures]
     found = []
     for i, scheduled in seeing:
         request, offset, start = scheduled.request, int(query_start_locs[i]), scheduled.start
         end = start + scheduled.num_tokens
+        if request.pictures[0].is_attended:
+            found += _seen_pictures(scheduled, offset)
+            continue
         for span, picture in zip(request.spans, request.pictures, strict=True):
             if span.start < end and start < span.start + span.num_tokens:
                 ids = np.array(request.token_ids[span.start : span.start + span.num_tokens])
@@ -55,6 +58,24 @@ def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> 
                 key = request.cache_seed + span.digest  # of equal pictures, but not for others who share no prefix
                 found.append(PictureTokens(key, picture, places[first:last] - start + offset, int(first), len(places)))
     return tuple(found)
+
+
+def _seen_pictures(scheduled: ScheduledRequest, offset: int) -> list[PictureTokens]:
+    """The pictures that tokens of a step see. A token sees the last one up to itself, and those right before that.
+
+    So pictures in a row are all seen up to the next one behind some text. See `get_cross_attention_token_mask` of
+    transformers.
+    """
+    request, start, found = scheduled.request, scheduled.start, list[PictureTokens]()
+    end = next_start = start + scheduled.num_tokens
+    for span, picture in zip(reversed(request.spans), reversed(request.pictures), strict=True):
+        if span.start + span.num_tokens < next_start:
+            end = min(end, next_start)
+        next_start = span.start
+        targets = np.arange(max(span.start, start), end) - start + offset
+        if len(targets):
+            found.append(PictureTokens(request.cache_seed + span.digest, picture, targets, 0, 1))
+    return found[::-1]
 
 
 def time_bounds(rows: list[tuple[ScheduledRequest, int]]) -> Ints | None:

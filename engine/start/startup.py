@@ -46,6 +46,7 @@ from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
+from weft.engine.vision.attended import AttendingEyes
 from weft.engine.vision.checkpoint import served_vision
 from weft.engine.vision.eyes import Eyes
 from weft.engine.wire.errors import ModelError
@@ -103,7 +104,7 @@ def start(
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    eyes = _eyes(model, model_config, config)
+    eyes = _eyes(model, model_config, config, chosen.kept_bytes)
     plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     sizes, scales = (plan.num_blocks, config, model_config.num_heads, plan.num_states), chosen.kv_scales(config.model)
@@ -161,7 +162,7 @@ def _runner(
     return ModelRunner(*parts, means, adapters, eyes)
 
 
-def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) -> Eyes | None:
+def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, kept_bytes: int) -> Eyes | None:
     """What sees pictures; None if only text is served."""
     if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
         if model_config.vision:
@@ -174,13 +175,13 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig) ->
     encode = load_encoder(config.model, config.device, config.dtype)
     taken = time.perf_counter() - began
     logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
-    return Eyes(model, encode, config.device)
+    return (AttendingEyes if vision.num_attended else Eyes)(model, encode, config.device, kept_bytes)
 
 
 def _input_limits(plan: MemoryPlan, model_config: ModelFacts, options: EngineOptions) -> InputLimits:
     vision = served_vision(model_config.vision, options)
     limits = plan.input_limits(model_config)
-    return replace_fields(limits, picture_token=vision.token_id) if vision else limits
+    return replace_fields(limits, picture_token=vision.token_id, are_attended=vision.num_attended > 0) if vision else limits
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:

@@ -40,12 +40,21 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
         return None
     names = ("image_token_id", "image_token_index")
     token_id = next((outer.integer(name) for name in names if outer.has(name)), None)
-    return None if token_id is None else Vision(token_id, _num_values(folder))
+    if token_id is None:
+        return None
+    is_attended = any(SEEING[name].is_attended for name in outer.texts("architectures") if name in SEEING)
+    return Vision(token_id, _num_values(folder), _num_features(outer.section("vision_config")) if is_attended else 0)
 
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
     return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
+
+
+def _num_features(fields: Fields) -> int:
+    """Of the picture with the most tiles, each of which has one for every patch and one for all of them."""
+    patches = fields.size("image_size", 448) // fields.size("patch_size", 14)
+    return fields.size("max_num_tiles", 4) * (patches**2 + 1)
 
 
 def _num_values(folder: Path) -> int:

@@ -16,15 +16,18 @@ class SeeingFamily:
     Attributes:
         processor: A processor of transformers that does the same with pictures, where the own one needs more packages;
             None: the own one.
+        is_attended: See `Picture`. Of the checkpoint this needs `vision_model` and `multi_modal_projector`.
     """
 
     processor: str | None = None
+    is_attended: bool = False
 
 
 SEEING: Final[Mapping[str, SeeingFamily]] = {
     "Idefics3ForConditionalGeneration": SeeingFamily(),
     "LlavaForConditionalGeneration": SeeingFamily(),
     "LlavaNextForConditionalGeneration": SeeingFamily(),
+    "MllamaForConditionalGeneration": SeeingFamily(is_attended=True),
     "SmolVLMForConditionalGeneration": SeeingFamily(processor="Idefics3Processor"),
 }
 """By architecture. The pictures of all others are refused, and their text half is served."""

@@ -65,6 +65,7 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
 
     Attributes:
         token_id: Of the tokens in its span that its features take the place of; others are markers between them.
+        is_attended: Whether layers attend to it: then its only token, of this id, has the embedding of every other.
         arrays: What the model reads, under the names of transformers, such as pixel_values.
         data: The values of all arrays.
         shared: Where these are until the engine has taken them; None: here.
@@ -74,6 +75,7 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
     arrays: dict[str, PictureArray]
     data: bytes = b""
     shared: SharedData | None = None
+    is_attended: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -88,18 +90,23 @@ class Vision:
     Attributes:
         token_id: See `Picture`.
         num_values: Weights beside those of the text half.
+        num_attended: Most features of a picture that layers attend to; 0 where they take the place of tokens.
     """
 
     token_id: int
     num_values: int
+    num_attended: int = 0
 
 
-def pictures_fault(pictures: Sequence[Picture], num_spans: int, token_id: int | None) -> str | None:
+def pictures_fault(
+    pictures: Sequence[Picture], num_spans: int, token_id: int | None, are_attended: bool
+) -> str | None:
     """What is wrong with the pictures of a request; None when nothing is.
 
     Args:
         num_spans: Of its prompt; without pictures these may stand for anything.
         token_id: That of the model's pictures; None: it sees none.
+        are_attended: Whether layers of the model attend to them.
     """
     if not pictures:
         return None
@@ -112,6 +119,8 @@ def pictures_fault(pictures: Sequence[Picture], num_spans: int, token_id: int | 
     for picture in pictures:
         if picture.token_id != token_id:
             return f"a picture must stand at tokens {token_id}, got {picture.token_id}"
+        if picture.is_attended != are_attended:
+            return f"is_attended must be {are_attended} for pictures of this model, got {picture.is_attended}"
         for name, array in picture.arrays.items():
             if not array.num_bytes or not 0 <= array.start <= len(picture.data) - array.num_bytes:
                 return f"{name} must be whole and hold {', '.join(ITEM_BYTES)}, got {array.dtype} {array.shape}"

@@ -38,7 +38,7 @@ class Made(msgspec.Struct):
         text: What stands in the prompt.
         placeholder: The text of the token in it that features take the place of, num_tokens times.
         digest: Equal for equal pixels and equal settings of the processor.
-        arrays, num_bytes: See `Picture`; the values are in the memory that both processes have open.
+        arrays, num_bytes, is_attended: See `Picture`; the values are in the memory that both processes have open.
     """
 
     fault: str | None = None
@@ -48,3 +48,4 @@ class Made(msgspec.Struct):
     digest: bytes = b""
     arrays: dict[str, PictureArray] = {}
     num_bytes: int = 0
+    is_attended: bool = False

@@ -21,14 +21,17 @@ from typing import Any, Final, cast
 import msgspec
 
 from weft.engine.fields import Fields
-from weft.engine.vision.families import SEEING
+from weft.engine.vision.families import SEEING, SeeingFamily
 from weft.engine.wire.messages import frame, receive
 from weft.engine.wire.pictures import ITEM_BYTES, MAX_REQUEST_BYTES, PictureArray
 from weft.server.child_limits import bound_this_process
 from weft.server.pictures.calls import CPU_S, FORMATS, MAX_FILE_BYTES, MAX_PIXELS, MAX_RATIO, Made, Ready
 
 _OF_TEXT: Final = frozenset(
-    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
+    {
+        *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
+        *("text_replacement_offsets", "cross_attention_mask"),
+    }
 )
 """What a processor returns of a text."""
 _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", b"BM": "BMP", b"%PDF": "PDF"}
@@ -98,6 +101,7 @@ class PictureReader:
 
         torch.set_num_threads(1)
         self._processor = processor_of(folder)
+        self._is_attended = _family(folder).is_attended
         self._target = target
         self._placeholder: str = self._processor.tokenizer.convert_ids_to_tokens(token_id)
         self.sign: str = self._processor.image_token
@@ -112,8 +116,11 @@ class PictureReader:
         """
         image = opened(data)
         try:
-            made = self._processor(text=self.sign, images=[image], return_text_replacement_offsets=True)
-            text: str = made["text_replacement_offsets"][0][0]["replacement"]
+            if self._is_attended:  # in the prompt it is this sign
+                made, text = self._processor(text=self.sign, images=[image]), self.sign
+            else:
+                made = self._processor(text=self.sign, images=[image], return_text_replacement_offsets=True)
+                text = made["text_replacement_offsets"][0][0]["replacement"]
             values = _values({name: value for name, value in made.items() if name not in _OF_TEXT})
         except MemoryError:
             raise
@@ -133,7 +140,12 @@ class PictureReader:
             while content:
                 num_written = os.pwrite(self._target, content, start)
                 content, start = content[num_written:], start + num_written
-        return Made(None, text, self._placeholder, text.count(self._placeholder), digest.digest(), arrays, num_bytes)
+        count, attended = text.count(self._placeholder), self._is_attended
+        return Made(None, text, self._placeholder, count, digest.digest(), arrays, num_bytes, attended)
+
+
+def _family(folder: Path) -> SeeingFamily:
+    return SEEING[Fields.read(folder / "config.json").texts("architectures")[0]]
 
 
 def processor_of(folder: Path) -> Any:
@@ -144,8 +156,7 @@ def processor_of(folder: Path) -> Any:
     import transformers
     from transformers.models.auto import processing_auto
 
-    fields = Fields.read(folder / "config.json")
-    family, kind = SEEING[fields.texts("architectures")[0]], fields.optional_text("model_type") or ""
+    family, kind = _family(folder), Fields.read(folder / "config.json").optional_text("model_type") or ""
     library, auto = cast(Any, transformers), cast(Any, processing_auto)  # of which little has types
     named: Any = auto.processor_class_from_name(family.processor or auto.PROCESSOR_MAPPING_NAMES[kind])
     means: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -191,7 +191,7 @@ class PictureProcess:
         self._make_room(made.num_bytes)
         number = process.shared(made)
         shared = SharedData(os.getpid(), number, made.num_bytes, os.fstat(number).st_ino)
-        picture = Picture(token_id, made.arrays, shared=shared)
+        picture = Picture(token_id, made.arrays, shared=shared, is_attended=made.is_attended)
         self._held.add(shared)
         weakref.finalize(picture, self._release, shared).atexit = False
         return ReadPicture(made, process.sign, picture)
