@@ -88,7 +88,7 @@ class EngineProcess:
         if is_first:  # a later one must not end because of an adapter: who asks for it is told
             self._engine.pending.adapters.load_first(options.lora)
         self._link = ServerLink(runtime_dir / wire.SOCKET_NAME, started.info)
-        self._tier = started.tier
+        self._tier, self._places = started.tier, started.places
         self._events = started.events
         self._num_blocks = started.info.num_blocks
         self._stored = StoredPrompts(started.engine.scheduler.kv, is_every=options.kv_role == "prefill")
@@ -153,7 +153,9 @@ class EngineProcess:
                 raise RejectedError(
                     wire.RejectReason.POISON, "this request ended the engine twice and is not run again"
                 )
-            is_accepted = self._engine.add(connection, with_pictures(add), runs_alone=self._record.is_suspect(mark))
+            is_accepted = self._engine.add(
+                connection, with_pictures(add, self._places), runs_alone=self._record.is_suspect(mark)
+            )
         except RejectedError as error:
             self._link.put(connection, wire.Rejected(add.request_id, error.reason, str(error)))
             return

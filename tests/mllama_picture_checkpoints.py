@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig, MllamaVisionConfig
 
+
 from tests.picture_checkpoints import _written, expected, tokenizer
 
 BEGIN, SIGN = "<|begin_of_text|>", "<|image|>"
@@ -36,8 +37,8 @@ def write_mllama(folder: Path) -> PreTrainedModel:
     texts.bos_token = BEGIN
     text = MllamaTextConfig(
         vocab_size=len(texts) - 1,
-        hidden_size=48,
-        intermediate_size=80,
+        hidden_size=128,
+        intermediate_size=160,
         num_hidden_layers=5,
         num_attention_heads=4,
         num_key_value_heads=2,

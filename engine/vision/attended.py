@@ -21,7 +21,11 @@ from weft.engine.parts.picture_attention import PictureBlock, PictureCaches, Pic
 from weft.engine.vision.eyes import KEPT_BYTES, Encoder, Eyes
 
 _PICTURES: Final[Mapping[str, int]] = {"cpu": 8, "cuda": 32}
-"""By type of device, the largest pictures that there is room for."""
+
+
+def most_pictures(device: torch.device) -> int:
+    """Pictures that there is room for, however large, and so those that all requests together may have at once."""
+    return _PICTURES[device.type]
 
 
 def kept_bytes(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
@@ -30,7 +34,7 @@ def kept_bytes(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> 
     if vision is None or not vision.num_attended or not isinstance(layers, PictureLayers):
         return KEPT_BYTES
     num_values = 2 * model.num_kv_heads * model.head_dim * len(layers.indices) * vision.num_attended
-    return _PICTURES[device.type] * num_values * dtype.itemsize
+    return most_pictures(device) * num_values * dtype.itemsize
 
 
 class AttendingEyes(Eyes):

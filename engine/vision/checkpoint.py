@@ -48,7 +48,11 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
 
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
-    return vision if options.pictures and options.num_ranks == 1 and options.load_format != "dummy" else None
+    if vision is None or not options.pictures or options.num_ranks > 1 or options.load_format == "dummy":
+        return None
+    # Layers that attend to pictures see some tokens of a step, and adapters would take them for all. Their attention is
+    # torch's, whose sums depend on the number of tokens.
+    return None if vision.num_attended and (options.max_loras or options.deterministic) else vision
 
 
 def _num_features(fields: Fields) -> int:

@@ -99,14 +99,14 @@ class Vision:
 
 
 def pictures_fault(
-    pictures: Sequence[Picture], num_spans: int, token_id: int | None, are_attended: bool
+    pictures: Sequence[Picture], num_spans: int, token_id: int | None, max_attended: int = 0
 ) -> str | None:
     """What is wrong with the pictures of a request; None when nothing is.
 
     Args:
         num_spans: Of its prompt; without pictures these may stand for anything.
         token_id: That of the model's pictures; None: it sees none.
-        are_attended: Whether layers of the model attend to them.
+        max_attended: Most of them where layers of the model attend to them; 0 where they do not.
     """
     if not pictures:
         return None
@@ -114,13 +114,15 @@ def pictures_fault(
         return "this model takes no pictures"
     if len(pictures) != num_spans:
         return f"each of the {num_spans} spans of the prompt must have a picture, got {len(pictures)}"
+    if max_attended and len(pictures) > max_attended:
+        return f"a request may have at most {max_attended} pictures for this model, got {len(pictures)}"
     if (num_bytes := sum(picture.num_bytes for picture in pictures)) > MAX_REQUEST_BYTES:
         return f"the pictures must have at most {MAX_REQUEST_BYTES} bytes, got {num_bytes}"
     for picture in pictures:
         if picture.token_id != token_id:
             return f"a picture must stand at tokens {token_id}, got {picture.token_id}"
-        if picture.is_attended != are_attended:
-            return f"is_attended must be {are_attended} for pictures of this model, got {picture.is_attended}"
+        if picture.is_attended != (max_attended > 0):
+            return f"is_attended must be {max_attended > 0} for pictures of this model, got {picture.is_attended}"
         for name, array in picture.arrays.items():
             if not array.num_bytes or not 0 <= array.start <= len(picture.data) - array.num_bytes:
                 return f"{name} must be whole and hold {', '.join(ITEM_BYTES)}, got {array.dtype} {array.shape}"
