@@ -18,7 +18,7 @@ from transformers import (
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig, MllamaVisionConfig
 
 
-from tests.picture_checkpoints import _written, expected, tokenizer
+from tests.picture_checkpoints import _written, expected, processor_of, tokenizer
 
 BEGIN, SIGN = "<|begin_of_text|>", "<|image|>"
 TEMPLATE = (
@@ -99,3 +99,12 @@ def _as_by_meta(model: PreTrainedModel) -> Iterator[None]:
                 stack.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
                 stack.callback(layer.cross_attn.register_forward_hook(masked).remove)
         yield
+
+
+def logprobs_of(model: PreTrainedModel, folder: Path, text: str, images: list[Image.Image]) -> list[float | None]:
+    """Of every token of a prompt but the first, by the rule of `answered`; None for pictures, which are never drawn."""
+    made = processor_of(folder)(text=text, images=images, return_tensors="pt")
+    with torch.inference_mode(), _as_by_meta(model):
+        logprobs = model(**made).logits[0].log_softmax(-1)
+    targets = made["input_ids"][0, 1:].tolist()
+    return [row[target].item() if target < len(row) else None for row, target in zip(logprobs, targets, strict=False)]

@@ -21,6 +21,7 @@ from weft.engine.layers.block import Block, BlockStep, FeedForward, Layer, Linea
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.weights.reader import TensorRef, WeightReader, WeightRef
 
+
 @dataclass(frozen=True, slots=True)
 class PictureRun:
     """Tokens of a step that see the same pictures.
@@ -149,13 +150,17 @@ def picture_decoder_spec(switches: PictureLayers, config: ModelConfig, spec: Dec
 def _picture_block_spec(config: ModelConfig, layer: str, index: int) -> PictureBlockSpec:
     names, hidden, dim = config.switches.names, config.hidden_size, config.head_dim
     size, kv_size, attention = config.num_heads * dim, config.num_kv_heads * dim, f"{layer}.cross_attn"
-    norms = [TensorRef(f"{attention}.{name}_norm.weight", (dim,)) for name in "qk"]
+
+    def head_norm(name: str) -> NormSpec:
+        return NormSpec(TensorRef(f"{attention}.{name}.weight", (dim,)), config.rms_norm_eps)
+
     return PictureBlockSpec(
         index,
         norm_spec(config, f"{layer}.{names.mixer_norm}"),
         WeightRef((f"{attention}.q_proj",), (size,), hidden),
         WeightRef((f"{attention}.k_proj", f"{attention}.v_proj"), (kv_size, kv_size), hidden),
-        *(NormSpec(norm, config.rms_norm_eps) for norm in norms),
+        head_norm("q_norm"),
+        head_norm("k_norm"),
         WeightRef((f"{attention}.o_proj",), (hidden,), size),
         TensorRef(f"{layer}.cross_attn_attn_gate", (1,)),
         norm_spec(config, f"{layer}.{names.feed_forward_norm}"),

@@ -151,7 +151,9 @@ def start(
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, aligns=alignment is not None)
     tier = offload.tier if offload else None
-    return Started(engine, info, plan, config, tier, PicturePlaces(limits.max_attended) if limits.max_attended else None)
+    return Started(
+        engine, info, plan, config, tier, PicturePlaces(limits.max_attended) if limits.max_attended else None
+    )
 
 
 def _runner(
