@@ -17,7 +17,6 @@ from transformers import (
 )
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig, MllamaVisionConfig
 
-
 from tests.picture_checkpoints import _written, expected, processor_of, tokenizer
 
 BEGIN, SIGN = "<|begin_of_text|>", "<|image|>"
