@@ -41,7 +41,7 @@ def next_ids(requests: list[ScheduledRequest]) -> Ints | None:
 
 
 def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
-    """The pictures, whole or in part, whose tokens a step computes; where layers attend to pictures, all that are seen."""
+    """The pictures, whole or in part, whose tokens a step computes; where layers attend to them, all that are seen."""
     seeing = [(i, scheduled) for i, scheduled in enumerate(requests) if scheduled.request.pictures]
     found = []
     for i, scheduled in seeing:

@@ -150,10 +150,7 @@ def start(
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, aligns=alignment is not None)
-    tier = offload.tier if offload else None
-    return Started(
-        engine, info, plan, config, tier, PicturePlaces(limits.max_attended) if limits.max_attended else None
-    )
+    return Started(engine, info, plan, config, offload.tier if offload else None, _places(limits))
 
 
 def _runner(
@@ -196,6 +193,10 @@ def _input_limits(plan: MemoryPlan, model_config: ModelFacts, config: EngineConf
         return limits
     max_attended = most_pictures(config.device) if vision.num_attended else 0
     return replace_fields(limits, picture_token=vision.token_id, max_attended=max_attended)
+
+
+def _places(limits: InputLimits) -> PicturePlaces | None:
+    return PicturePlaces(limits.max_attended) if limits.max_attended else None
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
