@@ -80,12 +80,14 @@ class PictureBlock(Block):
 
     def _looked(self, hidden: Tensor, seen: Sequence[Tensor]) -> Tensor:
         """Hidden states (n, hidden_size) of tokens that see these pictures, after the layer."""
-        queries = self.query_norm(self.queries(self.norm(hidden)).view(len(hidden), -1, self.head_dim))
         parts = [each[self.index] for each in seen]
         keys, values = (parts[0] if len(parts) == 1 else torch.cat(parts, 2))[:, None]
-        has_groups = keys.shape[1] != queries.shape[1]
-        attended = F.scaled_dot_product_attention(queries.transpose(0, 1)[None], keys, values, enable_gqa=has_groups)
-        attended = attended[0].transpose(0, 1).flatten(1)
+        # All tokens see all keys. So the heads that share keys are one head of more tokens, for which kernels are fast.
+        num_tokens, num_kv_heads = len(hidden), keys.shape[1]
+        queries = self.query_norm(self.queries(self.norm(hidden)).view(num_tokens, -1, self.head_dim))
+        queries = queries.view(num_tokens, num_kv_heads, -1, self.head_dim).permute(1, 2, 0, 3)
+        attended = F.scaled_dot_product_attention(queries.flatten(1, 2)[None], keys, values)
+        attended = attended.view(queries.shape).permute(2, 0, 1, 3).flatten(1)
         hidden = hidden + self.gate.tanh() * self.output(attended)
         added = torch.zeros_like(hidden)
         self.feed_forward.add_to(added, self.feed_forward_norm(hidden))
