@@ -8,12 +8,16 @@ import numpy as np
 
 from weft.engine.batch import Floats, Ints
 from weft.engine.batch_inputs import InputBatch, PictureTokens, PoolBatch
+from weft.engine.request import Request
 from weft.engine.sampling.pooling import Pooler
 from weft.engine.schedule.scheduler import ScheduledRequest, Scheduler
 from weft.engine.wire.messages import FinishReason, RequestOutput, TokensOutput
 from weft.engine.wire.params import PooledOutput
 
 logger = logging.getLogger(__name__)
+
+_FAR = 1 << 30
+"""More tokens than any request has."""
 
 
 def input_batch(requests: list[ScheduledRequest]) -> InputBatch:
@@ -60,21 +64,28 @@ def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> 
     return tuple(found)
 
 
-def _seen_pictures(scheduled: ScheduledRequest, offset: int) -> list[PictureTokens]:
-    """The pictures that tokens of a step see. A token sees the last one up to itself, and those right before that.
+def _seen_pictures(scheduled: ScheduledRequest, offset: int) -> Iterator[PictureTokens]:
+    """The pictures that tokens of a step see, where layers attend to them."""
+    request, start = scheduled.request, scheduled.start
+    for view, span, picture in zip(views(request), request.spans, request.pictures, strict=True):
+        seeing = np.arange(max(view.start, start), min(view.stop, start + scheduled.num_tokens))
+        if len(seeing):
+            yield PictureTokens(request.cache_seed + span.digest, picture, seeing - start + offset, 0, 1)
 
-    So pictures in a row are all seen up to the next one behind some text. See `get_cross_attention_token_mask` of
-    transformers.
+
+def views(request: Request) -> list[range]:
+    """For each picture that layers attend to, the positions of the tokens that see it.
+
+    A token sees the last picture up to itself, and those right before that. So pictures in a row are all seen up to the
+    next one behind some text. See `get_cross_attention_token_mask` of transformers.
     """
-    request, start, found = scheduled.request, scheduled.start, list[PictureTokens]()
-    end = next_start = start + scheduled.num_tokens
-    for span, picture in zip(reversed(request.spans), reversed(request.pictures), strict=True):
-        if span.start + span.num_tokens < next_start:
-            end = min(end, next_start)
-        next_start = span.start
-        targets = np.arange(max(span.start, start), end) - start + offset
-        if len(targets):
-            found.append(PictureTokens(request.cache_seed + span.digest, picture, targets, 0, 1))
+    found = list[range]()
+    end = following = _FAR
+    for span in reversed(request.spans):
+        if span.start + span.num_tokens < following:
+            end = following
+        following = span.start
+        found.append(range(span.start, end))
     return found[::-1]
 
 
