@@ -47,7 +47,7 @@ def next_ids(requests: list[ScheduledRequest]) -> Ints | None:
 def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
     """The pictures, whole or in part, whose tokens a step computes; where layers attend to them, all that are seen."""
     seeing = [(i, scheduled) for i, scheduled in enumerate(requests) if scheduled.request.pictures]
-    found = []
+    found = list[PictureTokens]()
     for i, scheduled in seeing:
         request, offset, start = scheduled.request, int(query_start_locs[i]), scheduled.start
         end = start + scheduled.num_tokens
