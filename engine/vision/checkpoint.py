@@ -65,6 +65,7 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
         sections=family.sections and (rope.integers("mrope_section") or family.sections),
         is_interleaved=family.is_interleaved,
         num_stacked=len(stacked) if family.is_stacked else 0,
+        num_attended=_num_features(own) if family.is_attended else 0,
     )
 
 
@@ -80,10 +81,21 @@ def _num_encoding_values(vision: Fields) -> int:
     return num_pixel_values // (3 * patch**2) * (8 * width + 3 * inner) + 3 * num_pixel_values
 
 
+def _num_features(fields: Fields) -> int:
+    """Of the picture with the most tiles, each of which has one for every patch and one for all of them."""
+    patches = fields.size("image_size", 448) // fields.size("patch_size", 14)
+    return fields.size("max_num_tiles", 4) * (patches**2 + 1)
+
+
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text."""
     is_whole = options.pipeline_parallel_size == 1 and options.load_format != "dummy"
-    return vision if options.pictures and is_whole else None
+    if vision is None or not options.pictures or not is_whole:
+        return None
+    # Layers that attend to pictures see some tokens of a step, and adapters would take them for all. Their attention is
+    # torch's, whose sums depend on the number of tokens.
+    is_plain = options.num_ranks == 1 and not options.max_loras and not options.deterministic
+    return vision if is_plain or not vision.num_attended else None
 
 
 def with_vision(config: ModelConfig, vision: Vision) -> ModelConfig:

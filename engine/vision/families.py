@@ -20,6 +20,7 @@ class SeeingFamily:
         sections: Of `Vision`, where config.json has no mrope_section; empty for a family whose pictures have no rows.
         is_interleaved: Of `Vision`.
         is_stacked: Whether features of several layers of what sees are added behind the first layers of the text half.
+        is_attended: See `Picture`. Of the checkpoint this needs `vision_model` and `multi_modal_projector`.
     """
 
     processor: str | None = None
@@ -27,6 +28,7 @@ class SeeingFamily:
     sections: tuple[int, ...] = ()
     is_interleaved: bool = False
     is_stacked: bool = False
+    is_attended: bool = False
 
 
 _QWEN2 = SeeingFamily(sections=(16, 24, 24))
@@ -48,6 +50,7 @@ SEEING: Final[Mapping[str, SeeingFamily]] = {
     "LlavaNextVideoForConditionalGeneration": SeeingFamily(),
     "LlavaOnevisionForConditionalGeneration": SeeingFamily(),
     "Mistral3ForConditionalGeneration": SeeingFamily(least_tokens=2),
+    "MllamaForConditionalGeneration": SeeingFamily(is_attended=True),
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": _QWEN3,

@@ -55,12 +55,14 @@ class InputLimits(msgspec.Struct, array_like=True, frozen=True):
         longest: Most tokens, or positions, of an encoder's input; 0 for a model without an encoder.
         own: Most tokens of its decoder.
         audio, picture_token: See `EngineInfo`.
+        max_attended: Most pictures of all requests at once where layers attend to them; 0 where they do not.
     """
 
     longest: int = 0
     own: int = 0
     audio: AudioShape | None = None
     picture_token: int | None = None
+    max_attended: int = 0
 
 
 NO_INPUT = InputLimits()
@@ -120,7 +122,8 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
         for span, after in pairwise([*self.spans, TokenSpan(len(self.token_ids), 0, b"")]):
             if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
                 return "what stands for a part of a message that is no text must be whole"
-        fault = pictures_fault(self.pictures, [span.num_tokens for span in self.spans], limits.picture_token)
+        lengths = [span.num_tokens for span in self.spans]
+        fault = pictures_fault(self.pictures, lengths, limits.picture_token, limits.max_attended)
         return fault or id_fault("prompt", self.token_ids, vocab_size)
 
 
