@@ -77,6 +77,18 @@ def test_behind_a_cached_prefix_all_pictures_are_waited_for() -> None:
     assert len(seeing.features.encoded) <= 12 and seeing.features.most <= 7
 
 
+def test_two_behind_cached_prefixes_do_not_take_from_each_other() -> None:
+    """The first token of each needs four pictures, and there is room for five."""
+    seeing = Attending(room=5)
+    adds = [attended(n, *names, 1, 2, 3, 4, 5, 6) for n, names in enumerate(("abcd", "efgh"))]
+    for add in adds:
+        run(seeing.engine, [add])
+    seeing.engine.sight._kept.clear()
+    seeing.features.kept.clear()
+    assert ids(run(seeing.engine, adds)) == expected(*adds)
+    assert len(seeing.features.encoded) == 16
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_any_mixture_goes_on_as_without_pictures(seed: int) -> None:
     draw = random.Random(seed)
