@@ -36,11 +36,11 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True)
 class PictureTokens:
-    """The part of a picture whose tokens a step computes.
+    """The part of a picture whose tokens a step computes; or a whole one that layers attend to.
 
     Attributes:
         key: That of its features, see `picture_key`.
-        targets: (n,) flat indices of tokens that its features take the place of.
+        targets: (n,) flat indices of tokens that its features take the place of; or of those that see it.
         first: Which feature the first of them is; the others follow.
     """
 

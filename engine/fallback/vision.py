@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, MllamaModel
 
 from weft.engine.fallback.loading import Promise, quiet_and_one_by_one
 from weft.engine.vision.checkpoint import seeing_tensors
@@ -20,7 +21,7 @@ _MODELS: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
 def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
-    """Load the encoder of a checkpoint's pictures, whose module has `get_image_features`.
+    """Load the encoder of a checkpoint's pictures, whose module has `get_image_features` or is that of Llama 3.2.
 
     The module is made with a text half that has no layers and one token, and none of that half's tensors is read.
 
@@ -54,7 +55,15 @@ def load_encoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Enco
         kinds = [made.pooler_output, *(getattr(made, "deepstack_features", None) or ())]
         return torch.cat([_joined(features) for features in kinds], -1) * scale
 
-    return encode
+    return partial(_of_tiles, body) if isinstance(body, MllamaModel) else encode
+
+
+def _of_tiles(body: Any, arrays: Mapping[str, Tensor]) -> Tensor:
+    """Features of the tiles of a picture, without those of the tiles that pad it to the most that there are."""
+    names = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
+    seen = body.vision_model(**{name: arrays[name] for name in names}).last_hidden_state[0, 0]
+    features: Tensor = body.multi_modal_projector(seen[arrays["aspect_ratio_mask"][0, 0].bool()])
+    return features.flatten(0, 1)
 
 
 def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 The families beside Llama are EXAONE, Mistral, Phi-3, OLMo and some that differ in a few switches, such as SmolLM3.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from weft.engine.families import attention, switches
 from weft.engine.families.attention import read_window, windows_where
@@ -238,6 +238,26 @@ def olmo3(fields: Fields) -> FamilySwitches:
         sliding_windows=attention.windows_by_pattern(fields, read_window(fields, 4096), 4),
         local_rope_theta=theta,
         defaults={"rms_norm_eps": 1e-5, "rope_theta": theta},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayers(switches.DecoderSwitches):
+    """Layers, by index, in which tokens attend to pictures and not to each other; without pictures they do nothing."""
+
+    indices: tuple[int, ...]
+
+
+@family("MllamaForCausalLM")
+def mllama(fields: Fields) -> FamilySwitches:
+    """Llama 3.2 Vision. The embedding has eight rows behind the vocabulary, the first of which stands for a picture."""
+    layers = fields.integers("cross_attention_layers") or (3, 8, 13, 18, 23, 28, 33, 38)
+    return FamilySwitches(
+        extension=PictureLayers(layers),
+        num_unwritten_ids=8,
+        unused=tuple(f"model.layers.{layer}." for layer in layers),
+        sizes={"vocab_size": fields.size("vocab_size") + 8, "tie_word_embeddings": False},
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
     )
 
 

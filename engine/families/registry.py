@@ -157,6 +157,7 @@ _TEXT_HALVES: Mapping[str, str] = {
     "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mllama_text_model": "MllamaForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -196,6 +197,7 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
     "llama4_text": {"eos_token_id": 2},
     "ministral3": {"eos_token_id": 2},
     "mistral": _sizes(32_000, 4096, 14_336, 32, 32, 131_072, num_key_value_heads=8, eos_token_id=2),
+    "mllama_text_model": _sizes(128_256, 4096, 14_336, 40, 32, 131_072, eos_token_id=128_001),
     "qwen2": _sizes(151_936, 4096, 22_016, 32, 32, 32_768, num_key_value_heads=32),
     "qwen3": _sizes(151_936, 4096, 22_016, 32, 32, 32_768, num_key_value_heads=32),
 }

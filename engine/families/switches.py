@@ -277,6 +277,7 @@ class FamilySwitches:
         bias: Added to scores by distance; None for none.
         sinusoid: In the place of an embedding of positions; None for none.
         hearing: Of an encoder that reads sound in the place of tokens; None for any other.
+        num_unwritten_ids: Ids at the end of the vocabulary that have no logits.
         logit_bias: Name of a vector that is added to logits, if the checkpoint has it; "" for none.
         norm: Kind of all norms of hidden states.
         norms: Where they are.
@@ -328,6 +329,7 @@ class FamilySwitches:
     bias: DistanceBias | None = None
     sinusoid: Sinusoid | None = None
     hearing: Hearing | None = None
+    num_unwritten_ids: int = 0
     logit_bias: str = ""
     norm: Norm = Norm.RMS
     norms: Norms = Norms.BEFORE

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.layers.block import Layer, Linear
@@ -82,6 +83,11 @@ def scaled(layer: Layer, factor: float) -> Layer:
 def added(bias: torch.Tensor) -> Layer:
     """Add bias to values, in place."""
     return lambda values: values.add_(bias)
+
+
+def padded(num_ids: int) -> Layer:
+    """Put so many logits behind the others that their ids are as good as never drawn."""
+    return lambda logits: F.pad(logits, (0, num_ids), value=-1e30)
 
 
 def shifted(layer: Layer, offset: int) -> Layer:

@@ -29,7 +29,7 @@ from weft.engine.layers.block import Decoder, Layer, Linear, unchanged
 from weft.engine.layers.encoder_decoder import EncoderDecoder, sine_table
 from weft.engine.layers.kernels import LayerKernels
 from weft.engine.layers.rotary import PositionTable, RotaryTable
-from weft.engine.layers.wrapped_linear import LinearWithEpilogue, added, scaled, shifted, soft_cap
+from weft.engine.layers.wrapped_linear import LinearWithEpilogue, added, padded, scaled, shifted, soft_cap
 from weft.engine.models.cut import ONLY_STAGE, Stage, shard, whole_parts
 from weft.engine.parts.attention import TemperatureTable
 from weft.engine.parts.decoder import decoder_spec
@@ -251,6 +251,8 @@ def _ends(
         head = LinearWithEpilogue(head, of_all_ids(sum(share.sizes)))
     if spec.logit_bias is not None and not (share and share.runs[0].first):  # others have logits of some ids
         head = LinearWithEpilogue(head, added(reader.tensor(spec.logit_bias)))
+    if switches.num_unwritten_ids:
+        head = LinearWithEpilogue(head, padded(switches.num_unwritten_ids))
     return embedding, head
 
 

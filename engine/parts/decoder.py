@@ -41,7 +41,7 @@ def decoder_spec(config: ModelConfig) -> specs.DecoderSpec:
     hidden, vocabulary, switches = config.hidden_size, (config.vocab_size,), config.switches
     names, head = switches.names, None
     if not config.tie_word_embeddings:
-        head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias)
+        head = WeightRef((names.head,), (config.vocab_size - switches.num_unwritten_ids,), hidden, switches.head_bias)
     positions = token_types = None
     if names.positions:
         num_positions = config.num_positions + switches.num_positions_skipped

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -21,14 +22,20 @@ from weft.engine.device import to_device
 from weft.engine.kernels.torch.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
 from weft.engine.layers.block import Decoder, Model
+from weft.engine.loop.sight import PictureError
 from weft.engine.lora.adapters import Adapters
 from weft.engine.ranks.ranks import PATIENCE_S, DropFeatures, KeepFeatures, LoadAdapter, Ranks
 from weft.engine.runner.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.vision.eyes import Encoder, Eyes
 from weft.engine.wire.errors import ModelError
+from weft.engine.wire.messages import MAX_FRAME_BYTES
 
 logger = logging.getLogger(__name__)
+
+
+_MAX_BYTES: Final = MAX_FRAME_BYTES - 4096
+"""Of features, which go to the other ranks in one frame."""
 
 
 class RankedEyes(Eyes):
@@ -43,6 +50,9 @@ class RankedEyes(Eyes):
 
     @override
     def keep(self, key: bytes, features: torch.Tensor) -> None:
+        if features.nbytes > _MAX_BYTES:
+            fault = f"its features must have at most {_MAX_BYTES} bytes on several ranks, got {features.nbytes}"
+            raise PictureError(f"a picture is too large: {fault}")
         super().keep(key, features)
         values = features.contiguous().reshape(-1).view(torch.uint8).cpu()
         self._ranks.send(KeepFeatures(key, features.dtype, tuple(features.shape), values.numpy().tobytes()))

@@ -17,6 +17,9 @@ from weft.engine.wire.params import PooledOutput
 
 logger = logging.getLogger(__name__)
 
+FAR = 1 << 30
+"""More tokens than any request has."""
+
 
 def input_batch(requests: list[ScheduledRequest]) -> InputBatch:
     """The inputs that requests begin with; sounds of those that begin in this step."""
@@ -43,12 +46,17 @@ def next_ids(requests: list[ScheduledRequest]) -> Ints | None:
 
 
 def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> tuple[PictureTokens, ...]:
-    """The pictures, whole or in part, whose tokens a step computes."""
+    """The pictures, whole or in part, whose tokens a step computes; where layers attend to them, all that are seen."""
     seeing = [(i, scheduled) for i, scheduled in enumerate(requests) if scheduled.request.pictures]
-    found = []
+    found = list[PictureTokens]()
     for i, scheduled in seeing:
         request, offset, start = scheduled.request, int(query_start_locs[i]), scheduled.start
         end = start + scheduled.num_tokens
+        if request.pictures[0].is_attended:
+            found += _seen_pictures(scheduled, offset)
+            continue
+        if start >= request.spans[-1].start + request.spans[-1].num_tokens:
+            continue  # as all that decode
         for span, picture in zip(request.spans, request.pictures, strict=True):
             if span.start < end and start < span.start + span.num_tokens:
                 ids = np.array(request.token_ids[span.start : span.start + span.num_tokens])
@@ -62,6 +70,31 @@ def picture_tokens(requests: list[ScheduledRequest], query_start_locs: Ints) -> 
 def picture_key(request: Request, span: TokenSpan, num_features: int) -> bytes:
     """Equal for the features of equal pictures, but not for requests that share no prefix."""
     return request.cache_seed + span.digest + num_features.to_bytes(8, "little")
+
+
+def _seen_pictures(scheduled: ScheduledRequest, offset: int) -> Iterator[PictureTokens]:
+    """The pictures that tokens of a step see, where layers attend to them."""
+    request, start = scheduled.request, scheduled.start
+    for view, span in zip(views(request), request.spans, strict=True):
+        seeing = np.arange(max(view.start, start), min(view.stop, start + scheduled.num_tokens))
+        if len(seeing):
+            yield PictureTokens(picture_key(request, span, 1), seeing - start + offset, 0)
+
+
+def views(request: Request) -> list[range]:
+    """For each picture that layers attend to, the positions of the tokens that see it.
+
+    A token sees the last picture up to itself, and those right before that. So pictures in a row are all seen up to the
+    next one behind some text. See `get_cross_attention_token_mask` of transformers.
+    """
+    found = list[range]()
+    end = following = FAR
+    for span in reversed(request.spans):
+        if span.start + span.num_tokens < following:
+            end = following
+        following = span.start
+        found.append(range(span.start, end))
+    return found[::-1]
 
 
 def table_rows(requests: list[ScheduledRequest], positions: Ints, query_start_locs: Ints) -> Ints | None:

@@ -43,7 +43,7 @@ from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKernels
 from weft.engine.start.draft_model import DraftCheckpoint, SmallSteps, find_draft_checkpoint, match_groups
 from weft.engine.start.model_choice import ModelPlan, read_model
-from weft.engine.vision.checkpoint import served_vision, with_vision
+from weft.engine.vision.checkpoint import as_served
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.messages import EngineOptions
@@ -73,9 +73,8 @@ def read_served(options: EngineOptions, max_num_tokens: int | None) -> ModelFact
     Raises:
         ModelError: See `read_model`; or the head is for another model.
     """
-    model, speculative = read_model(Path(options.model), options.model_impl, max_num_tokens), options.speculative
-    if isinstance(model, ModelConfig) and (vision := served_vision(model.vision, options)):
-        model = with_vision(model, vision)
+    model = as_served(read_model(Path(options.model), options.model_impl, max_num_tokens), options)
+    speculative = options.speculative
     if speculative is None or not isinstance(model, ModelConfig) or not is_eagle(folder := Path(speculative)):
         return model
     if model.switches.extension or model.encoder:

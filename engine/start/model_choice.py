@@ -35,8 +35,8 @@ from weft.engine.models.cut import Stage, find_stages, largest_groups, shard
 from weft.engine.models.loading import lacks_head, load_weights, read_kv_scales
 from weft.engine.parts.decoder import decoder_spec
 from weft.engine.parts.experts import ExpertsSpec
+from weft.engine.vision.attended import kept_bytes
 from weft.engine.vision.checkpoint import read_vision, served_vision
-from weft.engine.vision.eyes import KEPT_BYTES
 from weft.engine.weights.reader import Progress
 from weft.engine.wire.errors import ModelError
 
@@ -58,7 +58,8 @@ class ModelPlan:
         adapters_bytes: Memory that they take if all are in use, of weights_bytes.
         experts_bytes: What the experts of each layer that has some take where they are on the device.
         host: Those that are not, which are no part of weights_bytes.
-        vision_bytes: Memory of what sees, with the features that it keeps, of weights_bytes.
+        vision_bytes: Memory of what sees, with what it keeps of pictures, of weights_bytes.
+        kept_bytes: That which it keeps, of vision_bytes.
         encoding_bytes: Memory that it needs besides while it encodes a large picture, between two steps.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
         kv_scales: Reads what the folder has for an fp8 cache; see `read_kv_scales`.
@@ -76,6 +77,7 @@ class ModelPlan:
     experts_bytes: tuple[int, ...] = ()
     host: HostShare = ALL_ON_DEVICE
     vision_bytes: int = 0
+    kept_bytes: int = 0
     kv_scales: Callable[[Path], Mapping[int, torch.Tensor]] = lambda folder: {}
     encoding_bytes: int = 0
 
@@ -119,6 +121,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     options = config.options
     if isinstance(model, ModelConfig):
         num_ranks = options.tensor_parallel_size
+        model = replace(model, vision=served_vision(model.vision, options))
         with understood(config.model / "config.json"):
             whole = decoder_spec(model)
         index, rank = divmod(config.rank, num_ranks)
@@ -132,8 +135,8 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         placed_kernels, host = _place_experts(model, config, kernels, layers)
         adapted_kernels = AdaptedKernels.around(placed_kernels, adapters) if adapters else placed_kernels
         adapters_bytes = adapters.planned_bytes(spec) if adapters else 0
-        vision = served_vision(model.vision, options)
-        vision_bytes = vision.num_values * config.dtype.itemsize + KEPT_BYTES if vision else 0
+        kept = kept_bytes(model, config.dtype, config.device) if model.vision else 0
+        vision_bytes = model.vision.num_values * config.dtype.itemsize + kept if model.vision else 0
         return ModelPlan(
             kernels.name,
             kernels,
@@ -147,8 +150,9 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             tuple(layer.experts_bytes(kernels, config.dtype) for layer in layers),
             host,
             vision_bytes,
+            kept,
             _kv_scales(model, config, stage.cut(whole), spec, Cut(rank, num_ranks, has_sums=True)),
-            vision.num_encoding_values * config.dtype.itemsize if vision else 0,
+            model.vision.num_encoding_values * config.dtype.itemsize if model.vision else 0,
         )
     for name, is_asked in (
         (f"quantization {options.quantization}", options.quantization != "none"),

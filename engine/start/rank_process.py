@@ -39,7 +39,7 @@ from weft.engine.ranks.ranks import (
 from weft.engine.start.launch import cannot_load, follow_parent
 from weft.engine.start.model_choice import plan_model, read_model
 from weft.engine.start.warm_up import measure_memory
-from weft.engine.vision.checkpoint import served_vision
+from weft.engine.vision.checkpoint import as_served, served_vision
 from weft.engine.vision.eyes import Eyes
 from weft.engine.wire import errors as logs
 from weft.engine.wire.errors import first_line
@@ -107,7 +107,7 @@ def _load(task: RankTask, link: Link) -> tuple[FollowingRunner, BlockBytes]:
     if config.device.type == "cuda":
         check_gpus(config.options)
         torch.cuda.set_device(config.rank % len(config.options.ranks_here))
-    facts = read_model(config.model, config.options.model_impl, None)
+    facts = as_served(read_model(config.model, config.options.model_impl, None), config.options)
     chosen = plan_model(facts, config)
     model = chosen.load(config.model, show_progress)
     link.send(Progress(is_loaded=True))

@@ -47,8 +47,9 @@ from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
+from weft.engine.vision.attended import AttendingEyes, most_pictures
 from weft.engine.vision.checkpoint import served_vision
-from weft.engine.vision.eyes import KEPT_BYTES, Eyes
+from weft.engine.vision.eyes import Eyes
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import InputLimits
 from weft.engine.wire.machine import format_size
@@ -59,7 +60,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, its description, what it runs with, and what keeps evicted blocks, if anything does."""
+    """An engine that is ready, its description, and what it runs with.
+
+    Attributes:
+        tier: What keeps evicted blocks, if anything does.
+    """
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
@@ -128,7 +133,7 @@ def start(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
-        input_limits=_input_limits(plan, model_config, options),
+        input_limits=_input_limits(plan, model_config, config),
         max_loras=options.max_loras,
         lora_modules_to_save=options.lora_modules_to_save,
         eos_token_ids=model_config.eos_token_ids,
@@ -138,7 +143,7 @@ def start(
         drafters=_drafters(config, kv.can_copy, draft),
         draft_model=_serving(draft_model),
         vectors=vectors or alignment,
-        sight=partial(Sight, features=eyes, check_device=runner.check_device, room_bytes=KEPT_BYTES),
+        sight=partial(Sight, features=eyes, check_device=runner.check_device, room_bytes=chosen.kept_bytes),
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
@@ -166,10 +171,11 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ra
     """What sees pictures; None if only text is served."""
     if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
         if model_config.vision:
-            needs = (
-                "pictures need the setting pictures, Pillow (pip install 'weft[images]'), one stage, and real weights"
+            needs = "the setting pictures, Pillow (the extra weft[images]), one stage, and no random weights"
+            needs += "; Llama 3.2: one rank, neither max_loras nor deterministic" * bool(
+                model_config.vision.num_attended
             )
-            logger.warning("only text is served: %s", needs)
+            logger.warning("only text is served: pictures need %s", needs)
         return None
     from weft.engine.fallback.vision import load_encoder  # imports transformers
 
@@ -177,16 +183,20 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ra
     encode = load_encoder(config.model, config.device, config.dtype)
     taken = time.perf_counter() - began
     logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
+    if vision.num_attended:
+        return AttendingEyes(model, encode, config.device)
     parts = model, encode, config.device, vision.embedded_id
     return RankedEyes(ranks, *parts) if ranks else Eyes(*parts)
 
 
-def _input_limits(plan: MemoryPlan, model_config: ModelFacts, options: EngineOptions) -> InputLimits:
-    vision = served_vision(model_config.vision, options)
+def _input_limits(plan: MemoryPlan, model_config: ModelFacts, config: EngineConfig) -> InputLimits:
+    vision = served_vision(model_config.vision, config.options)
     limits = plan.input_limits(model_config)
-    if vision:
-        limits = replace_fields(limits, picture_token=vision.token_id, longest_picture=model_config.num_mutual)
-    return limits
+    if vision is None:
+        return limits
+    most = most_pictures(config.device) if vision.num_attended else 0
+    token_id, longest = vision.token_id, model_config.num_mutual
+    return replace_fields(limits, picture_token=token_id, longest_picture=longest, max_attended=most)
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
@@ -352,7 +362,7 @@ def _drafters(config: EngineConfig, can_draft: bool, draft: DraftCheckpoint | No
 def _info(
     epoch: str, model_config: ModelFacts, config: EngineConfig, plan: MemoryPlan, attention: str, num_threads: int
 ) -> EngineInfo:
-    limits = _input_limits(plan, model_config, config.options)
+    limits = _input_limits(plan, model_config, config)
     return EngineInfo(
         epoch=epoch,
         architecture=model_config.architecture,

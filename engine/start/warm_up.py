@@ -30,7 +30,6 @@ from weft.engine.start.draft_model import DraftCheckpoint
 from weft.engine.start.model_choice import ModelPlan
 from weft.engine.tune.compare import Tuner
 from weft.engine.tune.components import threads
-from weft.engine.vision.eyes import KEPT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ def plan_memory(
     more_bytes = max(chosen.encoding_bytes - activations_bytes, 0)  # a picture is encoded between two steps
     activations_bytes, free_bytes = activations_bytes + more_bytes, free_bytes - more_bytes
     free_bytes -= chosen.adapters.num_reserved_bytes if chosen.adapters else 0
-    free_bytes -= KEPT_BYTES if chosen.vision_bytes else 0
+    free_bytes -= chosen.kept_bytes
     beside_bytes = chosen.adapters_bytes + chosen.vision_bytes + (draft.plan.weights_bytes if draft else 0)
     plan = make_plan(
         config,

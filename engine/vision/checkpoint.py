@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from weft.engine.describe.config import ModelConfig
+from weft.engine.describe.config import ModelConfig, ModelFacts
 from weft.engine.fields import Fields
 from weft.engine.gguf.tensors import GgufSource
 from weft.engine.vision.families import SEEING, SeeingFamily
@@ -35,13 +35,16 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
 
     Args:
         outer: Its config.json, of which the text half is only a part.
-
-    Raises:
-        ModelError: A file is missing or malformed.
     """
     family = next((SEEING[name] for name in outer.texts("architectures") if name in SEEING), None)
-    if family is None:
+    try:
+        return _read_vision(folder, outer, family) if family else None
+    except ModelError as error:  # of what a text needs nothing of
+        logger.warning("only text is served: pictures are not read, since %s", error)
         return None
+
+
+def _read_vision(folder: Path, outer: Fields, family: SeeingFamily) -> Vision | None:
     fault: str | None = None
     shapes, is_plain = _tensors(folder)
     if not is_plain:
@@ -68,6 +71,7 @@ def read_vision(folder: Path, outer: Fields) -> Vision | None:
         num_stacked=len(stacked) if family.is_stacked else 0,
         longest=_longest(folder, outer, family),
         embedded_id=text.integer("pad_token_id", 0) if family.embeds_padding else None,
+        num_attended=_num_features(own) if family.is_attended else 0,
     )
 
 
@@ -83,10 +87,22 @@ def _num_encoding_values(vision: Fields) -> int:
     return num_pixel_values // (3 * patch**2) * (8 * width + 3 * inner) + 3 * num_pixel_values
 
 
+def _num_features(fields: Fields) -> int:
+    """Of the picture with the most tiles, each of which has one for every patch and one for all of them."""
+    patches = fields.size("image_size", 448) // fields.size("patch_size", 14)
+    return fields.size("max_num_tiles", 4) * (patches**2 + 1)
+
+
 def served_vision(vision: Vision | None, options: EngineOptions) -> Vision | None:
     """How an engine with these options sees; None if it reads only text, also where nothing could decode pictures."""
     is_whole = options.pipeline_parallel_size == 1 and options.load_format != "dummy"
-    return vision if options.pictures and is_whole and importlib.util.find_spec("PIL") else None
+    is_there = options.pictures and is_whole and importlib.util.find_spec("PIL") is not None
+    if vision is None or not is_there:
+        return None
+    # Layers that attend to pictures see some tokens of a step, and adapters would take them for all. Their attention is
+    # torch's, whose sums depend on the number of tokens.
+    is_plain = options.num_ranks == 1 and not options.max_loras and not options.deterministic
+    return vision if is_plain or not vision.num_attended else None
 
 
 def _longest(folder: Path, outer: Fields, family: SeeingFamily) -> int:
@@ -98,6 +114,16 @@ def _longest(folder: Path, outer: Fields, family: SeeingFamily) -> int:
     name, default = family.longest
     places = (outer, *(place for file in files for place in (file.section("image_processor"), file)))
     return next((place.size(name) for place in places if place.has(name)), default)
+
+
+def as_served(model: ModelFacts, options: EngineOptions) -> ModelFacts:
+    """The model with what its text half needs for pictures, where it is shown any.
+
+    Raises:
+        ModelError: See `with_vision`.
+    """
+    vision = served_vision(model.vision, options)
+    return with_vision(model, vision) if vision and isinstance(model, ModelConfig) else model
 
 
 def with_vision(config: ModelConfig, vision: Vision) -> ModelConfig:

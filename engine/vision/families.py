@@ -23,6 +23,7 @@ class SeeingFamily:
         longest: Where tokens of a picture see each other, the field that says how many they are at most, in config.json
             or in the settings of the processor, and its default; None: each sees those before it.
         embeds_padding: Whether the embeddings that such a token has for each layer are those of padding.
+        is_attended: See `Picture`. Of the checkpoint this needs `vision_model` and `multi_modal_projector`.
     """
 
     processor: str | None = None
@@ -32,6 +33,7 @@ class SeeingFamily:
     is_stacked: bool = False
     longest: tuple[str, int] | None = None
     embeds_padding: bool = False
+    is_attended: bool = False
 
 
 _QWEN2 = SeeingFamily(sections=(16, 24, 24))
@@ -55,6 +57,7 @@ SEEING: Final[Mapping[str, SeeingFamily]] = {
     "LlavaNextVideoForConditionalGeneration": SeeingFamily(),
     "LlavaOnevisionForConditionalGeneration": SeeingFamily(),
     "Mistral3ForConditionalGeneration": SeeingFamily(least_tokens=2),
+    "MllamaForConditionalGeneration": SeeingFamily(is_attended=True),
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": _QWEN3,

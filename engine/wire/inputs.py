@@ -56,6 +56,7 @@ class InputLimits(msgspec.Struct, array_like=True, frozen=True):
         own: Most tokens of its decoder.
         audio, picture_token: See `EngineInfo`.
         longest_picture: Most tokens of a picture side by side, where a step computes all of them; 0: any number.
+        max_attended: Most pictures of all requests at once where layers attend to them; 0 where they do not.
     """
 
     longest: int = 0
@@ -63,6 +64,7 @@ class InputLimits(msgspec.Struct, array_like=True, frozen=True):
     audio: AudioShape | None = None
     picture_token: int | None = None
     longest_picture: int = 0
+    max_attended: int = 0
 
 
 NO_INPUT = InputLimits()
@@ -123,7 +125,8 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True)
             if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > after.start:
                 return "what stands for a part of a message that is no text must be whole"
         lengths = [span.num_tokens for span in self.spans]
-        fault = pictures_fault(self.pictures, lengths, limits.picture_token) or self._run_fault(limits)
+        fault = pictures_fault(self.pictures, lengths, limits.picture_token, limits.max_attended)
+        fault = fault or self._run_fault(limits)
         return fault or id_fault("prompt", self.token_ids, vocab_size)
 
     def _run_fault(self, limits: InputLimits) -> str | None:

@@ -55,6 +55,7 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
 
     Attributes:
         token_id: Of the tokens in its span that its features take the place of; others are markers between them.
+        is_attended: Whether layers attend to it: then its only token, of this id, has the embedding of every other.
         arrays: What the model reads, under the names of transformers, such as pixel_values.
         data: The values of all arrays.
         shared: Where these are instead; None: here.
@@ -67,6 +68,7 @@ class Picture(msgspec.Struct, array_like=True, frozen=True, weakref=True):
     data: bytes = b""
     shared: SharedData | None = None
     grid: tuple[int, int] | None = None
+    is_attended: bool = False
 
     @property
     def position_offset(self) -> int:
@@ -93,6 +95,7 @@ class Vision:
         num_stacked: Layers of the text half behind which more features are added.
         longest: Most tokens of a picture that see each other, where they do; else 0.
         embedded_id: The token that stands in its tokens' places where tokens are embedded; None: they themselves.
+        num_attended: Most features of a picture that layers attend to; 0 where they take the place of tokens.
     """
 
     token_id: int
@@ -103,14 +106,18 @@ class Vision:
     num_stacked: int = 0
     longest: int = 0
     embedded_id: int | None = None
+    num_attended: int = 0
 
 
-def pictures_fault(pictures: Sequence[Picture], lengths: Sequence[int], token_id: int | None) -> str | None:
+def pictures_fault(
+    pictures: Sequence[Picture], lengths: Sequence[int], token_id: int | None, max_attended: int = 0
+) -> str | None:
     """What is wrong with the pictures of a request; None when nothing is.
 
     Args:
         lengths: Of the spans of its prompt; without pictures these may stand for anything.
         token_id: That of the model's pictures; None: it sees none.
+        max_attended: Most of them where layers of the model attend to them; 0 where they do not.
     """
     if not pictures:
         return None
@@ -118,6 +125,8 @@ def pictures_fault(pictures: Sequence[Picture], lengths: Sequence[int], token_id
         return "this model takes no pictures"
     if len(pictures) != len(lengths):
         return f"each of the {len(lengths)} spans of the prompt must have a picture, got {len(pictures)}"
+    if max_attended and len(pictures) > max_attended:
+        return f"a request may have at most {max_attended} pictures for this model, got {len(pictures)}"
     if (num_bytes := sum(picture.num_bytes for picture in pictures)) > MAX_REQUEST_BYTES:
         return f"the pictures must have at most {MAX_REQUEST_BYTES} bytes, got {num_bytes}"
     for picture, length in zip(pictures, lengths, strict=True):
@@ -125,6 +134,8 @@ def pictures_fault(pictures: Sequence[Picture], lengths: Sequence[int], token_id
             return f"a picture of {length} tokens must have as many rows times columns, got {picture.grid}"
         if picture.token_id != token_id:
             return f"a picture must stand at tokens {token_id}, got {picture.token_id}"
+        if picture.is_attended != (max_attended > 0):
+            return f"is_attended must be {max_attended > 0} for pictures of this model, got {picture.is_attended}"
         for name, array in picture.arrays.items():
             if array.num_bytes <= 0 or not 0 <= array.start <= picture.num_bytes - array.num_bytes:
                 return f"{name} must be whole and hold {', '.join(ITEM_BYTES)}, got {array.dtype} {array.shape}"

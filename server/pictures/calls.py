@@ -38,7 +38,7 @@ class Made(msgspec.Struct):
         text: What stands in the prompt.
         placeholder: The text of the token in it that features take the place of, num_tokens times.
         digest: Equal for equal pixels and equal settings of the processor.
-        arrays, grid, num_bytes: See `Picture`; the values are in the memory that both processes have open.
+        arrays, grid, num_bytes, is_attended: See `Picture`; the values are in memory that both processes have open.
     """
 
     fault: str | None = None
@@ -49,3 +49,4 @@ class Made(msgspec.Struct):
     arrays: dict[str, PictureArray] = {}
     num_bytes: int = 0
     grid: tuple[int, int] | None = None
+    is_attended: bool = False

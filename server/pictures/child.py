@@ -29,7 +29,10 @@ from weft.server.child_limits import bound_this_process
 from weft.server.pictures.calls import CPU_S, FORMATS, MAX_FILE_BYTES, MAX_PIXELS, MAX_RATIO, Made, Ready
 
 _OF_TEXT: Final = frozenset(
-    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
+    {
+        *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"),
+        *("text_replacement_offsets", "cross_attention_mask"),
+    }
 )
 """What a processor returns of a text."""
 _OTHERS: Final = {b"GIF8": "GIF", b"<svg": "SVG", b"<?xml": "XML, perhaps SVG", b"BM": "BMP", b"%PDF": "PDF"}
@@ -118,8 +121,11 @@ class PictureReader:
         """
         image = opened(data)
         try:
-            made = self._processor(text=self.sign, images=[image], return_text_replacement_offsets=True)
-            text: str = made["text_replacement_offsets"][0][0]["replacement"]
+            if self._family.is_attended:  # in the prompt it is this sign
+                made, text = self._processor(text=self.sign, images=[image]), self.sign
+            else:
+                made = self._processor(text=self.sign, images=[image], return_text_replacement_offsets=True)
+                text = made["text_replacement_offsets"][0][0]["replacement"]
             values = _values({name: value for name, value in made.items() if name not in _OF_TEXT}, self._dtype)
         except MemoryError:
             raise
@@ -143,8 +149,8 @@ class PictureReader:
             while content:
                 num_written = os.pwrite(self._target, content, start)
                 content, start = content[num_written:], start + num_written
-        grid = self._grid(values)
-        return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes, grid)
+        grid, attended = self._grid(values), self._family.is_attended
+        return Made(None, text, self._placeholder, num_tokens, digest.digest(), arrays, num_bytes, grid, attended)
 
     def _grid(self, values: Mapping[str, tuple[str, Any]]) -> tuple[int, int] | None:
         """See `Picture`; what sees merges squares of patches into one feature."""

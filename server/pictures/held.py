@@ -79,7 +79,7 @@ class HeldPictures:
         except OSError as error:
             raise QueueFullError(f"a picture cannot be held ({error.strerror}); try again in a moment") from None
         shared = SharedData(os.getpid(), number, made.num_bytes, os.fstat(number).st_ino)
-        picture = Picture(token_id, made.arrays, shared=shared, grid=made.grid)
+        picture = Picture(token_id, made.arrays, shared=shared, grid=made.grid, is_attended=made.is_attended)
         self._held[shared] = tenant
         weakref.finalize(picture, self._release, shared).atexit = False
         found = ReadPicture(made, sign, picture)

@@ -359,4 +359,4 @@ def test_any_mixture_goes_on_as_without_pictures(seed: int) -> None:
         seeing.engine.scheduler.check_integrity()
     for key, found in expected(*adds).items():
         assert key[0] in aborted or gained[key] == found
-    assert seeing.engine.scheduler.kv.pools[0].num_used == 0 and not seeing.engine.sight._needed()
+    assert seeing.engine.scheduler.kv.pools[0].num_used == 0 and not seeing.engine.sight._awaited
