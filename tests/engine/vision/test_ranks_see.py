@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.ranks.test_ranks import ForkedRank, keep_threads
+from tests.engine.vision.test_axes import PROMPTS
+from tests.engine.vision.test_axes import Checkpoint as OnAxes
 from tests.engine.vision.test_eyes import LARGE, NUM_IDS, SMALL, TALL, asked, ids_of, num_encoded, started
 from tests.picture_checkpoints import expected, write_idefics3
 from weft.engine.vision.checkpoint import served_vision
@@ -31,6 +33,19 @@ def test_two_ranks_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found == [expected(model, tmp_path, *prompt, NUM_IDS)[1] for prompt in prompts]
         assert num_encoded(built) >= 3 and built.engine.scheduler.kv.pools[0].num_used == 0
         assert len(built.engine.sight._kept) == 1
+    finally:
+        built.engine._executor.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
+def test_every_rank_counts_on_axes_and_adds_stacked_features(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
+    checkpoint, prompt = OnAxes(tmp_path, name), PROMPTS["one at the start"]
+    built = started(tmp_path, tensor_parallel_size=2)
+    try:
+        assert ids_of(built, checkpoint.asked(*prompt)) == [checkpoint.expected(*prompt)[1]]
     finally:
         built.engine._executor.close()  # type: ignore[attr-defined]
 
