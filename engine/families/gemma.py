@@ -187,7 +187,8 @@ def gemma4(fields: Fields) -> FamilySwitches:
 @family("Gemma4UnifiedForCausalLM")
 def gemma4_unified(fields: Fields) -> FamilySwitches:
     """Gemma 4 without inputs of layers and experts."""
-    return gemma4(fields.with_defaults({"hidden_size_per_layer_input": 0, "sliding_window": 1024}))
+    own = {"hidden_size_per_layer_input": 0, "sliding_window": 1024, "use_bidirectional_attention": "vision"}
+    return gemma4(fields.with_defaults(own))
 
 
 def _sources(windows: Sequence[int | None], first_shared: int) -> tuple[int | None, ...]:
