@@ -53,7 +53,7 @@ class _Process:
 
     def __init__(self, folder: Path, token_id: int, dtype: str) -> None:
         """Start it; raises OSError."""
-        self.sign = ""
+        self.sign, self.engine = "", (token_id, dtype)
         self._is_killed = False
         with contextlib.ExitStack() as opened, contextlib.ExitStack() as theirs:
             self._link, link = socket.socketpair()
@@ -187,13 +187,14 @@ class PictureProcess:
             raise UnsupportedValueError(
                 "this server cannot read pictures: the package is missing (pip install 'weft[images]')"
             )
+        num_closed = self._num_closed  # what it was asked for is of the engine that is there now
         key = tenant, await asyncio.wrap_future(self._threads.submit(partial(_digest, data)))
         if (kept := self.held.find(key)) is not None:
             return kept
         results = list[ReadPicture]()  # and not a future's result, which lives until garbage is collected
         await self._turns.take(tenant)
         try:
-            read = partial(self._read, data, key, (token_id, dtype), self._num_closed, results)
+            read = partial(self._read, data, key, (token_id, dtype), num_closed, results)
             reading = asyncio.wrap_future(self._threads.submit(read))
         except BaseException:
             self._turns.give_back()
@@ -228,10 +229,15 @@ class PictureProcess:
         """A process that has loaded the processor."""
         self._check_open(num_closed)
         if self._process is not None and self._process.is_alive:
-            return self._process
+            if self._process.engine == (token_id, dtype):
+                return self._process
+            self._process.kill()
         self._end()
         if self._fault is None or self._fault[1] < time.monotonic():
             fault = self._start(token_id, dtype)
+            if self._num_closed != num_closed and self._process is not None:
+                self._process.kill()  # `close` may not have waited for it
+                self._end()
             self._check_open(num_closed)
             if self._process is not None:
                 return self._process
