@@ -184,13 +184,13 @@ def test_a_processor_that_cannot_be_loaded_is_not_loaded_for_each_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "FAULT_S", 1000.0)
-    made, starts, load_fault = PictureProcess(tmp_path), list[process._Process](), process._Process.load_fault
+    made, starts, load_fault = PictureProcess(tmp_path), list[process.ReaderProcess](), process.ReaderProcess.load_fault
 
-    def counted(self: process._Process) -> str | None:
+    def counted(self: process.ReaderProcess) -> str | None:
         starts.append(self)
         return load_fault(self)
 
-    monkeypatch.setattr(process._Process, "load_fault", counted)
+    monkeypatch.setattr(process.ReaderProcess, "load_fault", counted)
     for _ in range(2):
         with pytest.raises(ApiError, match="the model's processor cannot be loaded") as caught:
             read(made, encoded(LARGE))

@@ -66,6 +66,9 @@ class FakeProcess:
     def shared(self, made: Made) -> int:
         return os.memfd_create("weft-test")
 
+    def empty(self) -> None:
+        """It has no memory."""
+
     def kill(self) -> None:
         self.is_alive = False
         self.may_read.release()
@@ -83,7 +86,7 @@ async def begun(reader: PictureProcess) -> FakeProcess:
 
 def test_what_nobody_waits_for_any_more_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the picture at hand, whose turn lasts until it is done; its memory is let go like any other."""
-    monkeypatch.setattr(process, "_Process", FakeProcess)
+    monkeypatch.setattr(process, "ReaderProcess", FakeProcess)
 
     async def run() -> None:
         reader = PictureProcess(tmp_path)
@@ -114,7 +117,7 @@ def test_what_nobody_waits_for_any_more_is_not_read(tmp_path: Path, monkeypatch:
 
 def test_who_waits_is_told_when_the_engine_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no fault of a picture. Later ones are read by another process."""
-    monkeypatch.setattr(process, "_Process", FakeProcess)
+    monkeypatch.setattr(process, "ReaderProcess", FakeProcess)
 
     async def run() -> None:
         reader = PictureProcess(tmp_path)
@@ -136,7 +139,7 @@ def test_who_waits_is_told_when_the_engine_goes(tmp_path: Path, monkeypatch: pyt
 def test_no_process_is_started_for_an_engine_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it goes before a picture has its turn."""
     started = list[Any]()
-    monkeypatch.setattr(process, "_Process", lambda *given: started.append(given))
+    monkeypatch.setattr(process, "ReaderProcess", lambda *given: started.append(given))
 
     async def run() -> None:
         reader = PictureProcess(tmp_path)
@@ -161,8 +164,8 @@ def test_a_process_that_starts_while_the_engine_goes_is_ended(tmp_path: Path, mo
         def close(self) -> None:
             ended.set()
 
-    monkeypatch.setattr(process, "_Process", Slow)
-    monkeypatch.setattr(process, "_END_S", 0.01)
+    monkeypatch.setattr(process, "ReaderProcess", Slow)
+    monkeypatch.setattr(process, "END_S", 0.01)
 
     async def run() -> None:
         reader = PictureProcess(tmp_path)
@@ -179,7 +182,7 @@ def test_a_process_that_starts_while_the_engine_goes_is_ended(tmp_path: Path, mo
 
 
 def test_another_engine_has_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_Process", FakeProcess)
+    monkeypatch.setattr(process, "ReaderProcess", FakeProcess)
 
     async def run() -> None:
         reader, found = PictureProcess(tmp_path), list[FakeProcess]()
