@@ -21,12 +21,18 @@ from weft.server.pictures.held import HeldPictures, Key, ReadPicture
 from weft.server.pictures.reader import DIED, END_S, ReaderProcess
 from weft.server.pictures.turns import Turns
 
+MAX_FILES: Final = 8
+"""That are fetched, decoded, or wait to be read at once; all others wait before that."""
 FAULT_S: Final = 60.0
 """How long no other process is started once one could not load the processor."""
 
 
 class PictureProcess:
-    """The process of one model, which any task of one event loop may use."""
+    """The process of one model, which any task of one event loop may use.
+
+    Attributes:
+        files: Who calls `read` has a turn of these, which begins before it has the file: one may have 20 MiB.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Start none.
@@ -36,6 +42,7 @@ class PictureProcess:
         """
         self._folder = folder
         self._threads = WaitingThreads("pictures", 2)  # the one that reads, and one for digests
+        self.files = Turns(MAX_FILES)
         self._turns = Turns()
         self._lock = threading.Lock()  # of the process: who has it uses it
         self._process: ReaderProcess | None = None
@@ -67,13 +74,18 @@ class PictureProcess:
             return kept
         results = list[ReadPicture]()  # and not a future's result, which lives until garbage is collected
         await self._turns.take(tenant)
+        began = time.monotonic()
+
+        def give_back(_: object = None) -> None:
+            self._turns.give_back(tenant, time.monotonic() - began)
+
         try:
             read = partial(self._read, data, key, (token_id, dtype), num_closed, results)
             reading = asyncio.wrap_future(self._threads.submit(read))
         except BaseException:
-            self._turns.give_back()
+            give_back()
             raise
-        reading.add_done_callback(lambda _: self._turns.give_back())
+        reading.add_done_callback(give_back)
         try:
             await asyncio.shield(reading)
         except asyncio.CancelledError:  # the thread goes on, and has its turn until it is done
@@ -148,6 +160,7 @@ class PictureProcess:
         To be called on the event loop, when the engine has gone.
         """
         self._num_closed += 1
+        self.files.end()
         self._turns.end()
         self.held.forget()
         deadline = time.monotonic() + END_S
