@@ -9,6 +9,7 @@ shared: an API key has at most as much as is left.
 import os
 import resource
 import threading
+import time
 import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -23,6 +24,10 @@ MAX_HELD_BYTES: Final = 2 << 30
 """Of all pictures of one model in one server process."""
 MAX_KEPT_BYTES: Final = 256 << 20
 """Of those among them that are kept for another request."""
+FAULTS_S: Final = 60.0
+"""How long a file with a fault is not tried again."""
+MAX_FAULTS: Final = 1000
+"""That are remembered."""
 SHARE_OF_FILES: Final = 16
 """One in so many of the files that the process may open is for the pictures of one model; connections have most."""
 
@@ -55,13 +60,25 @@ class HeldPictures:
         self._num_bytes, self._num_pictures = Counter[str](), Counter[str]()  # of tenants
         self._all_bytes = self._num_all = self._kept_bytes = 0
         self._kept = OrderedDict[Key, ReadPicture]()  # the least recently used first
+        self._faults = OrderedDict[Key, tuple[ReadPicture, float]]()  # until when; the oldest first
 
     def find(self, key: Key) -> ReadPicture | None:
-        """What is kept of a file; None: nothing."""
+        """What is kept of a file, also if that is a fault; None: nothing."""
         with self._lock:
+            fault, until = self._faults.get(key, (None, 0.0))
+            if time.monotonic() < until:
+                return fault
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
+
+    def keep_fault(self, key: Key, fault: ReadPicture) -> None:
+        """Remember for a while that a file has a fault: to find that may take long, or the life of a process."""
+        with self._lock:
+            self._faults.pop(key, None)
+            self._faults[key] = fault, time.monotonic() + FAULTS_S
+            if len(self._faults) > MAX_FAULTS:
+                self._faults.popitem(last=False)
 
     def hold(self, key: Key, made: Made, sign: str, token_id: int, copy: Callable[[], int]) -> ReadPicture:
         """Hold a picture, and keep it for later.
@@ -134,6 +151,7 @@ class HeldPictures:
         """Keep none."""
         with self._lock:
             self._kept.clear()
+            self._faults.clear()
             self._kept_bytes = 0
 
     def _release(self, shared: SharedData) -> None:

@@ -102,6 +102,8 @@ class PictureProcess:
                 made = process.read(data)
                 self._check_open(num_closed)
                 found = self._held(key, made, process, engine[0])
+                if found.picture is None:
+                    self.held.keep_fault(key, found)
             results.append(found)
 
     def _held(self, key: Key, made: Made, process: ReaderProcess, token_id: int) -> ReadPicture:

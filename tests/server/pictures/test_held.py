@@ -130,3 +130,17 @@ def test_pictures_may_go_while_room_is_looked_for(pictures: HeldPictures, monkey
     last = hold(pictures, "last")
     hold(pictures, "another")
     assert (pictures._all_bytes, pictures._num_all, len(pictures._held)) == (20, 2, 2) and last.picture is not None
+
+
+def test_faults_are_remembered_for_a_while(pictures: HeldPictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MAX_FAULTS", 2)
+    fault = ReadPicture(Made("it is damaged"), "x", None)
+    for name in (b"1", b"2", b"3"):
+        pictures.keep_fault(("a", name), fault)
+    found = [pictures.find((tenant, name)) for tenant, name in (("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"3"))]
+    assert found == [None, fault, fault, None]
+    monkeypatch.setattr(held, "FAULTS_S", -1.0)
+    pictures.keep_fault(("a", b"3"), fault)
+    assert pictures.find(("a", b"3")) is None
+    pictures.forget()
+    assert pictures.find(("a", b"2")) is None

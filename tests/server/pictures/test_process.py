@@ -98,6 +98,8 @@ def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
     assert read(reader, encoded(OTHER)).made.fault == "its reader died of it"
+    assert read(reader, encoded(OTHER)).picture is None  # it is not tried again for a while
+    reader.held.forget()
     assert read(reader, encoded(OTHER)).picture is not None
     assert reader._process is not first
 
