@@ -25,10 +25,13 @@ class Ready(msgspec.Struct):
 
     Attributes:
         sign: What a chat template writes for a picture.
+        fault: For clients.
+        text: More of it, for the log: it may name paths.
     """
 
     sign: str = ""
     fault: str | None = None
+    text: str = ""
 
 
 class Made(msgspec.Struct):

@@ -78,6 +78,8 @@ class ReaderProcess:
             ready = msgspec.msgpack.decode(answer, type=Ready)
         except (EOFError, OSError, ValueError, msgspec.MsgspecError):
             ready = Ready(fault="its process died")
+        if ready.text:
+            _log.warning("the processor that reads pictures cannot be loaded: %s: %s", ready.fault, ready.text)
         self.sign = ready.sign
         return ready.fault
 

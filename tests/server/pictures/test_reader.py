@@ -1,5 +1,6 @@
 """A process that reads pictures and says what is not so: that is the fault of a picture, and nobody waits for it."""
 
+import logging
 import os
 import sys
 import time
@@ -10,11 +11,14 @@ import pytest
 
 from weft.engine.wire.messages import frame
 from weft.engine.wire.pictures import MAX_REQUEST_BYTES
-from weft.server.errors import QueueFullError
+from weft.server.errors import InternalError, QueueFullError
 from weft.server.pictures import held, process, reader
 from weft.server.pictures.calls import Made, Ready
 from weft.server.pictures.process import PictureProcess
 from weft.server.pictures.reader import ReaderProcess
+
+
+READY = Ready("<image>")
 
 
 class Answering:
@@ -22,8 +26,8 @@ class Answering:
 
     folder: Path
 
-    def __init__(self, made: Made | None) -> None:
-        answers = [frame(msgspec.msgpack.encode(each)) for each in (Ready("<image>"), made) if each is not None]
+    def __init__(self, made: Made | None, ready: Ready = READY) -> None:
+        answers = [frame(msgspec.msgpack.encode(each)) for each in (ready, made) if each is not None]
         script = self.folder / "python"
         code = f"import os, sys, time\nos.pwrite(int(sys.argv[-1]), b'abc', 0)\nos.write(0, {b''.join(answers)!r})\n"
         script.write_text(f"#!{os.path.realpath('/proc/self/exe')}\n{code}time.sleep(60)\n")
@@ -87,3 +91,13 @@ def test_nothing_that_is_started_later_has_its_files(answering: type[Answering])
     reading.read()
     assert not os.get_inheritable(reading.process._said)
     reading.pictures.close()
+
+
+def test_why_it_cannot_be_loaded_is_told_to_the_log_alone(
+    answering: type[Answering], caplog: pytest.LogCaptureFixture
+) -> None:
+    reading = answering(None, Ready(fault="OSError", text="no such file: /secret"))
+    with caplog.at_level(logging.WARNING), pytest.raises(InternalError) as caught:
+        reading.read()
+    assert "cannot be loaded (OSError)" in caught.value.message and "secret" not in caught.value.message
+    assert "the processor that reads pictures cannot be loaded: OSError: no such file: /secret" in caplog.messages
