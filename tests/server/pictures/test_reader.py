@@ -17,7 +17,6 @@ from weft.server.pictures.calls import Made, Ready
 from weft.server.pictures.process import PictureProcess
 from weft.server.pictures.reader import ReaderProcess
 
-
 READY = Ready("<image>")
 
 
