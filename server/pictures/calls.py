@@ -15,7 +15,7 @@ MAX_PIXELS: Final = 50_000_000
 MAX_RATIO: Final = 200
 """Of the longer side of a picture to the shorter one: some processors make the shorter one as long as they need."""
 FORMATS: Final = ("PNG", "JPEG", "WEBP")
-CPU_S: Final = 60.0
+CPU_S: Final = 15.0
 """Seconds of a core for one picture."""
 MAX_ANSWER_BYTES: Final = 4 << 20
 
@@ -25,10 +25,13 @@ class Ready(msgspec.Struct):
 
     Attributes:
         sign: What a chat template writes for a picture.
+        fault: For clients.
+        text: More of it, for the log: it may name paths.
     """
 
     sign: str = ""
     fault: str | None = None
+    text: str = ""
 
 
 class Made(msgspec.Struct):

@@ -61,8 +61,8 @@ def main(folder: str, token_id: int, dtype: str, max_bytes: int, target: int) ->
         reader = PictureReader(Path(folder), token_id, dtype, target)
         reader.read(_blank())  # which imports whatever is still to be imported
     except Exception as error:  # whatever somebody else's code raises
-        fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        link.sendall(frame(msgspec.msgpack.encode(Ready(fault=fault))))
+        ready = Ready(fault=type(error).__name__, text=" ".join(str(error).split())[:1000])
+        link.sendall(frame(msgspec.msgpack.encode(ready)))
         return
     bound_this_process(max_bytes)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))

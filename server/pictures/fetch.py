@@ -21,6 +21,8 @@ from weft.server.pictures.calls import MAX_FILE_BYTES
 FETCH_S: Final = 15.0
 MAX_REDIRECTS: Final = 3
 _MAX_HEAD_BYTES: Final = 16 << 10
+_NOT_PUBLIC: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "fec0::/10")))
+"""With IPv4 addresses inside, or of a site."""
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
@@ -127,7 +129,7 @@ def is_public(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None,))[0]
-        if inner is not None or parsed in ipaddress.ip_network("64:ff9b::/96"):
+        if inner is not None or any(parsed in network for network in _NOT_PUBLIC):
             return False
     return parsed.is_global and not parsed.is_multicast
 

@@ -1,11 +1,15 @@
-"""Says whose picture is read next. One is read at a time, and each request has at most one that waits.
+"""Says whose picture is read next. Few are at once, and each request has at most one that waits.
 
-A turn goes to the API key that had one the longest ago, and among its requests to the one that came first. So requests
-alternate, however many pictures each has, and so do keys, however many requests each sends.
+A turn goes to the API key whose pictures have taken the least time, and among its requests to the one that came first.
+So requests alternate, however many pictures each has, and keys share the time, whatever each sends. Who comes after a
+while has no more than the others by that: it counts from where the last turn was given.
 """
 
 import asyncio
-from collections import Counter
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from typing import Final
 
 from weft.server.errors import EngineUnavailableError, QueueFullError
@@ -19,12 +23,22 @@ TURN_S: Final = 300.0
 class Turns:
     """Used on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_at_once: int = 1) -> None:
         """Nobody has a turn."""
+        self._num_left = num_at_once
         self._waiting = dict[asyncio.Future[None], str]()  # with their tenants, in the order of arrival
-        self._num_given = 0
-        self._last = Counter[str]()  # by tenant, the number of its last turn
-        self._is_taken = False
+        self._used = defaultdict[str, float](float)  # seconds, by tenant
+        self._now = 0.0  # of these, what the last one had who was given a turn
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Have a turn meanwhile; raises as `take` does."""
+        await self.take(tenant)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.give_back(tenant, time.monotonic() - began)
 
     async def take(self, tenant: str) -> None:
         """Wait for a turn. Whoever is cancelled meanwhile has none.
@@ -39,20 +53,22 @@ class Turns:
             raise QueueFullError(f"{bound}, and one key has at most as many as are left; try again in a moment")
         place = asyncio.get_running_loop().create_future()
         self._waiting[place] = tenant
+        self._used[tenant] = max(self._used[tenant], self._now)
         self._hand_on()
         try:
             async with asyncio.timeout(TURN_S):
                 await place
         except BaseException as error:
             if self._waiting.pop(place, None) is None and not place.cancelled() and place.exception() is None:
-                self.give_back()  # it came at the same moment
+                self.give_back(tenant, 0.0)  # it came at the same moment
             if isinstance(error, TimeoutError):
                 raise QueueFullError(f"the pictures could not be read within {TURN_S:g} s") from None
             raise
 
-    def give_back(self) -> None:
-        """End a turn."""
-        self._is_taken = False
+    def give_back(self, tenant: str, seconds: float) -> None:
+        """End a turn that took so long."""
+        self._used[tenant] += seconds
+        self._num_left += 1
         self._hand_on()
 
     def end(self) -> None:
@@ -64,9 +80,8 @@ class Turns:
 
     def _hand_on(self) -> None:
         waiting = [place for place in self._waiting if not place.done()]
-        if waiting and not self._is_taken:
-            place = min(waiting, key=lambda place: self._last[self._waiting[place]])  # of equals the first
-            self._num_given += 1
-            self._last[self._waiting.pop(place)] = self._num_given
-            self._is_taken = True
+        if waiting and self._num_left:
+            place = min(waiting, key=lambda place: self._used[self._waiting[place]])  # of equals the first
+            self._now = max(self._now, self._used[self._waiting.pop(place)])
+            self._num_left -= 1
             place.set_result(None)

@@ -41,7 +41,7 @@ async def read_pictures(
     unread = spans.unread
     if not unread:
         return
-    info, first = model.engine_info, unread[0][1]
+    info, first, tenant = model.engine_info, unread[0][1], tenant_of(request)
     if info.picture_token is None or model.pictures is None:
         message = f"{first.at}: the model does not take {spans.noun} of type {shown(first.type)}"
         raise UnsupportedValueError(message, param=first.at)
@@ -53,8 +53,10 @@ async def read_pictures(
         spans.leave(InvalidRequestError(fault, param=last))
     places, num_bytes, num_tokens = [source.place() for _, source in unread[:MAX_PICTURES]], 0, 0
     for (number, source), place in zip(unread, places, strict=False):
-        content = await _content(place, request, context)
-        read = await model.pictures.read(content, info.picture_token, tenant_of(request), info.dtype)
+        async with model.pictures.files.turn(tenant):
+            content = await _content(place, request, context)
+            read = await model.pictures.read(content, info.picture_token, tenant, info.dtype)
+            del content  # and not once the next one is there
         span = _span(read, model, source.at)
         num_bytes, num_tokens = num_bytes + read.made.num_bytes, num_tokens + span.num_tokens
         if num_bytes > MAX_REQUEST_BYTES:
@@ -89,9 +91,9 @@ async def _content(place: Place, request: Request, context: ServerContext) -> by
     if row is None:
         raise NotFoundError(f"{place.at}: no such file: {shown(file_id)}", param=place.at)
     check_size(row.size - 1, place.at)
-    return await context.store.run(partial(_read, context, row))
+    return await context.store.run(partial(_stored, context, row))
 
 
-def _read(context: ServerContext, row: Row) -> bytes:
+def _stored(context: ServerContext, row: Row) -> bytes:
     with open_content(context.store, row) as file:
         return file.read()

@@ -150,6 +150,7 @@ def test_a_host_that_trickles_is_left(ask: Callable[..., bytes], monkeypatch: py
         *("127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1"),
         *("224.0.0.1", "255.255.255.255", "::1", "fe80::1", "fe80::1%eth0", "fd00::1", "ff02::1", "::"),
         *("::ffff:127.0.0.1", "::ffff:8.8.8.8", "2002:7f00:1::", "64:ff9b::7f00:1"),
+        *("64:ff9b:1::7f00:1", "64:ff9b:1:abcd::808:808", "fec0::1", "::7f00:1", "::8.8.8.8"),
     ],
 )
 def test_an_address_that_is_not_public_is_never_asked(ask: Callable[..., bytes], address: str) -> None:

@@ -1,6 +1,7 @@
 """What is held of pictures is bounded in bytes and in number, shared among keys, and let go when nobody has it."""
 
 import errno
+import gc
 import os
 import resource
 
@@ -89,3 +90,57 @@ def test_what_is_kept_has_a_bound_of_its_own(pictures: HeldPictures, monkeypatch
     for i in range(3):
         hold(pictures, f"{i}")
     assert len(numbers(pictures)) == 2 and pictures.find(("a", b"0")) is None
+
+
+def test_a_key_beyond_its_share_takes_nothing_from_others(pictures: HeldPictures) -> None:
+    for i in range(3):
+        hold(pictures, f"{i}", tenant="b")
+    has = [hold(pictures, f"{i}", 15) for i in range(2)]
+    hold(pictures, "kept")
+    with pytest.raises(QueueFullError):
+        hold(pictures, "2", 45)
+    assert [pictures.find(("b", b"%d" % i)) is not None for i in range(3)] == [True] * 3
+    hold(pictures, "2", 15)  # what it keeps itself has gone first
+    assert pictures.find(("a", b"kept")) is None and pictures.find(("b", b"2")) is not None
+    hold(pictures, "3", 25)  # for which one of the others' has to go
+    assert pictures.find(("b", b"0")) is None and len(has) == 2
+
+
+def test_a_picture_that_cannot_be_kept_leaves_the_others(
+    pictures: HeldPictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "MAX_KEPT_BYTES", 20)
+    hold(pictures, "1")
+    assert hold(pictures, "2", 21).picture is not None
+    assert pictures.find(("a", b"1")) is not None and pictures.find(("a", b"2")) is None
+
+
+def test_pictures_may_go_while_room_is_looked_for(pictures: HeldPictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run at any time, also in the thread that has the lock."""
+
+    def collected(which: int) -> tuple[int, int]:
+        gc.collect()
+        return 1024, 1024
+
+    monkeypatch.setattr(resource, "getrlimit", collected)
+    for i in range(3):
+        (circle := list[object]([hold(pictures, f"{i}")])).append(circle)
+        pictures.forget()
+    del circle
+    last = hold(pictures, "last")
+    hold(pictures, "another")
+    assert (pictures._all_bytes, pictures._num_all, len(pictures._held)) == (20, 2, 2) and last.picture is not None
+
+
+def test_faults_are_remembered_for_a_while(pictures: HeldPictures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MAX_FAULTS", 2)
+    fault = ReadPicture(Made("it is damaged"), "x", None)
+    for name in (b"1", b"2", b"3"):
+        pictures.keep_fault(("a", name), fault)
+    found = [pictures.find((tenant, name)) for tenant, name in (("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"3"))]
+    assert found == [None, fault, fault, None]
+    monkeypatch.setattr(held, "FAULTS_S", -1.0)
+    pictures.keep_fault(("a", b"3"), fault)
+    assert pictures.find(("a", b"3")) is None
+    pictures.forget()
+    assert pictures.find(("a", b"2")) is None

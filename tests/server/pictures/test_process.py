@@ -98,6 +98,8 @@ def test_a_death_is_one_pictures_fault(reader: PictureProcess) -> None:
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
     assert read(reader, encoded(OTHER)).made.fault == "its reader died of it"
+    assert read(reader, encoded(OTHER)).picture is None  # it is not tried again for a while
+    reader.held.forget()
     assert read(reader, encoded(OTHER)).picture is not None
     assert reader._process is not first
 
@@ -184,13 +186,13 @@ def test_a_processor_that_cannot_be_loaded_is_not_loaded_for_each_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "FAULT_S", 1000.0)
-    made, starts, load_fault = PictureProcess(tmp_path), list[process._Process](), process._Process.load_fault
+    made, starts, load_fault = PictureProcess(tmp_path), list[process.ReaderProcess](), process.ReaderProcess.load_fault
 
-    def counted(self: process._Process) -> str | None:
+    def counted(self: process.ReaderProcess) -> str | None:
         starts.append(self)
         return load_fault(self)
 
-    monkeypatch.setattr(process._Process, "load_fault", counted)
+    monkeypatch.setattr(process.ReaderProcess, "load_fault", counted)
     for _ in range(2):
         with pytest.raises(ApiError, match="the model's processor cannot be loaded") as caught:
             read(made, encoded(LARGE))

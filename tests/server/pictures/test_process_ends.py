@@ -50,7 +50,8 @@ class FakeProcess:
 
     sign = "<image>"
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, folder: Path, *engine: Any) -> None:
+        self.engine = engine
         self.may_read, self.is_reading, self.is_alive = threading.Semaphore(0), threading.Event(), True
 
     def load_fault(self) -> None:
@@ -64,6 +65,9 @@ class FakeProcess:
 
     def shared(self, made: Made) -> int:
         return os.memfd_create("weft-test")
+
+    def empty(self) -> None:
+        """It has no memory."""
 
     def kill(self) -> None:
         self.is_alive = False
@@ -82,7 +86,7 @@ async def begun(reader: PictureProcess) -> FakeProcess:
 
 def test_what_nobody_waits_for_any_more_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the picture at hand, whose turn lasts until it is done; its memory is let go like any other."""
-    monkeypatch.setattr(process, "_Process", FakeProcess)
+    monkeypatch.setattr(process, "ReaderProcess", FakeProcess)
 
     async def run() -> None:
         reader = PictureProcess(tmp_path)
@@ -113,7 +117,7 @@ def test_what_nobody_waits_for_any_more_is_not_read(tmp_path: Path, monkeypatch:
 
 def test_who_waits_is_told_when_the_engine_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no fault of a picture. Later ones are read by another process."""
-    monkeypatch.setattr(process, "_Process", FakeProcess)
+    monkeypatch.setattr(process, "ReaderProcess", FakeProcess)
 
     async def run() -> None:
         reader = PictureProcess(tmp_path)
@@ -128,5 +132,65 @@ def test_who_waits_is_told_when_the_engine_goes(tmp_path: Path, monkeypatch: pyt
         assert second is not first
         second.may_read.release()
         assert (await later).picture is not None
+
+    asyncio.run(run())
+
+
+def test_no_process_is_started_for_an_engine_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it goes before a picture has its turn."""
+    started = list[Any]()
+    monkeypatch.setattr(process, "ReaderProcess", lambda *given: started.append(given))
+
+    async def run() -> None:
+        reader = PictureProcess(tmp_path)
+        task = asyncio.create_task(reader.read(b"0", TOKEN))
+        await asyncio.sleep(0)
+        reader.close()
+        with pytest.raises(EngineUnavailableError):
+            await task
+        assert not started
+
+    asyncio.run(run())
+
+
+def test_a_process_that_starts_while_the_engine_goes_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_start, ended = threading.Event(), threading.Event()
+
+    class Slow(FakeProcess):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            assert may_start.wait(60)
+
+        def close(self) -> None:
+            ended.set()
+
+    monkeypatch.setattr(process, "ReaderProcess", Slow)
+    monkeypatch.setattr(process, "END_S", 0.01)
+
+    async def run() -> None:
+        reader = PictureProcess(tmp_path)
+        task = asyncio.create_task(reader.read(b"0", TOKEN))
+        while not reader._lock.locked():
+            await asyncio.sleep(0.001)
+        reader.close()
+        may_start.set()
+        with pytest.raises(EngineUnavailableError):
+            await task
+        assert ended.is_set() and reader._process is None
+
+    asyncio.run(run())
+
+
+def test_another_engine_has_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ReaderProcess", FakeProcess)
+
+    async def run() -> None:
+        reader, found = PictureProcess(tmp_path), list[FakeProcess]()
+        for i, dtype in enumerate(("float32", "bfloat16", "bfloat16")):
+            task = asyncio.create_task(reader.read(b"%d" % i, TOKEN, dtype=dtype))
+            found.append(await begun(reader))
+            found[-1].may_read.release()
+            await task
+        assert [each.engine[1] for each in found] == ["float32", "bfloat16", "bfloat16"] and found[1] is found[2]
 
     asyncio.run(run())

@@ -12,6 +12,7 @@ import pytest
 from weft.engine.wire.pictures import Picture
 from weft.server.pictures.calls import Made
 from weft.server.pictures.held import ReadPicture
+from weft.server.pictures.turns import Turns
 from weft.server.task import pictures
 
 SIGN, SIGN_ID = "\x01", 1
@@ -24,8 +25,10 @@ class FakeReader:
 
     def __init__(self) -> None:
         self.read_files: list[bytes] = []
+        self.files = Turns()
 
     async def read(self, data: bytes, token_id: int, tenant: str, dtype: str) -> ReadPicture:
+        assert self.files._num_left == 0  # it has the turn before it has the file
         self.read_files.append(data)
         made = Made(None, SIGN * SIZE, SIGN, SIZE, data, num_bytes=10)
         return ReadPicture(made, SIGN, Picture(token_id, {}, data))
