@@ -12,7 +12,8 @@ from weft.engine.gguf.file import GgufError, GgufModel, GgufTensor
 from weft.engine.gguf.projector import Json, Projector, number
 from weft.engine.gguf.projectors import projector_of
 
-_KIND = re.compile(r"(?:^|-)(b?f16|f32|q\d[a-z0-9-]*)$")
+_KIND = re.compile(r"(?:^|-)(b?f16|f32|(?:ud-)?[it]?q\d[a-z0-9-]*|mxfp4[a-z0-9-]*)$")
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _KINDS = ("f16", "bf16", "q8-0", "f32")
 """Types in the order in which a file is taken."""
 _LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -27,18 +28,30 @@ def is_mmproj(name: str) -> bool:
 def choose_mmproj(names: Iterable[str], model: str) -> str | None:
     """Of the files of a folder or repository the one whose name says that it goes with a model; None: there is none.
 
-    A name that says nothing goes with every model beside it. Of several types one in 16 bits is taken.
+    A name that says nothing goes with the model beside it if there is one model, of however many types. Of several
+    types one in 16 bits is taken.
 
     Args:
         model: The name of the model's file.
     """
-    found = []
+    names, own, found = list(names), _model_of(model), []
+    is_only = all(_model_of(name) == own for name in names if _is_model(name))
     for name in filter(is_mmproj, names):
         kind = match[1] if (match := _KIND.search(base := _words(name))) else ""
         told = re.sub(r"(^|-)model$", "", _words(_KIND.sub("", base).replace("mmproj", "-")))
-        if told in _words(model):
+        whole = rf"(^|-){re.escape(told)}(?!-\d(-|$))(-|$)"  # phi-3 is not phi-3.5
+        if re.search(whole, own) if told else is_only:
             found.append((-len(told), _KINDS.index(kind) if kind in _KINDS else len(_KINDS), name))
     return min(found)[-1] if found else None
+
+
+def _is_model(name: str) -> bool:
+    return name.lower().endswith(".gguf") and not is_mmproj(name) and "imatrix" not in name.lower()
+
+
+def _model_of(name: str) -> str:
+    """The name of a model's file without its type and its part."""
+    return _KIND.sub("", _PART.sub("", _words(name)))
 
 
 def _words(name: str) -> str:

@@ -53,8 +53,11 @@ class Listing:
         wanted = [name for name in self.files if any(fnmatch(name, pattern) for pattern in patterns)]
         return [name for name in wanted if not any(fnmatch(name, pattern) for pattern in _LEFT_OUT)]
 
-    def chosen(self, tag: str | None) -> list[str]:
+    def chosen(self, tag: str | None, *, is_seeing: bool = True) -> list[str]:
         """The files of one model: those of the checkpoint, or one GGUF model with all its parts, and then what sees.
+
+        Args:
+            is_seeing: Whether what sees is wanted beside a GGUF model.
 
         Raises:
             LibraryError: There is none, or more than one that would do.
@@ -67,7 +70,7 @@ class Listing:
                 return names
         try:
             model = choose(self.files, tag)
-            beside = choose_mmproj(self.files, model[0])
+            beside = choose_mmproj(self.files, model[0]) if is_seeing else None
             return [*model, beside] if beside else model
         except GgufError as error:
             raise LibraryError(f"{self.repository}: {error}") from None
@@ -152,12 +155,20 @@ def listing(repository: str) -> Listing:
     return Listing(repository, str(info.sha), files)
 
 
-def fetch(source: OnHub, report: Report, check: Callable[[Path], None], *, is_plan: bool = False) -> Path:
+def fetch(
+    source: OnHub,
+    report: Report,
+    check: Callable[[Path], None],
+    *,
+    is_plan: bool = False,
+    is_seeing: bool = True,
+) -> Path:
     """Download what is missing of a model.
 
     Args:
         check: Called with the folder of a checkpoint before its weights are fetched; raises what speaks against it.
         is_plan: Fetch the configuration of a checkpoint alone.
+        is_seeing: Fetch what sees of a GGUF model, too.
 
     Returns:
         The folder of the checkpoint, or the first file of the GGUF model.
@@ -166,7 +177,7 @@ def fetch(source: OnHub, report: Report, check: Callable[[Path], None], *, is_pl
         LibraryError: It cannot be fetched.
     """
     found = listing(source.repository)
-    names = found.chosen(source.file)
+    names = found.chosen(source.file, is_seeing=is_seeing)
     is_gguf = names[0].lower().endswith(".gguf")
     with _locked(source.repository):
         if not is_gguf:

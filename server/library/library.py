@@ -99,6 +99,7 @@ def get(
     *,
     is_plan: bool = False,
     refresh: bool = False,
+    is_seeing: bool = True,
 ) -> Path:
     """Where a model is, after fetching what is missing.
 
@@ -107,6 +108,7 @@ def get(
         check: See `hub.fetch`.
         is_plan: A configuration will do, where there is one without the weights.
         refresh: Ask the hub for a newer version also if the model is there.
+        is_seeing: See `hub.fetch`.
 
     Raises:
         LibraryError: It is nowhere, or cannot be fetched.
@@ -118,7 +120,7 @@ def get(
         return web.fetch(source, report)
     assert isinstance(source, OnHub), "a path is found"
     try:
-        return hub.fetch(source, report, check, is_plan=is_plan)
+        return hub.fetch(source, report, check, is_plan=is_plan, is_seeing=is_seeing)
     except LibraryError:
         if not refresh and (found := hub.cached(source, None)):
             return found

@@ -120,7 +120,8 @@ def resolve(
             before_weights(folder)
 
     try:
-        found = library.get(model, report, check, is_plan=is_plan, refresh=refresh)
+        seeing = pictures or refresh  # a refresh is for settings that are not known yet
+        found = library.get(model, report, check, is_plan=is_plan, refresh=refresh, is_seeing=seeing)
     except LibraryError as error:
         raise StartError(f"{setting}: {error}") from None
     if found.is_file() or (any(found.glob("*.gguf")) and not any(found.glob("*.safetensors"))):

@@ -272,6 +272,18 @@ def test_a_damaged_file_is_named(idefics3: tuple[Path, Path], tmp_path: Path) ->
         (["a-4b.mmproj-Q8_0.gguf", "mmproj-f16.gguf"], "a-4b.Q4_K_M.gguf", "a-4b.mmproj-Q8_0.gguf"),
         (["mmproj-b-f16.gguf", "a.gguf"], "a.gguf", None),
         (["mmproj.txt", "a.gguf"], "a.gguf", None),
+        (["mmproj-F16.gguf", "a-Q8_0.gguf", "b-Q8_0.gguf"], "a-Q8_0.gguf", None),
+        (["mmproj-a-f16.gguf", "a-Q8_0.gguf", "b-Q8_0.gguf"], "a-Q8_0.gguf", "mmproj-a-f16.gguf"),
+        (
+            ["mmproj-F16.gguf", "a-4b-UD-Q4_K_XL.gguf", "a-4b-IQ2_XS.gguf", "a-4b.BF16-00001-of-00002.gguf"],
+            "a-4b.BF16-00002-of-00002.gguf",
+            "mmproj-F16.gguf",
+        ),
+        (["mmproj-F16.gguf", "a-Q8_0.gguf", "imatrix_b.gguf"], "a-Q8_0.gguf", "mmproj-F16.gguf"),
+        (["mmproj-phi-3-f16.gguf"], "phi-3-5-mini-Q8_0.gguf", None),
+        (["mmproj-phi-3-f16.gguf"], "phi-3.5-mini-Q8_0.gguf", None),
+        (["mmproj-phi-3-f16.gguf"], "Phi-3-mini-4k-Q8_0.gguf", "mmproj-phi-3-f16.gguf"),
+        (["mmproj-hi-3-f16.gguf"], "phi-3-Q8_0.gguf", None),
     ],
 )
 def test_which_file_goes_with_a_model(tmp_path: Path, names: list[str], model: str, found: str | None) -> None:

@@ -197,6 +197,12 @@ def test_what_sees_goes_with_the_last_model_of_a_repository(hub: Mirror) -> None
     assert not hub_models.repository_folder("org/m-GGUF").exists()
 
 
+def test_what_sees_is_not_fetched_where_pictures_are_not_wanted(hub: Mirror) -> None:
+    hub.repositories["org/m-GGUF"] = {"m-Q8_0.gguf": noise(40_000, 5), "mmproj-F16.gguf": noise(20_000, 7)}
+    model = library.get("org/m-GGUF", Seen(), is_seeing=False)
+    assert [each.name for each in model.parent.iterdir()] == ["m-Q8_0.gguf"]
+
+
 def test_a_model_with_a_part_missing_is_not_there(hub: Mirror) -> None:
     shards = {f"model-{index:05}-of-00002.safetensors": noise(30_000, index) for index in (1, 2)}
     hub.repositories["org/model"] = {**TOKENIZER, **shards}

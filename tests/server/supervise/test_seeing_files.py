@@ -36,7 +36,7 @@ def found(model: Path, **settings: Any) -> tuple[str, Settings]:
 
 def test_one_beside_a_model_is_used_if_pictures_are_wanted(files: Path) -> None:
     seeing, settings = found(files / "model.gguf", pictures=True, device="cpu")
-    text, blind = found(files / "model.gguf", device="cpu")
+    text, blind = found(files / "model.gguf", pictures=False, device="cpu")
     assert (seeing, text) == ("Idefics3ForConditionalGeneration", "LlamaForCausalLM")
     sizes = [read_memories(each, ["m"])["m"].weights_bytes for each in (settings, blind)]
     assert sizes[0] > sizes[1] + (256 << 20)
@@ -68,7 +68,10 @@ def test_one_that_does_not_fit_is_named(files: Path, tmp_path: Path, caplog: pyt
     ("settings", "fault"),
     [
         ({"mmproj": "none.gguf", "pictures": True}, r"^mmproj: no such file: none\.gguf$"),
-        ({"mmproj": "m.gguf"}, r"^mmproj: m\.gguf needs a GGUF file as MODEL, and the setting pictures$"),
+        (
+            {"mmproj": "m.gguf", "pictures": False},
+            r"^mmproj: m\.gguf needs a GGUF file as MODEL, and the setting pictures$",
+        ),
     ],
 )
 def test_a_setting_that_does_nothing_is_refused(files: Path, settings: dict[str, Any], fault: str) -> None:
