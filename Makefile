@@ -21,6 +21,7 @@
 #                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=real: the GGUF files of `make real` over HTTP, beside llama.cpp's server
 #                   BENCH=edits: what speculation brings to the models of `make real` on edits of code, and on prose
+#                   BENCH=pictures: what a picture costs a model that sees, beside transformers, and what text costs beside it
 #                   BENCH=quality: what every form of weights does to the demo model
 #                   BENCH=real_quality: what they do to the models of `make real`, beside transformers and llama.cpp
 #                   BENCH=simulation: what `weft simulate` predicts beside what two servers do
