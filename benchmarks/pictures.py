@@ -3,7 +3,7 @@
     python -m benchmarks.pictures --runs 5 --out benchmarks/results/pictures.json
 
 Random weights of the shapes of SmolVLM-256M in bfloat16, over HTTP. Pictures are noise of 1536 x 1536 pixels, each new,
-which become 17 tiles. The second turn of a conversation is asked with the picture and without it. transformers
+which become 17 tiles. The second turn of a conversation is answered with the picture and without it. transformers
 reads the same pictures in this process, and writes one token.
 """
 
@@ -38,7 +38,7 @@ from benchmarks.compare.workloads import Workload
 from benchmarks.long_prompt import latencies, read_stream
 from tests.picture_checkpoints import IDEFICS_TEMPLATE, tokenizer
 
-NUM_STREAMS, NUM_STREAM_TOKENS, NUM_TEXT_TOKENS = 4, 400, 128
+NUM_STREAMS, NUM_STREAM_TOKENS, NUM_TEXT_TOKENS, NUM_ANSWER_TOKENS = 4, 400, 128, 32
 VOCAB_SIZE, WIDTH, HEIGHT, TILE = 49_280, 1536, 1536, 512
 TEXT = {
     "model_type": "llama",
@@ -110,13 +110,14 @@ class Bench:
         return time.perf_counter() - began, answer["usage"]["prompt_tokens"]
 
     def conversation(self, picture: bytes | None) -> tuple[float, float, int]:
-        """Seconds of the first and of the second turn, of one token each, and tokens of the first."""
+        """Seconds of the first turn, of one token, and of the second, of some more; and tokens of the first prompt."""
         data = base64.b64encode(picture or b"").decode()
         shown = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}] if picture else []
         first = {"role": "user", "content": [*shown, {"type": "text", "text": f"{time.monotonic_ns()} {QUESTION}"}]}
         said = {"role": "assistant", "content": QUESTION}
         first_s, num_tokens = self.turn([first])
-        return first_s, self.turn([first, said, {"role": "user", "content": QUESTION}])[0], num_tokens
+        second = [first, said, {"role": "user", "content": QUESTION}]
+        return first_s, self.turn(second, NUM_ANSWER_TOKENS)[0], num_tokens
 
     def text_speed(self) -> float:
         """Tokens per second of one stream without pictures."""
