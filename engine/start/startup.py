@@ -48,8 +48,8 @@ from weft.engine.start.vector_model import find_task, read_alignment, read_vecto
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
 from weft.engine.vision.attended import AttendingEyes, most_pictures
-from weft.engine.vision.checkpoint import served_vision
-from weft.engine.vision.eyes import Eyes
+from weft.engine.vision.checkpoint import PLANNED_VALUES, served_vision
+from weft.engine.vision.eyes import Eyes, bounded
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.inputs import InputLimits
 from weft.engine.wire.machine import format_size
@@ -183,6 +183,9 @@ def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ra
     encode = load_encoder(config.model, config.device, config.dtype)
     taken = time.perf_counter() - began
     logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
+    if config.device.type == "cpu":
+        bytes_per_pixel = vision.num_encoding_values * config.dtype.itemsize / PLANNED_VALUES
+        encode = bounded(encode, bytes_per_pixel, lambda: engine_config.available_memory_bytes(config.device))
     if vision.num_attended:
         return AttendingEyes(model, encode, config.device)
     parts = model, encode, config.device, vision.embedded_id

@@ -19,13 +19,13 @@ from weft.engine.vision.families import SEEING, SeeingFamily
 from weft.engine.weights.tensor_files import CheckpointSource
 from weft.engine.wire.errors import ModelError
 from weft.engine.wire.options import EngineOptions
-from weft.engine.wire.pictures import ITEM_BYTES, Vision
+from weft.engine.wire.pictures import Vision
 
 logger = logging.getLogger(__name__)
 
 _PLAIN: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 """Types of weights that are not quantized, and of numbers of positions."""
-_PLANNED_BYTES: Final = 64 << 20
+PLANNED_VALUES: Final = 16 << 20
 """Of the largest picture, as the model reads it, that memory is planned for: 21 parts of 512 x 512 pixels. A larger one
 needs memory that is free by chance, or else is refused."""
 
@@ -76,15 +76,14 @@ def _read_vision(folder: Path, outer: Fields, family: SeeingFamily) -> Vision | 
 
 
 def _num_encoding_values(vision: Fields) -> int:
-    """Of a layer, for all patches of a picture of `_PLANNED_BYTES`, with the picture itself in two types.
+    """Of a layer, for all patches of a picture of `PLANNED_VALUES`, with the picture itself in two types.
 
     A layer has what goes into it, norms, queries, keys, values, what they make, and the parts of its feed-forward half.
     """
     width = vision.integer("embed_dim" if vision.has("embed_dim") else "hidden_size", 1152)
     inner = vision.integer("intermediate_size", 4 * width)
     patch = max(min(vision.integers("patch_size"), default=14), 1)
-    num_pixel_values = _PLANNED_BYTES // ITEM_BYTES["float32"]
-    return num_pixel_values // (3 * patch**2) * (8 * width + 3 * inner) + 3 * num_pixel_values
+    return PLANNED_VALUES // (3 * patch**2) * (8 * width + 3 * inner) + 3 * PLANNED_VALUES
 
 
 def _num_features(fields: Fields) -> int:

@@ -21,6 +21,7 @@ from weft.engine.loop.sight import Features, PictureError
 from weft.engine.parts.stacked import stack
 from weft.engine.vision.shared import values_of
 from weft.engine.vision.slices import Slices
+from weft.engine.wire.machine import format_size
 from weft.engine.wire.pictures import Picture
 
 KEPT_BYTES: Final = 256 << 20
@@ -86,6 +87,23 @@ class Eyes(Features):
             stacked.append((targets, features[:, size:]))
         stack(caches, stacked, size)
         return self._decoder.forward_embedded(hidden, positions, caches, rows)
+
+
+def bounded(encode: Encoder, bytes_per_pixel: float, free_bytes: Callable[[], int]) -> Encoder:
+    """An encoder that refuses a picture which takes more memory than is free: the system would end the process for it.
+
+    Args:
+        bytes_per_pixel: What it takes for each of the picture's values.
+    """
+
+    def encode_if_it_fits(arrays: Mapping[str, Tensor]) -> Tensor:
+        num_values = sum(array.numel() for array in arrays.values() if array.is_floating_point())
+        if (taken := int(num_values * bytes_per_pixel)) > (free := free_bytes()):
+            sizes = f"about {format_size(taken)} of memory, of which {format_size(free)} are free"
+            raise PictureError(f"a picture is too large: to encode it takes {sizes}")
+        return encode(arrays)
+
+    return encode_if_it_fits
 
 
 def tensors(picture: Picture, device: torch.device) -> dict[str, Tensor]:

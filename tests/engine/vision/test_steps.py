@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from tests.engine.runs import run
 from tests.engine.vision.test_eyes import LARGE, NUM_IDS, SMALL, TALL, asked, ids_of, num_encoded, started
 from tests.picture_checkpoints import expected, picture, write_idefics3
+from weft.engine import config as engine_config
 from weft.engine.start.model_choice import read_model
 from weft.engine.vision.eyes import tensors
 from weft.engine.wire.messages import FinishReason
@@ -135,3 +136,17 @@ def test_memory_is_planned_for_a_large_picture(checkpoint: Checkpoint) -> None:
     plan = started(checkpoint[0]).plan
     assert plan.encoding_bytes == plan.activations_bytes == num_values * 4
     assert plan.lines()[1] == "activations  341 MB, to encode a picture 341 MB"
+
+
+def test_a_picture_beyond_free_memory_is_refused_alone(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system would end the engine for it, with all its requests."""
+    folder, _ = checkpoint
+    built = started(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_config, "available_memory_bytes", lambda device: 1000)
+        outputs = run(built.engine, [asked(folder, *LAST, 1), asked(folder, *WORDS, 2)])
+    refused = outputs[1, 0]
+    assert refused.finish_reason is FinishReason.ERROR
+    assert "a picture is too large: to encode it takes about" in (refused.message or "")
+    assert [list(outputs[2, 0].token_ids)] == right(checkpoint, WORDS)
+    assert ids_of(built, asked(folder, *LAST, 3)) == right(checkpoint, LAST)

@@ -14,7 +14,6 @@ from weft.engine.kernels.torch.caches import Caches
 from weft.engine.kernels.torch.mutual_step import MutualCaches
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.layers.block import AttentionBackend
-from weft.engine.wire.pictures import Picture
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, NUM_BLOCKS = 16, 40
@@ -43,7 +42,7 @@ def expected(qkv: torch.Tensor, window: int | None, picture: range) -> torch.Ten
 
 
 def seen(batch: Batch, *targets: range) -> Batch:
-    pictures = (PictureTokens(b"", Picture(1, {}), np.array(each), 0, len(each)) for each in targets)
+    pictures = (PictureTokens(b"", np.array(each), 0) for each in targets)
     return Batch(**{name: getattr(batch, name) for name in Batch.__slots__} | {"pictures": tuple(pictures)})
 
 

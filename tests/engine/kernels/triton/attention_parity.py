@@ -30,7 +30,6 @@ from weft.engine.kernels.triton.prompts import (
     installed_libraries,
 )
 from weft.engine.layers.block import AttentionStep
-from weft.engine.wire.pictures import Picture
 
 NUM_BLOCKS = 130
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048)
@@ -261,9 +260,8 @@ def check_pictures(case: Case, device: torch.device) -> None:
     harness.fill(begun, 30)
     runs = [(begun, 20, 80), (other, 5, 25)]
     batch = harness.paged.make_batch([(begun.request, 70), (other.request, 60)])
-    picture = Picture(1, {})
     targets = np.arange(50), np.arange(75, 95)
-    tokens = tuple(PictureTokens(b"", picture, at, 0, len(at)) for at in targets)
+    tokens = tuple(PictureTokens(b"", at, 0) for at in targets)
     step = MutualCaches(frozenset({0}), device).begin(harness.backend, dataclasses.replace(batch, pictures=tokens))
     outputs = harness.attend_with(step, torch.cat((begun.qkv[30:], other.qkv)))
     for (request, first, end), found in zip(runs, outputs.split((70, 60)), strict=True):
