@@ -212,7 +212,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "speculative": "ngram",
     "itl_target_ms": 70.0,
     "deterministic": True,
-    "pictures": True,
+    "pictures": False,
     "max_num_waiting": 9,
     "stall_timeout_s": 7.5,
     "log_format": "json",

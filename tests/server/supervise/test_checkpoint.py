@@ -172,7 +172,7 @@ def test_one_model_of_a_repository_is_fetched(
             checkpoint.resolve(model)
     else:
         with contextlib.suppress(StartError):  # two copies are no parts
-            checkpoint.resolve(model)
+            checkpoint.resolve(model, pictures=True)
         assert fetched(hub) == [*chosen, "mmproj-m-Q4_K_M.gguf"]
 
 
