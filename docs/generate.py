@@ -212,6 +212,12 @@ def render_seq2seq(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_pictures(run: Path) -> str:
+    """The table of a stored run of a model that sees: medians."""
+    figures = json.loads(run.read_text(encoding="utf-8"))["figures"]
+    return "| | |\n| --- | ---: |\n" + "".join(f"| {name} | {median(each):.3g} |\n" for name, each in figures.items())
+
+
 def render_speech(run: Path) -> str:
     """The table of a stored run of speech to text: medians, and words that were written wrong."""
     sides = json.loads(run.read_text(encoding="utf-8"))["sides"]
@@ -245,6 +251,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "edits.json": partial(render_edits, ROOT / "benchmarks/results/edits.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
+    "pictures.json": partial(render_pictures, ROOT / "benchmarks/results/pictures.json"),
     "quantized.json": partial(render_files, ROOT / "benchmarks/results/quantized.json"),
     "real.json": partial(render_served, ROOT / "benchmarks/results/real.json"),
     "real-bf16.json": partial(render_served, ROOT / "benchmarks/results/real-bf16.json"),
