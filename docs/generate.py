@@ -215,7 +215,9 @@ def render_seq2seq(run: Path) -> str:
 def render_pictures(run: Path) -> str:
     """The table of a stored run of a model that sees: medians."""
     figures = json.loads(run.read_text(encoding="utf-8"))["figures"]
-    return "| | |\n| --- | ---: |\n" + "".join(f"| {name} | {median(each):.3g} |\n" for name, each in figures.items())
+    return "| | |\n| --- | ---: |\n" + "".join(
+        f"| {name} | {f'{m:,.0f}' if (m := median(each)) > 99 else f'{m:.3g}'} |\n" for name, each in figures.items()
+    )
 
 
 def render_speech(run: Path) -> str:
