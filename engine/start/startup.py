@@ -4,7 +4,6 @@ The order matters. Weights are loaded first. Then a step is measured, and the KV
 """
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from weft.engine.loop.output_collector import ForcedTokens
 from weft.engine.loop.sight import Sight
 from weft.engine.lora.adapters import Adapters
 from weft.engine.memory_plan import MemoryPlan
-from weft.engine.ranks.ranked_runner import RankedEyes, RankedRunner
+from weft.engine.ranks.ranked_runner import RankedRunner
 from weft.engine.ranks.ranks import Ranks, share_cores
 from weft.engine.runner.cuda_graphs import StepGraphs
 from weft.engine.runner.model_runner import LaunchedStep, ModelRunner
@@ -42,16 +41,14 @@ from weft.engine.schedule.speculator import Drafter
 from weft.engine.schedule.step_cost import StepCostModel
 from weft.engine.start.draft_head import find_draft, make_head, read_served
 from weft.engine.start.draft_model import DraftCheckpoint, DraftModel, SmallSteps
+from weft.engine.start.eyes import input_limits, load_eyes
 from weft.engine.start.model_choice import load_planned, plan_model, weights_note
 from weft.engine.start.sizes import find_sizes
 from weft.engine.start.vector_model import find_task, read_alignment, read_vector_model
 from weft.engine.start.warm_up import plan_memory, record_graphs, warm_up
 from weft.engine.tune.components import tune_kernels, tuner_for
-from weft.engine.vision.attended import AttendingEyes, most_pictures
-from weft.engine.vision.checkpoint import PLANNED_VALUES, served_vision
-from weft.engine.vision.eyes import Eyes, bounded
+from weft.engine.vision.eyes import Eyes
 from weft.engine.wire.errors import ModelError
-from weft.engine.wire.inputs import InputLimits
 from weft.engine.wire.machine import format_size
 from weft.engine.wire.messages import EngineInfo, EngineOptions
 
@@ -108,7 +105,7 @@ def start(
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    eyes = _eyes(model, model_config, config, ranks)
+    eyes = load_eyes(model, model_config, config, ranks)
     plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     sizes, scales = (plan.num_blocks, config, model_config.num_heads, plan.num_states), chosen.kv_scales(config.model)
@@ -133,7 +130,7 @@ def start(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
-        input_limits=_input_limits(plan, model_config, config),
+        input_limits=input_limits(plan, model_config, config),
         max_loras=options.max_loras,
         lora_modules_to_save=options.lora_modules_to_save,
         eos_token_ids=model_config.eos_token_ids,
@@ -165,41 +162,6 @@ def _runner(
     if isinstance(means, Ranks):
         return RankedRunner(means, *parts, adapters, eyes, overlap=config.overlap)
     return ModelRunner(*parts, means, adapters, eyes)
-
-
-def _eyes(model: LoadedModel, model_config: ModelFacts, config: EngineConfig, ranks: Ranks | None) -> Eyes | None:
-    """What sees pictures; None if only text is served."""
-    if (vision := served_vision(model_config.vision, config.options)) is None or not isinstance(model, Decoder):
-        if model_config.vision:
-            needs = "the setting pictures, Pillow (the extra weft[images]), one stage, and no random weights"
-            needs += "; Llama 3.2: one rank, neither max_loras nor deterministic" * bool(
-                model_config.vision.num_attended
-            )
-            logger.warning("only text is served: pictures need %s", needs)
-        return None
-    from weft.engine.fallback.vision import load_encoder  # imports transformers
-
-    began = time.perf_counter()
-    encode = load_encoder(config.model, config.device, config.dtype)
-    taken = time.perf_counter() - began
-    logger.info("pictures are read; %d weights that see were loaded in %.1f s", vision.num_values, taken)
-    if config.device.type == "cpu":
-        bytes_per_pixel = vision.num_encoding_values * config.dtype.itemsize / PLANNED_VALUES
-        encode = bounded(encode, bytes_per_pixel, lambda: engine_config.available_memory_bytes(config.device))
-    if vision.num_attended:
-        return AttendingEyes(model, encode, config.device)
-    parts = model, encode, config.device, vision.embedded_id
-    return RankedEyes(ranks, *parts) if ranks else Eyes(*parts)
-
-
-def _input_limits(plan: MemoryPlan, model_config: ModelFacts, config: EngineConfig) -> InputLimits:
-    vision = served_vision(model_config.vision, config.options)
-    limits = plan.input_limits(model_config)
-    if vision is None:
-        return limits
-    most = most_pictures(config.device) if vision.num_attended else 0
-    token_id, longest = vision.token_id, model_config.num_mutual
-    return replace_fields(limits, picture_token=token_id, longest_picture=longest, max_attended=most)
 
 
 def _grammars(config: EngineConfig, model_config: ModelFacts) -> PendingGrammars:
@@ -365,7 +327,7 @@ def _drafters(config: EngineConfig, can_draft: bool, draft: DraftCheckpoint | No
 def _info(
     epoch: str, model_config: ModelFacts, config: EngineConfig, plan: MemoryPlan, attention: str, num_threads: int
 ) -> EngineInfo:
-    limits = _input_limits(plan, model_config, config)
+    limits = input_limits(plan, model_config, config)
     return EngineInfo(
         epoch=epoch,
         architecture=model_config.architecture,

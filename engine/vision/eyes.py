@@ -17,7 +17,7 @@ from typing_extensions import override
 from weft.engine.batch_inputs import PictureTokens
 from weft.engine.device import to_device
 from weft.engine.layers.block import Decoder, StepCaches
-from weft.engine.loop.sight import Features, PictureError
+from weft.engine.loop.sight import Features, Part, PictureError
 from weft.engine.parts.stacked import stack
 from weft.engine.vision.shared import values_of
 from weft.engine.vision.slices import Slices
@@ -43,7 +43,7 @@ class Eyes(Features):
         self._num_threads = torch.get_num_threads()  # of which kernels leave torch a single one later
 
     @override
-    def encode(self, key: bytes, picture: Picture, num_features: int) -> Iterator[tuple[int, float] | None]:
+    def encode(self, key: bytes, picture: Picture, num_features: int) -> Iterator[Part]:
         slices = Slices(partial(self._features, picture), self._num_threads)
         while not slices.go_on():
             yield None
