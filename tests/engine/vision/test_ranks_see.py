@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.engine.ranks.test_ranks import ForkedRank, keep_threads
+from tests.engine.vision import test_mutual as mutual
 from tests.engine.vision.test_axes import PROMPTS
 from tests.engine.vision.test_axes import Checkpoint as OnAxes
 from tests.engine.vision.test_eyes import LARGE, NUM_IDS, SMALL, TALL, asked, ids_of, num_encoded, started
+from tests.gemma_picture_checkpoints import WRITERS as GEMMAS
 from tests.picture_checkpoints import expected, write_idefics3
 from weft.engine.vision.checkpoint import served_vision
 from weft.engine.wire.messages import EngineOptions
@@ -53,3 +55,15 @@ def test_every_rank_counts_on_axes_and_adds_stacked_features(
 def test_stages_read_only_text() -> None:
     options = EngineOptions(model="m", pictures=True, pipeline_parallel_size=2)
     assert served_vision(Vision(5, 1), options) is None
+
+
+@pytest.mark.parametrize("name", sorted(GEMMAS))
+def test_pictures_see_both_ways_on_every_rank(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
+    model, (prompt, *_) = GEMMAS[name](tmp_path), mutual.PROMPTS.values()
+    built = mutual.started(tmp_path, tensor_parallel_size=2)
+    try:
+        found = mutual.ids_of(built, mutual.asked(tmp_path, *prompt, 1))
+        assert found == [mutual.theirs((tmp_path, model), *prompt)]
+    finally:
+        built.engine._executor.close()  # type: ignore[attr-defined]
